@@ -46,7 +46,7 @@ from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
 from value_aware_attention.measurement.measure import weights_hash
-from value_aware_attention.measurement.task import Task
+from value_aware_attention.measurement.task import Task, plain
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
 from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject
@@ -424,7 +424,7 @@ def layer_numbers(calls: Any) -> list[float]:
     measured = (
         skewness(calls[0]),
         asdict(skewness_gap(calls[:1], rows=1, search="fast")),
-        layer_errors(calls[0], rows=1, search="fast").plain(),
+        plain(layer_errors(calls[0], rows=1, search="fast")),
     )
     return numbers([*measured, picture.tolist()])
 

@@ -23,15 +23,16 @@ from transformers import (
     CLIPModel,
     DebertaV2Config,
     DebertaV2Model,
+    PreTrainedTokenizerFast,
     ViTConfig,
     ViTModel,
 )
 
-from value_aware_attention import approximations, kernels, probe
+from value_aware_attention import kernels, probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.headline import headline
-from value_aware_attention.measurement.task import Task, UnitSums, joined
+from value_aware_attention.measurement.task import Task, UnitSums
 from value_aware_attention.measurement.terminal import cache_table
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
@@ -79,19 +80,6 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
     assert found.headline.startswith(f"On {name} at 16 tokens, ")
     assert "4 value-aware keys match" in found.headline
     assert Record.from_json(record.to_json()) == record
-
-
-def test_the_end_metric_of_a_cell_is_that_of_the_replaced_model() -> None:
-    record = probed("roberta", methods={"one": lambda r, layer: approximations.SlidingWindow(r)})
-    cell = next(c for c in record.record.cells if c.parameters == {"r": 4})
-    task, _ = probe.window_task(
-        model("roberta"), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0,
-        draw=False,
-    )  # fmt: skip
-    window = approximations.SlidingWindow(4)
-    sums = joined([task.run(lambda layer: window, part) for part in range(2)])
-    assert cell.unit_totals == tuple(sums.totals)
-    assert cell.value == pytest.approx(100 * sums.mean())
 
 
 def test_a_stopped_probe_goes_on_where_it_was(
@@ -145,13 +133,12 @@ def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
 
 
 def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
-    shown: list[str] = []
-    probe = probed(show=shown.append)
-    assert "\n".join([*shown[1:], "", probe.headline]) == str(probe)
-    assert re.match(r"about \d+ seconds, \d\.\d GiB: 2 windows of 16 tokens, 2 layers of", shown[0])
-    needed = probe.keys_needed(0.05, layer=1)
+    lines: list[str] = []
+    report = probed(show=lines.append)
+    assert "\n".join([*lines, "", report.headline]) == str(report)
+    needed = report.keys_needed(0.05, layer=1)
     assert needed["optimal_v_aware"] <= needed["optimal_v_oblivious"] <= LENGTH
-    assert needed != probe.keys_needed(0.01, layer=1)
+    assert needed != report.keys_needed(0.01, layer=1)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +162,6 @@ def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
 def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         probed(name, **options)
-    if {*options} <= {"sizes", "rows", "search", "length", "windows"}:
-        with pytest.raises(ValueError, match=named):
-            probe.estimate(model(name), tokenizer(), TEXT, **{**QUICK, **options})
 
 
 @pytest.mark.parametrize(
@@ -212,18 +196,6 @@ def test_of_a_model_with_a_head_for_labels_the_encoder_is_measured(build: Callab
     assert found.cells == own.cells and found.metric == "cosine"
 
 
-def test_a_tokenizer_whose_mask_token_the_model_lacks_is_another_models() -> None:
-    larger = tokenizer()
-    larger.add_special_tokens({"mask_token": "[NEW]"})
-    with pytest.raises(ValueError, match=r"gives token \d+, the model knows \d+: it is another"):
-        probe.probe(model("roberta"), larger, TEXT, **QUICK)
-
-
-def test_a_masked_model_needs_a_token_that_can_be_hidden() -> None:
-    with pytest.raises(ValueError, match="no token of the text can be hidden"):
-        probe.probe(model("roberta"), tokenizer(), "unheard " * 100, **QUICK)
-
-
 @pytest.mark.parametrize("name", ["roberta", *slow("llama", "bert")])
 def test_one_window_has_no_intervals_and_a_page(name: str, tmp_path: Path) -> None:
     found = probed(name, windows=1, control=True, sizes=[1, 4])
@@ -248,23 +220,27 @@ def test_budgets_are_those_of_a_measured_share() -> None:
         found.keys_needed(0.05, layer=2)
 
 
-def test_models_that_cannot_be_measured_are_refused() -> None:
-    with pytest.raises(ValueError, match="float16 on a CPU"):
-        probe.probe(model("bert").half(), tokenizer(), TEXT, **QUICK)
+def with_other_mask() -> PreTrainedTokenizerFast:
+    larger = tokenizer()
+    larger.add_special_tokens({"mask_token": "[NEW]"})
+    return larger
+
+
+def deberta() -> DebertaV2Model:
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    deberta = DebertaV2Model(DebertaV2Config(**small, intermediate_size=16, vocab_size=VOCABULARY))
-    with pytest.raises(ValueError, match="DebertaV2Model has no attention"):
-        probe.probe(deberta, tokenizer(), TEXT, **QUICK)
-    few = CausalLanguageModel(
+    config = DebertaV2Config(**small, intermediate_size=16, vocab_size=VOCABULARY)
+    return DebertaV2Model(config)
+
+
+def of_few_tokens() -> CausalLanguageModel:
+    return CausalLanguageModel(
         vocabulary_size=20, layers=1, width=8, heads=1, feedforward=8, kernel=kernels.Elu(),
         dropout=0.0,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="the model knows 20: it is another model's"):
-        probe.probe(few, tokenizer(), TEXT, **QUICK)
 
 
 @pytest.mark.parametrize(
-    ("made", "named"),
+    ("made", "line"),
     [
         (lambda: "bert", "model is a str"),
         (lambda: BertModel, "model is a type"),
@@ -274,31 +250,34 @@ def test_models_that_cannot_be_measured_are_refused() -> None:
             lambda: CLIPModel(CLIPConfig(text_config=SMALL, vision_config=SMALL)),
             "CLIPModel reads no",
         ),
+        (lambda: model("bert").half(), "float16 on a CPU"),
+        (deberta, "DebertaV2Model has no attention"),
+        (of_few_tokens, "the model knows 20: it is another model's"),
     ],
 )
-def test_what_is_no_model_of_text_is_refused(made: Callable, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        probe.probe(made(), tokenizer(), TEXT, **QUICK)
-    with pytest.raises(ValueError, match=named):
-        probe.probe_caches(made(), tokenizer(), TEXT, windows=2, length=LENGTH)
+def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -> None:
+    for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=LENGTH)):
+        with pytest.raises(ValueError, match=line):
+            call(made(), tokenizer(), TEXT)
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("made", "text", "line"),
     [
-        (None, "text is None; give a string, or several"),
-        (Path("a.txt"), "text is of type PosixPath; give a string, or several"),
-        (["a", 2], "text holds one 2; give strings"),
+        (tokenizer, None, "text is None; give a string, or several"),
+        (tokenizer, Path("a.txt"), "text is of type PosixPath; give a string, or several"),
+        (tokenizer, ["a", 2], "text holds one 2; give strings"),
+        (tokenizer, "unheard " * 100, "no token of the text can be hidden"),
+        (with_other_mask, TEXT, r"gives token \d+, the model knows \d+: it is another"),
+        (lambda: None, TEXT, "tokenizer is a NoneType"),
     ],
 )
-def test_a_text_is_no_file(text: object, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        probe.probe(model("bert"), tokenizer(), text, **QUICK)
+def test_texts_that_cannot_be_read_are_refused(made: Callable, text: object, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        probe.probe(model("roberta"), made(), text, **QUICK)
 
 
-def test_a_tokenizer_is_asked_for_and_a_causal_model_needs_two_tokens() -> None:
-    with pytest.raises(ValueError, match="tokenizer is a NoneType"):
-        probe.probe(model("bert"), None, TEXT, **QUICK)
+def test_a_causal_model_needs_two_tokens() -> None:
     bare = tokenizer(closes=False)
     with pytest.raises(ValueError, match=r"length is 1; a causal model .* at least 2"):
         probe.probe(model("gpt2"), bare, TEXT, **{**QUICK, "length": 1})
@@ -351,7 +330,6 @@ def test_a_perplexity_that_no_float_holds_is_told_as_the_largest(size: float) ->
     ("call", "wrong"),
     [
         (partial(probe.probe, **FEW), {"sizes": [99]}),
-        (partial(probe.estimate, windows=1, length=LENGTH, rows=4), {"sizes": [99]}),
         (partial(probe.probe_caches, windows=1, length=LENGTH), {"methods": {"none": str}}),
     ],
 )
@@ -435,35 +413,39 @@ def run(folder: Path, command: str, root: Path) -> None:
         import_module("pipelines.probe").main()
 
 
+def written(root: Path, name: str) -> tuple[str, Record]:
+    """Reads the page and the record of a probe."""
+    folder = root / "outputs/smoke/probe" / name
+    return (folder / "index.html").read_text(), Record.from_json(
+        (folder / "record.json").read_text()
+    )
+
+
 def test_the_app_writes_a_page_with_everything_it_names(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(folder, "model={roberta} text={text.txt} probe.control=true", tmp_path)
-    written = tmp_path / "outputs/smoke/probe/roberta"
-    page = (written / "index.html").read_text()
-    text = (written / "record.json").read_text()
-    record = Record.from_json(text)
+    page, record = written(tmp_path, "roberta")
+    folder = tmp_path / "outputs/smoke/probe/roberta"
     printed = capsys.readouterr().out
-    assert headline(record) in printed and str(written / "index.html") in printed
-    assert record.architecture == "RobertaForMaskedLM" and record.metric == "error"
-    assert record.run_on.versions and str(tmp_path) not in text
+    assert headline(record) in printed and str(folder / "index.html") in printed
+    assert record.run_on.versions and str(tmp_path) not in record.to_json()
     assert not list(tmp_path.rglob("*.partial"))
     names = ("model_error_by_head.png", "model_keys_by_head.png", "model_layers.csv", "heads.csv")
-    assert all((written / name).stat().st_size for name in names)
-    assert str(escape(headline(record))) in page and "With random weights they match" in page
-    assert record.control and 'id="model_control"' in page
+    assert all((folder / name).stat().st_size for name in names)
+    assert str(escape(headline(record))) in page and 'id="model_control"' in page
 
 
 def test_what_a_cache_loses_is_printed_and_a_section_of_the_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(folder, "model={roberta} text={text.txt} caches=true probe.sizes=[1]", tmp_path)
-    written = tmp_path / "outputs/smoke/probe/roberta"
-    record = CacheRecord.from_json((written / "caches.json").read_text())
+    folder = tmp_path / "outputs/smoke/probe/roberta"
+    record = CacheRecord.from_json((folder / "caches.json").read_text())
     assert "\n".join(cache_table(record)) in capsys.readouterr().out
     assert {cell.method for cell in record.cells} == set(probe.default_cache_methods())
     assert {cell.r for cell in record.cells} == {2, 4} and record.prefix is None
-    page = (written / "index.html").read_text()
+    page, _ = written(tmp_path, "roberta")
     assert 'id="cache_gaps"' in page and 'id="cache_methods_4"' in page
 
 
@@ -494,7 +476,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
     given = " tokenizer={gpt2}" if name.startswith("our") else ""
     run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)
-    record = Record.from_json((tmp_path / f"outputs/smoke/probe/{name}/record.json").read_text())
+    _, record = written(tmp_path, name)
     metric = {"bert": "cosine", "our_masked": "error"}.get(name, "perplexity")
     assert record.metric == metric
     assert {cell.parameters["r"] for cell in record.cells[1:]} == {1, 9}
@@ -512,7 +494,7 @@ def test_a_text_may_be_a_data_set(
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
     run(folder, f'model={{bert}} text="hub:{{texts}}{given}" probe.sizes=[1]', tmp_path)
-    record = Record.from_json((tmp_path / "outputs/smoke/probe/bert/record.json").read_text())
+    _, record = written(tmp_path, "bert")
     assert record.text.tokens == texts * len(TEXT.split())
 
 
@@ -525,7 +507,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     assert "warning" not in capsys.readouterr().err
     run(folder, command + "polynomial probe.name=other", tmp_path)
     assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
-    page = (tmp_path / "outputs/smoke/probe/other/index.html").read_text()
+    page, _ = written(tmp_path, "other")
     assert "post hoc" in page and "polynomial kernel" in page
     with pytest.raises(SystemExit, match="caches=true measures the model's own kernel"):
         run(folder, command + "polynomial probe.name=other caches=true", tmp_path)

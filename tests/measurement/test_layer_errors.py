@@ -20,7 +20,7 @@ from value_aware_attention.measurement.layers import (
 )
 from value_aware_attention.measurement.record import OBLIVIOUS, SHARES, OutputError, ratio_of_sums
 from value_aware_attention.measurement.recorded import sample_rows
-from value_aware_attention.measurement.task import joined
+from value_aware_attention.measurement.task import arrays, joined, plain
 
 HEADS, KEYS, DIM = 3, 10, 4
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]
@@ -109,7 +109,7 @@ def test_windows_measured_apart_are_as_windows_measured_together() -> None:
     together = layer_errors(Call.joined(calls), rows=KEYS, search="fast")
     for name, path in together.paths.items():
         np.testing.assert_allclose(apart.paths[name], path, rtol=1e-9, atol=1e-14)
-    again = LayerErrors.of_plain(json.loads(json.dumps(apart.plain())))
+    again = LayerErrors(**arrays(json.loads(json.dumps(plain(apart)))))
     assert record([again]) == record([apart])
 
 

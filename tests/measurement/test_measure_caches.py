@@ -12,7 +12,7 @@ from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import caches as measuring
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
-from value_aware_attention.measurement.caches import _Part, cache_settings, measure_caches
+from value_aware_attention.measurement.caches import _Result, cache_settings, measure_caches
 from value_aware_attention.measurement.record import ratio_of_sums
 from value_aware_attention.measurement.recorded import ExactRows
 
@@ -215,11 +215,11 @@ def test_methods_observe_in_ways_and_with_options_of_their_own() -> None:
     assert [one.after.sinks for one in found] == [2, 2, 2, 0]
 
 
-def part(errors: np.ndarray, norm: np.ndarray) -> _Part:
+def part(errors: np.ndarray, norm: np.ndarray) -> _Result:
     """Builds measurements (units, layers, heads) with one end metric."""
     one = {"kl": np.ones(len(norm))}
     seconds = np.ones(1)
-    return _Part(
+    return _Result(
         np.zeros(len(norm), dtype=int),
         norm,
         {"method": errors},
@@ -229,6 +229,7 @@ def part(errors: np.ndarray, norm: np.ndarray) -> _Part:
         seconds,
         seconds,
         1.0,
+        (1, 1, 1, 1, 1),
     )
 
 

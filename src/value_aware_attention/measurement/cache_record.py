@@ -71,11 +71,9 @@ class CacheGaps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheRecord(JsonRecord):
-    """Cache methods measured on one model and task."""
+class ModelRecord(JsonRecord):
+    """A model and the texts of a task, on which caches were measured."""
 
-    version: ClassVar[int] = 4
-    made_by: ClassVar[str] = "make caches"
     model: str
     task: str
     description: str
@@ -83,10 +81,19 @@ class CacheRecord(JsonRecord):
     prefix: int | None
     """Keys that are chosen from; None: all keys of an encoder"""
     length: int
-    seeds: tuple[int, ...]
-    """The seed that each unit was drawn by"""
     layers: int
     key_value_heads: int
+    run_on: RunOn
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRecord(ModelRecord):
+    """Cache methods measured on one model and task."""
+
+    version: ClassVar[int] = 4
+    made_by: ClassVar[str] = "make caches"
+    seeds: tuple[int, ...]
+    """The seed that each unit was drawn by"""
     query_heads: int
     head_dim: int
     exact: Mapping[str, Estimate]
@@ -95,7 +102,6 @@ class CacheRecord(JsonRecord):
     prefill_seconds: float
     """Time of exact attention over the keys that are chosen from, for the queries of a key-value
     head that read them; what `CacheCell.seconds` is compared with"""
-    run_on: RunOn
     gaps: tuple[CacheGaps, ...] = ()
     scale: str = ""
     hashes: Mapping[str, str] = field(default_factory=dict)
@@ -153,22 +159,14 @@ class DecodingCell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingRecord(JsonRecord):
+class DecodingRecord(ModelRecord):
     """Compressed caches measured while one model decodes; the first cell has the full cache."""
 
     version: ClassVar[int] = 1
     made_by: ClassVar[str] = "python -m pipelines.decode"
-    model: str
-    task: str
-    description: str
-    kernel: str
     prefix: int
-    length: int
     units: int
-    layers: int
-    key_value_heads: int
     cells: tuple[DecodingCell, ...]
-    run_on: RunOn
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""

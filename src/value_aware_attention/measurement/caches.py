@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, kl_div
-from tqdm import tqdm
 
 from value_aware_attention.attention import attention
 from value_aware_attention.caches import (
@@ -31,11 +29,11 @@ from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
+from value_aware_attention.measurement.estimate import Array, Estimate, estimate, mean
 from value_aware_attention.measurement.layers import POOLS
-from value_aware_attention.measurement.record import Estimate, estimate
 from value_aware_attention.measurement.recorded import ExactRows
-from value_aware_attention.measurement.run_on import run_on
-from value_aware_attention.measurement.task import Task, Text, joined
+from value_aware_attention.measurement.run_on import run_on, seconds_now
+from value_aware_attention.measurement.task import Task, Text, measured_by_text
 from value_aware_attention.measurement.windows import vocabulary_size
 
 MOST = {"accuracy": 1.0, "exact_match": 1.0, "cosine_distance": 2.0}
@@ -51,7 +49,6 @@ GAPS: Mapping[str, tuple[str, str]] = {
     "weights": ("served", "refitted"),
 }
 """Each gap as a ratio of two errors"""
-Array = NDArray[np.float64]
 
 
 @torch.inference_mode()
@@ -68,26 +65,25 @@ def alone_errors(measured: ExactRows, like: AfterPrefix) -> Float[Tensor, "B H"]
     return errors.double().reshape(measured.call.query.shape[:2])
 
 
-def _by_query(seen: Observed) -> Observed:
+def _by_query(observed: Observed) -> Observed:
     """Gives every observed query a cache of its own."""
-    count = seen.query[..., 0].flatten(-2).shape[-1]
+    rows = (*observed.batch, observed.query[..., 0].flatten(-2).shape[-1])
+    visible, beside = observed.visible, observed.beside
 
     def apart(x: Tensor) -> Tensor:  # (*batch, G, W, .) -> (*batch, G W, 1, 1, .)
         return x.flatten(-3, -2)[..., None, None, :]
 
     def of_keys(x: Tensor | None) -> Tensor | None:  # (*batch, M) -> (*batch, G W, M)
-        return None if x is None else x.expand(*seen.batch, -1)[..., None, :].expand(*rows, -1)
+        return None if x is None else x.expand(*observed.batch, -1)[..., None, :].expand(*rows, -1)
 
-    rows = (*seen.batch, count)
-    visible, beside = seen.visible, seen.beside
     return replace(
-        seen,
-        query=apart(seen.query),
-        key=seen.key[..., None, :, :].expand(*rows, -1, -1),
-        value=seen.value[..., None, :, :].expand(*rows, -1, -1),
-        visible=None if visible is None else apart(visible.expand(seen.log_similarity.shape)),
-        protected=of_keys(seen.protected),
-        available=of_keys(seen.available),
+        observed,
+        query=apart(observed.query),
+        key=observed.key[..., None, :, :].expand(*rows, -1, -1),
+        value=observed.value[..., None, :, :].expand(*rows, -1, -1),
+        visible=None if visible is None else apart(visible.expand(observed.log_similarity.shape)),
+        protected=of_keys(observed.protected),
+        available=of_keys(observed.available),
         beside=None if beside is None else beside.rearranged(apart),
         projection=None,
         positions=None,
@@ -103,11 +99,11 @@ def gaps(errors: Mapping[str, Array], **setting: Any) -> Iterator[CacheGaps]:
         pooled = {name: error.sum(axis=axes) for name, error in errors.items()}
         for place in np.ndindex(pooled["method"].shape[1:]):
             layer, head = (*place, None, None)[:2]
-            found: dict[str, Any] = {
+            ratios: dict[str, Any] = {
                 gap: estimate(pooled[above][:, *place], pooled[below][:, *place], least=0.0)
                 for gap, (above, below) in GAPS.items()
             }
-            yield CacheGaps(**setting, layer=layer, head=head, **found)
+            yield CacheGaps(**setting, layer=layer, head=head, **ratios)
 
 
 SERVED = 64
@@ -126,6 +122,9 @@ class CacheSetting:
     """The heads that share their keys, or a profile's name; empty: every head keeps r"""
     gaps: bool = False
     """True: its four gaps are measured, by layer and head."""
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.observed} r={self.r}"
 
     @property
     def named(self) -> dict[str, Any]:
@@ -154,22 +153,23 @@ def cache_settings(
     alike whatever the queries is listed once, as observing "nothing". `pools` adds a method with
     other budgets, "layer", "model" or the name of one of `profiles`, each with its ways.
     """
-    found, words = [], {look.split()[0] for look in observed}
+    settings, words = [], {way.split()[0] for way in observed}
     for r, (name, build) in product(sizes, methods.items()):
-        method, own = build(r), (after or {}).get(name, {})
-        given = {key: round(x * r) if isinstance(x, float) else x for key, x in own.items()}
-        every = {"": (only or {}).get(name, observed)} | dict((pools or {}).get(name, {}))
-        for pool, ways in every.items():
-            looks = [one for one in ways if one.split()[0] in words]
+        method = build(r)
+        shares = (after or {}).get(name, {})
+        counts = {key: round(x * r) if isinstance(x, float) else x for key, x in shares.items()}
+        budgets = {"": (only or {}).get(name, observed)} | dict((pools or {}).get(name, {}))
+        for pool, ways in budgets.items():
+            looks = [way for way in ways if way.split()[0] in words]
             budget = {"pool": (profiles or {}).get(pool, pool)} if pool else {}
             for look in looks if method.observes else looks[:1]:
                 word, _, rows = look.partition(" ")
-                way = {"observed": word, **({"rows": int(rows)} if rows else {})}
+                way = {"observed": word} | ({"rows": int(rows)} if rows else {})
                 label = word if method.observes else "nothing"
-                placed = AfterPrefix(method, **options | given | way | budget)
-                gaps = name in gaps_of and not pool
-                found.append(CacheSetting(name, label, r, placed, pool, gaps))
-    return found
+                placed = AfterPrefix(method, **options | counts | way | budget)
+                has_gaps = name in gaps_of and not pool
+                settings.append(CacheSetting(name, label, r, placed, pool, has_gaps))
+    return settings
 
 
 @torch.inference_mode()
@@ -197,64 +197,45 @@ def measure_caches(
         raise ValueError("the settings differ in rows, which of an encoder are not served")
     if first.prefix is None and any(s.after.observed == "last" for s in settings):
         raise ValueError("observed is 'last'; of an encoder it must be noncausal or hindsight")
-    parts, exact = _measured(task, settings, progress)
-    call, pairs = exact.measured_on[0].call, list(zip(parts, settings, strict=True))
+    results = measured_by_text(
+        task, settings, lambda text: partial(_measured, _Exact.of(task, text, settings)), progress
+    )
+    pairs, units = list(zip(results, settings, strict=True)), results[0]
+    _, key_value_heads, groups, length, head_dim = units.shape
     return CacheRecord(
         model=model_name,
         task=task_name,
         description=description,
         kernel=type(own_kernel(task.model)).__name__.lower(),
         prefix=first.prefix,
-        length=call.query.shape[-2],
-        seeds=tuple(parts[0].seeds.tolist()),
-        layers=len(exact.measured_on),
-        key_value_heads=call.query.shape[1],
-        query_heads=call.query.shape[1] * call.query.shape[2],
-        head_dim=call.query.shape[-1],
-        exact=_estimates(parts[0].exact),
-        prefill_seconds=float(np.median([part.prefill for part in parts])),
-        cells=tuple(part.cell(setting) for part, setting in pairs),
-        gaps=tuple(found for part, setting in pairs for found in part.gaps(setting)),
-        run_on=run_on(call.query.device.type),
+        length=length,
+        seeds=tuple(units.seeds.tolist()),
+        layers=units.norm.shape[1],
+        key_value_heads=key_value_heads,
+        query_heads=key_value_heads * groups,
+        head_dim=head_dim,
+        exact=_estimates(units.exact),
+        prefill_seconds=float(np.median([result.prefill for result in results])),
+        cells=tuple(result.cell(setting) for result, setting in pairs),
+        gaps=tuple(gap for result, setting in pairs for gap in result.gaps(setting)),
+        run_on=run_on(task.device.type),
     )
 
 
-def _measured(
-    task: Task, settings: Sequence[CacheSetting], progress: bool
-) -> tuple[list["_Part"], "_ExactPart"]:
-    """Measures every setting on all parts; returns the last part of the exact model too."""
-    found: list[list[_Part]] = []
-    work = task.parts * len(settings)
-    with tqdm(total=work, disable=None if progress else True, leave=False) as bar:
-        for part in range(task.parts):
-            exact = _ExactPart.of(task, part, settings)
-            found.append([])
-            for setting in settings:
-                bar.set_postfix_str(f"{setting.method} {setting.observed} r={setting.r}")
-                found[-1].append(exact.measured(setting))
-                bar.update()
-    return [joined(of_setting) for of_setting in zip(*found, strict=True)], exact
-
-
 @dataclass(frozen=True)
-class _Part:
+class _Result:
     """Holds the measurements of one setting on some units."""
 
     seeds: NDArray[np.int64]
-    norm: Array
-    """||o||^2 (units, layers, heads)"""
-    errors: Mapping[str, Array]
-    """"method", and the references where gaps are measured: (units, layers, heads)"""
-    ends: Mapping[str, Array]
-    """By name (units)"""
-    exact: Mapping[str, Array]
-    keys: Array
-    """Keys kept (units, layers, heads)"""
-    seconds: Array
-    """Time of a choice (parts)"""
-    prefill: Array
-    """Time of exact attention over the keys that are chosen from (parts)"""
+    norm: Array  # ||o||^2 (units, layers, heads)
+    errors: Mapping[str, Array]  # of "method", and of `REFERENCES` for gaps: as `norm`
+    ends: Mapping[str, Array]  # end metrics by name (units)
+    exact: Mapping[str, Array]  # those of the exact model
+    keys: Array  # kept (units, layers, heads)
+    seconds: Array  # of a choice (texts)
+    prefill: Array  # seconds of exact attention over the keys that are chosen from (texts)
     multiply_adds: float
+    shape: Sequence[int]  # of queries: texts, key-value heads, query heads of each, positions, D
 
     def cell(self, setting: CacheSetting) -> CacheCell:
         relative, norm = self._relative(self.errors["method"]), self._relative(self.norm)
@@ -266,7 +247,7 @@ class _Part:
             joint=isinstance(setting.after.method, ValueAware),
             refits=setting.after.method.refits,
             # each layer's ratio of sums, linearised: its norms are a sample too
-            error=_mean((by_layer + relative - by_layer * norm).mean(axis=1)),
+            error=mean((by_layer + relative - by_layer * norm).mean(axis=1)),
             by_layer=tuple(map(float, by_layer)),
             keys=tuple(map(tuple, self.keys.mean(axis=0).tolist())) if setting.pool else (),
             ends=_estimates(self.ends),
@@ -293,24 +274,20 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _ExactPart:
-    """Holds a part of the task as the exact model reads it."""
+class _Exact:
+    """Holds a text as the exact model reads it, with which methods are compared."""
 
     task: Task
     text: Text
-    measured_on: Sequence[ExactRows]
-    """By layer"""
-    served: Tensor
-    """The places of all served queries"""
-    output: Tensor
-    """Logits, or last hidden states, of the exact model"""
-    known: dict[str, Array] = field(default_factory=dict)
-    """Errors that best sets leave, once searched for, by their setting"""
+    layers: Sequence[ExactRows]  # the served queries on which errors are measured
+    served: Int[Tensor, " n"]  # places of all served queries
+    output: Tensor  # logits, or last hidden states
+    best: dict[str, Array] = field(default_factory=dict)  # errors of best sets, by their method
 
     @classmethod
-    def of(cls, task: Task, part: int, settings: Sequence[CacheSetting]) -> "_ExactPart":
-        """Lets the exact model read it."""
-        like, text = settings[0].after, task.texts[part]
+    def of(cls, task: Task, text: Text, settings: Sequence[CacheSetting]) -> "_Exact":
+        """Lets the exact model read the text."""
+        like = settings[0].after
         repeats = any(setting.after.observed == "repeat" for setting in settings)
         with recording(
             task.model, shares_keys=True, repeated=like.prefix if repeats else None
@@ -326,123 +303,118 @@ class _ExactPart:
             served = served[~torch.isin(served, observed)]
         else:
             served = served[like.prefix :]
-        measured_on = [ExactRows.served(call, at) for call in calls]
-        return cls(task, text, measured_on, served, _output(task, text))
+        layers = [ExactRows.served(call, at) for call in calls]
+        return cls(task, text, layers, served, _output(task, text))
+
+    @property
+    def calls(self) -> list[Call]:
+        """Lists the layers' calls."""
+        return [layer.call for layer in self.layers]
 
     @cached_property
-    def exact(self) -> Mapping[str, Array]:
+    def exact_ends(self) -> Mapping[str, Array]:
         """End metrics of the exact model."""
         return self.ends(self.output)
-
-    def measured(self, setting: CacheSetting) -> _Part:
-        """Measures one setting."""
-        after = setting.after
-        begun = _time()
-        kept = self._chosen(after)
-        seconds = _time() - begun
-        once = after.like(after.method, sinks=0, recent=0, pool=None)
-        # a growing cache chooses again as it is served, an encoder as its layers change
-        chosen = [after if after.every else once.like(Given(one)) for one in kept]
-        is_given = after.prefix is not None or after.pool == "model"
-        served = chosen if is_given else [after] * len(kept)
-        with replace_attention(self.task.model, served.__getitem__):
-            output = _output(self.task, self.text)
-        pairs = zip(self.measured_on, chosen, strict=True)
-        errors = {"method": _stacked([each.squared_error(one) for each, one in pairs])}
-        if setting.gaps:
-            errors |= self._references(setting)
-        used = [one.log_weight.isfinite().sum(dim=-1) for one in kept]
-        keys = _stacked([counts.double().flatten(1) for counts in used])
-        return _Part(
-            seeds=np.full(len(output), self.text.seed),
-            norm=_stacked([each.squared_norm() for each in self.measured_on]),
-            errors=errors,
-            ends=self.ends(output),
-            exact=self.exact,
-            keys=keys,
-            seconds=np.array([seconds / keys.size]),
-            prefill=np.array([self.prefill_seconds(after)]),
-            multiply_adds=self.multiply_adds(after),
-        )
-
-    def _chosen(self, after: AfterPrefix) -> list[KeptKeys]:
-        """Chooses keys of all layers on the exact model's calls."""
-        if after.pool != "checked":
-            calls = [each.call for each in self.measured_on]
-            return after.choose([call.arguments() | {"layer": call.layer} for call in calls])
-        found: list[KeptKeys] = []
-
-        def record(_: Any, __: Any, options: dict[str, Any]) -> None:
-            found.append(options["layer"].kept)
-
-        handle = after.register_forward_pre_hook(record, with_kwargs=True)
-        try:
-            with replace_attention(self.task.model, after):
-                _output(self.task, self.text)
-        finally:
-            handle.remove()
-        return found[-len(self.measured_on) :]
 
     def ends(self, output: Tensor) -> dict[str, Array]:
         """Computes end metrics by unit: the distance from the exact model's output, and others."""
         here, exact = output[:, self.served], self.output[:, self.served]
         if here.shape[-1] == vocabulary_size(self.task.model):
             logs = here.log_softmax(-1), exact.log_softmax(-1)
-            found = {"kl": kl_div(*logs, reduction="none", log_target=True).sum(-1).mean(-1)}
+            units = {"kl": kl_div(*logs, reduction="none", log_target=True).sum(-1).mean(-1)}
         else:
-            found = {"cosine_distance": 1 - cosine_similarity(here, exact, dim=-1).mean(-1)}
+            units = {"cosine_distance": 1 - cosine_similarity(here, exact, dim=-1).mean(-1)}
         if self.task.ends is not None:
-            found |= self.task.ends(output, self.text)
-        return {name: units.double().cpu().numpy() for name, units in found.items()}
+            units |= self.task.ends(output, self.text)
+        return {name: numbers.double().cpu().numpy() for name, numbers in units.items()}
 
-    def _references(self, setting: CacheSetting) -> dict[str, Array]:
-        """Computes the errors of the best sets, found as the method's is."""
-        after, r = setting.after, setting.r
-        best = ValueAware(r, search=getattr(after.method, "search", "default"))
-        refit = AttentionMatching(r, best)
-        served, refitted = (after.like(one, observed="hindsight") for one in (best, refit))
-
-        return {
-            "observed": self._once(repr(after.like(best)), lambda: self._errors(after.like(best))),
-            "served": self._once(repr(served), lambda: self._errors(served)),
-            "refitted": self._once(repr(refitted), lambda: self._errors(refitted)),
-            "alone": self._once(
-                f"alone {(r, after.sinks, after.recent)}",
-                lambda: _stacked([alone_errors(each, after) for each in self.measured_on]),
-            ),
-        }
-
-    def _once(self, name: str, compute: Callable[[], Array]) -> Array:
-        """Computes errors that several settings are compared with for the first of them."""
-        if name not in self.known:
-            self.known[name] = compute()
-        return self.known[name]
-
-    def _errors(self, after: AfterPrefix) -> Array:
-        return _stacked([each.squared_error(after) for each in self.measured_on])
-
-    def prefill_seconds(self, after: AfterPrefix) -> float:
-        """Times exact attention of a middle layer over the keys chosen from, by key-value head."""
-        call = self.measured_on[len(self.measured_on) // 2].call
-        every = [x.expand(*call.batch, -1, -1) for x in (call.query, call.key, call.value)]
-        read = [x[..., : after.prefix, :].flatten(1, -3) for x in every]
-        begun = _time()
-        attention(*read, kernel=call.kernel, is_causal=after.prefix is not None)
-        return (_time() - begun) / call.key.shape[:2].numel()
-
-    def multiply_adds(self, after: AfterPrefix) -> float:
-        """Counts the multiply-adds of a choice for a key-value head."""
-        call = self.measured_on[0].call
-        rows = call.query.shape[2] * min(after.rows, after.prefix or call.keys)
-        sizes = rows, after.prefix or call.keys, call.key.shape[-1], call.value.shape[-1]
-        return after.method.multiply_adds(*sizes)
+    def errors(self, methods: Sequence[nn.Module]) -> Array:
+        """Measures ||o - o~||^2 (units, layers, heads) of a method in each layer."""
+        pairs = zip(self.layers, methods, strict=True)
+        return _stacked([layer.squared_error(method) for layer, method in pairs])
 
 
-def _time() -> float:
-    """Reads the clock when all work is done, a GPU's too."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return perf_counter()
+def _measured(exact: _Exact, setting: CacheSetting) -> _Result:
+    """Measures one setting on a text."""
+    after, calls = setting.after, exact.calls
+    begun = seconds_now()
+    choices = _chosen(exact, after)
+    seconds = seconds_now() - begun
+    once = after.like(after.method, sinks=0, recent=0, pool=None)
+    # a growing cache chooses again as it is served, an encoder as its layers change
+    methods = [after if after.every else once.like(Given(choice)) for choice in choices]
+    serves_choice = after.prefix is not None or after.pool == "model"
+    served = methods if serves_choice else [after] * len(methods)
+    with replace_attention(exact.task.model, served.__getitem__):
+        output = _output(exact.task, exact.text)
+    counts = [choice.log_weight.isfinite().sum(dim=-1) for choice in choices]
+    keys = _stacked([count.double().flatten(1) for count in counts])
+    return _Result(
+        seeds=np.full(len(output), exact.text.seed),
+        norm=_stacked([layer.squared_norm() for layer in exact.layers]),
+        errors={"method": exact.errors(methods)}
+        | (_references(exact, setting) if setting.gaps else {}),
+        ends=exact.ends(output),
+        exact=exact.exact_ends,
+        keys=keys,
+        seconds=np.array([seconds / keys.size]),
+        prefill=np.array([_prefill_seconds(calls[len(calls) // 2], after.prefix)]),
+        multiply_adds=_multiply_adds(calls[0], after),
+        shape=calls[0].query.shape,
+    )
+
+
+def _chosen(exact: _Exact, after: AfterPrefix) -> list[KeptKeys]:
+    """Chooses keys of all layers on the exact model's calls."""
+    if after.pool != "checked":
+        return after.choose([call.arguments() | {"layer": call.layer} for call in exact.calls])
+    choices: list[KeptKeys] = []
+
+    def record(method: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        choices.append(options["layer"].kept)
+
+    handle = after.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        with replace_attention(exact.task.model, after):
+            _output(exact.task, exact.text)
+    finally:
+        handle.remove()
+    return choices[-len(exact.layers) :]
+
+
+def _references(exact: _Exact, setting: CacheSetting) -> dict[str, Array]:
+    """Measures the errors of the best sets, found as the method's is, once for all settings."""
+    after, r = setting.after, setting.r
+    best = ValueAware(r, search=getattr(after.method, "search", "default"))
+    methods = {
+        "observed": after.like(best),
+        "served": after.like(best, observed="hindsight"),
+        "refitted": after.like(AttentionMatching(r, best), observed="hindsight"),
+    }
+    for method in methods.values():
+        if repr(method) not in exact.best:
+            exact.best[repr(method)] = exact.errors([method] * len(exact.layers))
+    alone = f"alone {(r, after.sinks, after.recent)}"
+    if alone not in exact.best:
+        exact.best[alone] = _stacked([alone_errors(layer, after) for layer in exact.layers])
+    errors = {name: exact.best[repr(method)] for name, method in methods.items()}
+    return errors | {"alone": exact.best[alone]}
+
+
+def _prefill_seconds(call: Call, prefix: int | None) -> float:
+    """Times exact attention of a layer over the keys chosen from, for a key-value head."""
+    tensors = [x.expand(*call.batch, -1, -1) for x in (call.query, call.key, call.value)]
+    read = [x[..., :prefix, :].flatten(1, -3) for x in tensors]
+    begun = seconds_now()
+    attention(*read, kernel=call.kernel, is_causal=prefix is not None)
+    return (seconds_now() - begun) / call.key.shape[:2].numel()
+
+
+def _multiply_adds(call: Call, after: AfterPrefix) -> float:
+    """Counts the multiply-adds of a choice for a key-value head."""
+    keys = after.prefix or call.keys
+    rows = call.query.shape[2] * min(after.rows, keys)
+    return after.method.multiply_adds(rows, keys, call.key.shape[-1], call.value.shape[-1])
 
 
 def _output(task: Task, text: Text) -> Tensor:
@@ -452,7 +424,7 @@ def _output(task: Task, text: Text) -> Tensor:
     return task.model(input_ids=inputs.to(task.device), **options)[0].float()
 
 
-def _observed_by(after: AfterPrefix, calls: Sequence[Call]) -> Tensor:
+def _observed_by(after: AfterPrefix, calls: Sequence[Call]) -> Int[Tensor, " n"]:
     """Finds the places of the queries that a method observes."""
     positions = after.observe(**calls[0].arguments(), layer=calls[0].layer).positions
     assert positions is not None
@@ -464,9 +436,5 @@ def _stacked(layers: Sequence[Float[Tensor, "B H"]]) -> Array:
     return torch.stack(list(layers), dim=1).double().cpu().numpy()
 
 
-def _mean(units: Array, most: float = np.inf) -> Estimate:
-    return estimate(units, np.ones_like(units), least=0.0, most=most)
-
-
 def _estimates(ends: Mapping[str, Array]) -> dict[str, Estimate]:
-    return {name: _mean(units, MOST.get(name, np.inf)) for name, units in ends.items()}
+    return {name: mean(units, MOST.get(name, np.inf)) for name, units in ends.items()}

@@ -39,8 +39,8 @@ def control(task: Task, measured: Callable[[Task], Record], seed: int = 0) -> Re
         beside.model = random_weights(task.model, seed)
         return measured(beside)
     except Exception as error:  # a class may raise any kind, and the device may be full
-        said = " ".join(str(error).split()) or type(error).__name__
-        logging.getLogger(__name__).warning(f"no control with random weights: {said}")
+        reason = " ".join(str(error).split()) or type(error).__name__
+        logging.getLogger(__name__).warning(f"no control with random weights: {reason}")
         return None
 
 

@@ -1,36 +1,39 @@
 """Measures what a model loses, and saves, where it decodes with compressed caches."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from time import perf_counter, process_time
-from typing import Any, Self
+from functools import partial
+from itertools import product
+from time import process_time
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
-from tqdm import tqdm
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.hugging_face.compressed import CompressedCache, compressed_cache
 from value_aware_attention.measurement.cache_record import FULL, DecodingCell, DecodingRecord
+from value_aware_attention.measurement.estimate import Array, estimate, mean
 from value_aware_attention.measurement.masking import IGNORED
-from value_aware_attention.measurement.record import Estimate, estimate
-from value_aware_attention.measurement.run_on import run_on
-from value_aware_attention.measurement.task import Task, joined
+from value_aware_attention.measurement.run_on import run_on, seconds_now
+from value_aware_attention.measurement.task import Task, Text, measured_by_text
 
-Array = NDArray[np.float64]
+Arguments = Mapping[str, Any]
+"""Those of `compressed_cache`, by name"""
+Setting = tuple[str, float, Arguments | None]
+"""Name of a cache, the share that it keeps, and `compressed_cache`'s arguments; None: full"""
 
 
 @torch.inference_mode()
 def measure_decoding(
     task: Task,
-    caches: Mapping[str, Mapping[str, Any]],
+    caches: Mapping[str, Arguments],
     *,
     keep: Sequence[float],
     prefix: int,
@@ -53,58 +56,56 @@ def measure_decoding(
         raise ValueError(
             f"prefix is {prefix}; with {task.length} tokens it must be 1 to {task.length - 2}"
         )
-    named = [(name, share) for share in keep for name in caches]
-    if not named:
+    settings: list[Setting] = [(FULL, 1.0, None)]
+    for share, (name, arguments) in product(keep, caches.items()):
+        settings.append((name, share, {**arguments, "keep": share}))
+    if len(settings) == 1:
         raise ValueError("there is nothing to compare: caches or keep is empty")
-    settings = [None, *({**caches[name], "keep": share} for name, share in named)]
-    found: list[list[_Part]] = [[] for _ in settings]
-    with tqdm(total=task.parts * len(settings), disable=None if progress else True) as bar:
-        for part in range(task.parts):
-            full = None
-            for parts, setting in zip(found, settings, strict=True):
-                decoded = _Decoded.of(task, part, prefix, setting)
-                full = full or decoded
-                parts.append(decoded.compared(full))
-                bar.update()
-    every = [joined(parts) for parts in found]
-    cells = [
-        part.cell(name, share, prefix, every[0])
-        for part, (name, share) in zip(every, [(FULL, 1.0), *named], strict=True)
-    ]
-    keys = cells[-1].keys
+    full, *others = measured_by_text(task, settings, partial(_begin, task, prefix), progress)
+    pairs = zip([full, *others], settings, strict=True)
+    keys = others[-1].keys
     return DecodingRecord(
         model=model_name, task=task_name, description=description,
         kernel=type(own_kernel(task.model)).__name__.lower(), prefix=prefix, length=task.length,
-        units=len(every[0].kl), layers=len(keys), key_value_heads=len(keys[0]),
-        cells=tuple(cells), run_on=run_on(task.device.type),
+        units=len(full.kl), layers=keys.shape[1], key_value_heads=keys.shape[2],
+        cells=tuple(result.cell(setting, prefix, full) for result, setting in pairs),
+        run_on=run_on(task.device.type),
     )  # fmt: skip
 
 
+def _begin(task: Task, prefix: int, text: Text) -> "Callable[[Setting], _Result]":
+    """Lets the full cache decode a text; returns the function that measures another on it."""
+    full = _Decoded.of(task, text, prefix, None)
+
+    def measured(setting: Setting) -> _Result:
+        _, _, arguments = setting
+        decoded = _Decoded.of(task, text, prefix, arguments) if arguments else full
+        return decoded.compared(full)
+
+    return measured
+
+
 @dataclass(frozen=True)
-class _Part:
-    """Holds the measurements of one cache on some units; arrays are by unit, or by part."""
+class _Result:
+    """Holds the measurements of one cache on some units; arrays are by unit, or by text."""
 
     kl: Array
     nats: Array
     right: Array
     same: Array
-    keys: Array
-    """(parts, layers, heads)"""
+    keys: Array  # (texts, layers, heads)
     bytes: Array
     full_bytes: Array
-    token: Array
-    """Median processor seconds of a token (parts)"""
+    token: Array  # median processor seconds
     prompt: Array
     choosing: Array
 
-    def cell(self, name: str, keep: float, prefix: int, full: "_Part") -> DecodingCell:
-        def share(x: Array, most: float = np.inf) -> Estimate:
-            return estimate(x, np.ones_like(x), least=0.0, most=most)
-
+    def cell(self, setting: Setting, prefix: int, full: "_Result") -> DecodingCell:
+        name, share, _ = setting
         return DecodingCell(
-            cache=name, keep=keep, r=round(keep * prefix),
-            kl=share(self.kl), nats=share(self.nats), right=share(self.right, 1.0),
-            same=share(self.same, 1.0),
+            cache=name, keep=share, r=round(share * prefix),
+            kl=mean(self.kl), nats=mean(self.nats), right=mean(self.right, 1.0),
+            same=mean(self.same, 1.0),
             keys=tuple(map(tuple, self.keys.mean(axis=0).tolist())),
             bytes=int(self.bytes.mean()), full_bytes=int(self.full_bytes.mean()),
             milliseconds=1e3 * float(np.median(self.token)),
@@ -116,99 +117,91 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Read:
+    """What a model said after a prompt, and the processor seconds that it took."""
+
     logits: Float[Tensor, "B N E"]
-    """Of the positions after the prompt"""
-    own: Int[Tensor, "B N"]
-    """The most likely next token at each"""
+    likeliest: Int[Tensor, "B N"]  # next tokens
     report: CompressedCache | None
-    bytes: int
-    """Of the cache that the prompt filled"""
+    bytes: int  # of the cache that the prompt filled
     prompt: float
     tokens: list[float]
-    """Processor seconds of the prompt, and of each token"""
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """Holds what one cache decoded of a part's texts, with tokens given and freely."""
+    """Holds what one cache decoded of a text, with tokens given and freely."""
 
-    given: _Read
+    forced: _Read
     free: _Read
-    wanted: Int[Tensor, "B N"]
-    """The labels after the prompt"""
+    labels: Int[Tensor, "B N"]  # after the prompt
 
     @classmethod
-    def of(cls, task: Task, part: int, prefix: int, setting: dict[str, Any] | None) -> Self:
-        text = task.texts[part]
+    def of(cls, task: Task, text: Text, prefix: int, arguments: Arguments | None) -> "_Decoded":
+        """Reads the text twice."""
         tokens, labels = (x.to(task.device) for x in text.take(range(len(text.inputs))))
-        given = _read(task.model, tokens, None, prefix, setting)
-        free = _read(task.model, tokens, labels, prefix, setting)
-        return cls(given, free, labels[:, prefix:])
+        forced = _read(task.model, tokens, None, prefix, arguments)
+        free = _read(task.model, tokens, labels, prefix, arguments)
+        return cls(forced, free, labels[:, prefix:])
 
-    def compared(self, full: "_Decoded") -> _Part:
+    def compared(self, full: "_Decoded") -> _Result:
         """Compares it with the full cache."""
-        asked, rows = self.wanted != IGNORED, len(self.wanted)
-        here, there = (x.given.logits.log_softmax(dim=-1) for x in (self, full))
+        asked, rows = self.labels != IGNORED, len(self.labels)
+        here, there = (x.forced.logits.log_softmax(dim=-1) for x in (self, full))
         far = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
-        nats = cross_entropy(here.mT, self.wanted, ignore_index=IGNORED, reduction="none")
-        report, held = self.given.report, self.given.bytes
+        nats = cross_entropy(here.mT, self.labels, ignore_index=IGNORED, reduction="none")
+        report, held = self.forced.report, self.forced.bytes
 
         def of_asked(x: Tensor) -> Array:
-            mean = (x * asked).sum(dim=1) / asked.sum(dim=1).clamp_min(1)
-            return mean.double().cpu().numpy()
+            average = (x * asked).sum(dim=1) / asked.sum(dim=1).clamp_min(1)
+            return average.double().cpu().numpy()
 
-        return _Part(
+        return _Result(
             kl=far.mean(dim=1).double().cpu().numpy(),
             nats=of_asked(nats),
-            right=of_asked(self.free.own == self.wanted),
-            same=of_asked(self.free.own == full.free.own),
+            right=of_asked(self.free.likeliest == self.labels),
+            same=of_asked(self.free.likeliest == full.free.likeliest),
             keys=np.zeros((1, 0, 0)) if report is None else report.keys[None].double().numpy(),
             bytes=np.array([(report.bytes_after if report else held) / rows]),
             full_bytes=np.array([(report.bytes_before if report else held) / rows]),
-            token=np.array([np.median([*self.given.tokens, *self.free.tokens])]),
-            prompt=np.array([min(self.given.prompt, self.free.prompt) / rows]),
+            token=np.array([np.median([*self.forced.tokens, *self.free.tokens])]),
+            prompt=np.array([min(self.forced.prompt, self.free.prompt) / rows]),
             choosing=np.array([report.seconds / rows if report else 0.0]),
         )
 
 
 def _read(
-    model: Any,
+    model: PreTrainedModel,
     tokens: Int[Tensor, "B L"],
     labels: Int[Tensor, "B L"] | None,
     prefix: int,
-    setting: dict[str, Any] | None,
+    arguments: Arguments | None,
 ) -> _Read:
     """Reads a prompt, then token by token; where `labels` ask for one, the token just decoded."""
-    options = dict(setting or {})
-    method = options.pop("method", None)
-    context = nullcontext() if setting is None else compressed_cache(model, method, **options)
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
     seconds: list[float] = []
-    with context as report:
+    with compressed_cache(model, **arguments) if arguments else nullcontext() as report:
         cache = DynamicCache(config=model.config)
         begun = _time(tokens)
         model(tokens[:, :prefix], past_key_values=cache, use_cache=True)
         prompt = _time(tokens) - begun
-        full: list[Any] = [x for x in cache.layers if type(x) is DynamicLayer]
+        full: list[Any] = [layer for layer in cache.layers if type(layer) is DynamicLayer]
         held = sum(x.keys.nbytes + x.values.nbytes for x in full if x.keys is not None)
         for at in range(prefix, tokens.shape[1]):
             token = tokens[:, at]
-            if labels is not None and found:
-                token = torch.where(labels[:, at - 1] == IGNORED, token, found[-1].argmax(dim=-1))
+            if labels is not None and logits:
+                asks = labels[:, at - 1] != IGNORED
+                token = torch.where(asks, logits[-1].argmax(dim=-1), token)
             begun = _time(tokens)
             output = model(token[:, None], past_key_values=cache, use_cache=True)
             seconds.append(_time(tokens) - begun)
-            found.append(output.logits[:, -1].float())
-    logits = torch.stack(found, dim=1)
+            logits.append(output.logits[:, -1].float())
     if report is not None and not report.caches:
         raise ValueError("no layer with full attention fills a cache; there is nothing to compress")
-    one = None if report is None else report.caches[0]
-    return _Read(logits, logits.argmax(dim=-1), one, held, prompt, seconds)
+    after_prompt = torch.stack(logits, dim=1)
+    first = report.caches[0] if report else None
+    return _Read(after_prompt, after_prompt.argmax(dim=-1), first, held, prompt, seconds)
 
 
 def _time(x: Tensor) -> float:
     """Reads the process's clock; on a GPU, when its work is done, that of the wall."""
-    if not x.is_cuda:
-        return process_time()
-    torch.cuda.synchronize()
-    return perf_counter()
+    return seconds_now() if x.is_cuda else process_time()

@@ -1,7 +1,6 @@
 """Gives every head a number of keys of its own, and measures a model with all of them at once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -46,8 +45,8 @@ class HeadBudgets(nn.Module):
         for r, method in zip(self.sizes, self.methods, strict=True):
             heads = [head for head, count in enumerate(self.counts) if count == r]
             mask = attn_mask[:, heads] if attn_mask is not None and by_head else attn_mask
-            part = (x[:, heads] for x in (query, key, value))
-            output[:, heads] = method(*part, attn_mask=mask, **options)
+            tensors = (x[:, heads] for x in (query, key, value))
+            output[:, heads] = method(*tensors, attn_mask=mask, **options)
         return output
 
     def extra_repr(self) -> str:
@@ -61,9 +60,8 @@ def budget_settings(measured: OutputError, methods: Mapping[str, Method]) -> Ite
     needs for this error, "equal" where all heads get their mean (rounded up), which is measured
     of the choice by weight alone. A window gets as many keys as the choice by weight.
     """
-    known = [name for name in NEEDED_BY if name in methods]
     for share in sorted(SHARES, reverse=True):
-        for name in known:
+        for name in (name for name in NEEDED_BY if name in methods):
             counts = keys_by_head(measured, NEEDED_BY[name], share)
             mean = float(np.mean(counts))
             yield _setting(methods[name], name, counts, share=share, keys=mean, each="own")
@@ -76,10 +74,6 @@ def _setting(
     method: Method, name: str, counts: Sequence[Sequence[int]], **parameters: float | str
 ) -> Setting:
     def build(layer: int) -> nn.Module:
-        return HeadBudgets(partial(_of_layer, method, layer), counts[layer])
+        return HeadBudgets(lambda r: method(r, layer), counts[layer])
 
     return Setting(name, parameters, build)
-
-
-def _of_layer(method: Method, layer: int, r: int) -> nn.Module:
-    return method(r, layer)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from value_aware_attention.approximations import (
 from value_aware_attention.call import Call, max_elements
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.kernels import Polynomial
+from value_aware_attention.measurement.estimate import Array, ratio_of_sums
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -34,11 +34,8 @@ from value_aware_attention.measurement.record import (
     MatchingKeys,
     OutputError,
     SkewnessGap,
-    ratio_of_sums,
 )
 from value_aware_attention.measurement.recorded import error_rows, sample_rows
-
-Array = NDArray[np.float64]
 
 
 def keys_needed(curve: Array, share: float) -> int | None:
@@ -71,15 +68,15 @@ def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[s
 
 
 def matching_keys_of_queries(
-    oblivious: Array, aware: Array, seen: NDArray[np.int64]
+    oblivious: Array, aware: Array, visible: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Finds, for each query, the fewest keys by weight with at most its value-aware error.
 
     `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2; the keys that a query sees,
-    `seen` in number, suffice by definition.
+    `visible` in number, suffice by definition.
     """
     enough = oblivious <= aware[:, None]
-    enough[np.arange(len(enough)), seen - 1] = True
+    enough[np.arange(len(enough)), visible - 1] = True
     return enough.argmax(axis=1) + 1
 
 
@@ -141,23 +138,6 @@ class LayerErrors:
     paths: Mapping[str, Array]
     matches: Mapping[str, NDArray[np.int64]]
 
-    def plain(self) -> dict[str, Any]:
-        """Returns it as lists and numbers, for JSON."""
-        arrays = {
-            name: {key: array.tolist() for key, array in getattr(self, name).items()}
-            for name in ("paths", "matches")
-        }
-        return vars(self) | arrays | {"squared_norm": self.squared_norm.tolist()}
-
-    @classmethod
-    def of_plain(cls, content: Mapping[str, Any]) -> Self:
-        """Reads what `plain` made."""
-        arrays: dict[str, Any] = {
-            name: {key: np.array(array) for key, array in content[name].items()}
-            for name in ("paths", "matches")
-        }
-        return cls(**{**content, **arrays, "squared_norm": np.array(content["squared_norm"])})
-
 
 @torch.inference_mode()
 def layer_errors(
@@ -217,13 +197,13 @@ def _matches(
 ) -> dict[str, NDArray[np.int64]]:  # fmt: skip
     """Counts `matching_keys_of_queries` of every row, for each size below the exact ones."""
     units, keys = oblivious.shape[0], oblivious.shape[-1]
-    every = torch.full(oblivious.shape[:-1], keys)
-    seen = every if rows.visible is None else rows.visible.sum(dim=-1)
+    visible = torch.full(oblivious.shape[:-1], keys)
+    if rows.visible is not None:
+        visible = rows.visible.sum(dim=-1)
     by_weight, few = (x.flatten(0, 2).cpu().numpy() for x in (oblivious, aware))
+    counts = visible.flatten().cpu().numpy()
     return {
-        str(r): matching_keys_of_queries(
-            by_weight, few[:, r - 1], seen.flatten().cpu().numpy()
-        ).reshape(units, -1)
+        str(r): matching_keys_of_queries(by_weight, few[:, r - 1], counts).reshape(units, -1)
         for r in matched
         if r <= aware.shape[-1] and r < keys
     }
@@ -237,17 +217,17 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
     """
     weights = rows.weights
     ranked = weights.sort(dim=-1, descending=True, stable=True)
-    kept, order = (x[..., :largest].flatten(0, 2) for x in ranked)
+    mass, order = (x[..., :largest].flatten(0, 2) for x in ranked)
     output = (weights @ rows.value).flatten(0, 2)
     value = rows.value.flatten(0, 1)
     number = torch.arange(len(order), device=order.device)
     head = number // weights.shape[-2]
     errors = []
     held = max_elements() // 4  # fp64 gathered: half of what a matrix of fp32 may take
-    for part in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
-        offset = value[head[part, None], order[part]] - output[part, None]
-        error = (kept[part, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
-        errors.append(error / kept[part].cumsum(dim=-1).square())
+    for block in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
+        offset = value[head[block, None], order[block]] - output[block, None]
+        error = (mass[block, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
+        errors.append(error / mass[block].cumsum(dim=-1).square())
     return torch.cat(errors).view(*weights.shape[:-1], -1)
 
 
@@ -262,7 +242,7 @@ def output_error(
     Raises ValueError where the outputs of all layers are 0.
     """
     norms = np.stack([layer.squared_norm for layer in layers], axis=1)
-    paths = {name: np.stack([one.paths[name] for one in layers], 1) for name in layers[0].paths}
+    paths = {name: np.stack([layer.paths[name] for layer in layers], 1) for name in layers[0].paths}
     if not norms.any():
         raise ValueError("every layer's attention gives 0: no error is a share of that")
     units, _, heads, _ = norms.shape
@@ -293,8 +273,9 @@ def output_error(
 
 def _sizes_of(method: str, count: int) -> list[int]:
     """Lists the numbers of keys that a path was measured at."""
-    every = method in (OBLIVIOUS, AWARE, KEYS_ONLY)
-    return list(range(1, count + 1)) if every else [1 << place for place in range(count)]
+    if method in (OBLIVIOUS, AWARE, KEYS_ONLY):
+        return list(range(1, count + 1))
+    return [1 << place for place in range(count)]
 
 
 PooledCurve = tuple[int | None, int | None, str, list[Array]]
@@ -306,10 +287,10 @@ def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
     for axes in POOLS:
         norm = norms.sum(axis=axes)
         for method in (OBLIVIOUS, AWARE):
-            found = ratio_of_sums(paths[method].sum(axis=axes), norm)
-            for place in np.ndindex(found[0].shape[:-1]):
+            ends = ratio_of_sums(paths[method].sum(axis=axes), norm)
+            for place in np.ndindex(ends[0].shape[:-1]):
                 layer, head = (*place, None, None)[:2]
-                yield layer, head, method, [curve[place] for curve in found]
+                yield layer, head, method, [curve[place] for curve in ends]
 
 
 def _keys_needed(curves: Sequence[PooledCurve]) -> Iterator[KeysNeeded]:
@@ -335,20 +316,16 @@ def _errors(curves: Sequence[PooledCurve], sizes: Sequence[int]) -> Iterator[Err
 
 def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
     """Counts `matching_keys` of all layers pooled, then of each, with quartiles over queries."""
-    for layer, pool in ((None, layers), *((i, [one]) for i, one in enumerate(layers))):
-        oblivious, aware, norm = (
-            np.sum([array.sum(axis=1) for array in arrays], axis=0)
-            for arrays in (
-                [one.paths[OBLIVIOUS] for one in pool],
-                [one.paths[AWARE] for one in pool],
-                [one.squared_norm for one in pool],
-            )
-        )
+    pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
+    for layer, pool in pools:
+        oblivious = sum(errors.paths[OBLIVIOUS].sum(axis=1) for errors in pool)
+        aware = sum(errors.paths[AWARE].sum(axis=1) for errors in pool)
+        norm = sum(errors.squared_norm.sum(axis=1) for errors in pool)
         for r in map(int, layers[0].matches):
-            counts = np.concatenate([one.matches[str(r)].ravel() for one in pool])
+            counts = np.concatenate([errors.matches[str(r)].ravel() for errors in pool])
             quartiles = np.quantile(counts, (0.25, 0.5, 0.75), method="inverted_cdf")
             lower, median, upper = map(int, quartiles)
-            ends: Any = matching_keys(oblivious, aware[:, r - 1], norm[:, 0])
+            ends = matching_keys(oblivious, aware[:, r - 1], norm[:, 0])
             yield MatchingKeys(
                 layer=layer, r=r, lower_quartile=lower, median=median, upper_quartile=upper, **ends
             )
@@ -389,15 +366,15 @@ def skewness_gap(
     Keys come in a random order, different in every head: weights that tie, as all do at degree 0,
     are taken in order, and the first tokens of a text are not like the others.
     """
-    wanted = rows * len(calls[0].query) * calls[0].query.shape[1]
+    count = rows * len(calls[0].query) * calls[0].query.shape[1]
 
     def measured(layer: int) -> list[GapCell]:
-        own = _shuffled(sample_rows(calls[layer], wanted), seed + layer)
-        post_hoc = [replace(own, kernel=Polynomial(degree)) for degree in DEGREES]
-        return [_cell(layer, rows, search, own=rows is own) for rows in (own, *post_hoc)]
+        model = _shuffled(sample_rows(calls[layer], count), seed + layer)
+        post_hoc = [replace(model, kernel=Polynomial(degree)) for degree in DEGREES]
+        return [_cell(layer, rows, search, is_own=rows is model) for rows in (model, *post_hoc)]
 
     cells = chain.from_iterable(shared_map(measured, range(len(calls))))
-    return SkewnessGap(rows=sample_rows(calls[0], wanted).rows.numel(), cells=tuple(cells))
+    return SkewnessGap(rows=sample_rows(calls[0], count).rows.numel(), cells=tuple(cells))
 
 
 def _shuffled(rows: Call, seed: int) -> Call:
@@ -414,7 +391,7 @@ def _shuffled(rows: Call, seed: int) -> Call:
     return replace(rows, key=key, value=value, attn_mask=visible)
 
 
-def _cell(layer: int, rows: Call, search: str, *, own: bool) -> GapCell:
+def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
     weights = rows.weights
     shape = skewness_of(weights)
     first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
@@ -427,7 +404,7 @@ def _cell(layer: int, rows: Call, search: str, *, own: bool) -> GapCell:
         layer=layer,
         kernel=type(rows.kernel).__name__.lower(),
         degree=degree,
-        own=own,
+        own=is_own,
         **{name: rounded(shape[name]) for name in SHAPE},
         oblivious=_relative(oblivious_path(rows, sizes[-1]), norm, sizes),
         aware=_relative(aware, norm, sizes),
@@ -437,8 +414,9 @@ def _cell(layer: int, rows: Call, search: str, *, own: bool) -> GapCell:
 
 
 def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
-    found = sizes if norm else []  # of outputs that are 0 no error is a share
-    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in found}
+    if not norm:  # of outputs that are 0 no error is a share
+        return {}
+    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes}
 
 
 def _uniform(rows: Call, first: Int[Tensor, "B H N"]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from value_aware_attention.measurement.record import (
     Attention,
     Cell,
     CellError,
+    Parameters,
     Record,
     Skewness,
     TextRead,
@@ -48,7 +49,15 @@ from value_aware_attention.measurement.record import (
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
-from value_aware_attention.measurement.task import Layerwise, Task, UnitSums, exactly, joined
+from value_aware_attention.measurement.task import (
+    Layerwise,
+    Task,
+    UnitSums,
+    arrays,
+    exactly,
+    joined,
+    plain,
+)
 from value_aware_attention.weights import weighted_sum
 
 ENDS = ("low", "high", "difference_low", "difference_high")
@@ -60,12 +69,15 @@ SCALES = {"error": 100.0, "cosine": 1.0}
 """Factors of the metrics that are a mean over targets, and the largest values of these"""
 
 
+JsonObject = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Setting:
     """Names a method: `build` makes that of a layer, a report sorts and plots by `parameters`."""
 
     approximation: str
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     build: Layerwise
 
     def __str__(self) -> str:
@@ -75,26 +87,26 @@ class Setting:
 def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
     """Measures the relative output error of a method in all `layers` and in each of them."""
     numbers = range(len(layers))
-    found = shared_map(lambda layer: _layer_errors(build(layer), layers[layer]), numbers)
-    errors = np.array([layer.pop("squared_error") for layer in found])
+    results = shared_map(lambda layer: _layer_errors(build(layer), layers[layer]), numbers)
+    errors = np.array([layer.pop("squared_error") for layer in results])
     norms = np.array([layer.squared_norm().tolist() for layer in layers])
-    estimate, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
+    relative, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
     return CellError(
-        relative=_known(estimate),
+        relative=_known(relative),
         low=_known(np.maximum(low, 0.0)),
         high=_known(high),
         by_layer=tuple(map(_known, ratio_of_sums(errors.T, norms.T)[0])),
         unit_squared_errors=tuple(tuple(map(_known, layer)) for layer in errors),
         unit_squared_norms=tuple(tuple(map(_known, layer)) for layer in norms),
         queries=layers[0].rows.rows.numel(),
-        cosine_by_layer=tuple(_known(layer.pop("cosine")) for layer in found),
-        length_by_layer=tuple(_known(layer.pop("length")) for layer in found),
-        **{name: max(layer[name] for layer in found) for name in found[0]},
+        cosine_by_layer=tuple(_known(layer.pop("cosine")) for layer in results),
+        length_by_layer=tuple(_known(layer.pop("length")) for layer in results),
+        **{name: max(layer[name] for layer in results) for name in results[0]},
     )
 
 
 @torch.inference_mode()
-def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
+def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     """Measures ||o - o~||^2 by unit, direction and length of a layer's outputs.
 
     Of a solver that is the error which it returns itself; the keys that it returns are checked.
@@ -115,9 +127,9 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> dict[str, Any]:
     }
 
 
-def _known(number: Any) -> float | None:
+def _known(number: SupportsFloat) -> float | None:
     """Returns a number for JSON: None where it is not finite."""
-    return float(number) if math.isfinite(number) else None
+    return float(number) if math.isfinite(float(number)) else None
 
 
 def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
@@ -207,13 +219,13 @@ def measure(
     chosen = sizes_of(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
         methods = [
-            Setting(key, {"r": r}, lambda layer, build=build, r=r: build(r, layer))  # type: ignore[misc]
+            Setting(method, {"r": r}, partial(build, r))
             for r in chosen
-            for key, build in methods.items()
+            for method, build in methods.items()
         ]
-    found = None if cache is None else RecordCache(cache, _identity(task, weights))
-    work = _Measurement(task, found)
-    with work.progress(methods, layers, shown=progress and is_first()):
+    kept_in = None if cache is None else RecordCache(cache, _identity(task, weights))
+    work = _Measurement(task, kept_in)
+    with work.progress(methods, layers, draws=progress and is_first()):
         attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
     kernel = type(task.kernel).__name__.lower()
@@ -273,7 +285,7 @@ class _Measurement:
     """Runs one `measure`: each number is found in the cache, or computed and kept."""
 
     task: Task
-    found: RecordCache | None
+    cache: RecordCache | None
 
     @cached_property
     def first(self) -> list[Call]:
@@ -288,7 +300,7 @@ class _Measurement:
     @cached_property
     def calls(self) -> list[Call]:
         """The layers' calls on the recorded parts."""
-        others = (self.task.layer_calls(part) for part in self.recorded[1:])
+        others = (self.task.layer_calls(number) for number in self.recorded[1:])
         return [Call.joined(layer) for layer in zip(self.first, *others, strict=True)]
 
     @cached_property
@@ -297,56 +309,59 @@ class _Measurement:
 
     def attention(self, options: LayerOptions, sizes: Sequence[int]) -> Iterator[Attention]:
         """Measures the layers: with the task's kernel, then with those put in post hoc."""
-        own = type(own_kernel(self.task.model))
+        trained = type(own_kernel(self.task.model))
         for kernel in (None, *options.kernels):
             weighed = kernel or self.task.kernel
-            found = self._layers(options, kernel, sizes)
+            texts = self._layers(options, kernel, sizes)
             layers = [
-                joined([LayerErrors.of_plain(part["errors"][i]) for part in found])
-                for i in range(len(found[0]["errors"]))
+                joined([LayerErrors(**arrays(errors)) for errors in of_layer])
+                for of_layer in zip(*(text["errors"] for text in texts), strict=True)
             ]
-            shapes = [[part["skewness"][i] for part in found] for i in range(len(layers))]
-            has_gap = options.skewness_gap and kernel is None
+            shapes = zip(*(text["skewness"] for text in texts), strict=True)
+            gap = None
+            if options.skewness_gap and kernel is None:
+                gap = skewness_gap(
+                    self.calls, rows=options.rows, search=options.search, seed=options.seed
+                )
             yield Attention(
                 kernel=type(weighed).__name__.lower(),
-                post_hoc=type(weighed) is not own,
+                post_hoc=type(weighed) is not trained,
                 output_error=output_error(
                     layers, self.first, search=options.search, unit=self.task.unit, sizes=sizes
                 ),
                 skewness=tuple(
-                    Skewness(layer=layer, **_means(parts)) for layer, parts in enumerate(shapes)
+                    Skewness(layer=layer, **_means(of_texts))
+                    for layer, of_texts in enumerate(shapes)
                 ),
-                skewness_gap=skewness_gap(
-                    self.calls, rows=options.rows, search=options.search, seed=options.seed
-                )
-                if has_gap
-                else None,
+                skewness_gap=gap,
             )
 
     def _layers(
         self, options: LayerOptions, kernel: Kernel | None, sizes: Sequence[int]
-    ) -> list[dict[str, Any]]:
-        """Measures output errors and skewness of every layer, part by part."""
-        matched = sorted({*MATCHED, *sizes})
-        how: Any = {"rows": options.rows, "search": options.search, "between": options.between}
+    ) -> list[JsonObject]:
+        """Measures output errors and skewness of every layer, text by text."""
+        how: JsonObject = {
+            "rows": options.rows, "search": options.search, "between": options.between,
+            "matched": sorted({*MATCHED, *sizes}),
+        }  # fmt: skip
 
-        def compute(part: int) -> dict[str, Any]:
-            calls = self.first if part == 0 else self.task.layer_calls(part)
+        def compute(number: int) -> JsonObject:
+            calls = self.first if number == 0 else self.task.layer_calls(number)
             weighed = [replace(call, kernel=kernel or call.kernel) for call in calls]
-            errors = shared_map(lambda call: layer_errors(call, matched=matched, **how), weighed)
+            errors = shared_map(partial(layer_errors, **how), weighed)
             shapes = shared_map(skewness, weighed)
-            return {"errors": [layer.plain() for layer in errors], "skewness": shapes}
+            return {"errors": [plain(layer) for layer in errors], "skewness": shapes}
 
-        key = {"layers": how | {"matched": matched, "kernel": repr(kernel)}}
-        with self._said("layers"):
-            return self._by_part(key, compute, work=_layer_work(options.rows, self.first))
+        key = {"layers": how | {"kernel": repr(kernel)}}
+        with self._named("layers"):
+            return self._by_text(key, compute, work=_layer_work(options.rows, self.first))
 
     def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
         """Measures exact attention, then every setting."""
         exact = Setting("exact", {}, exactly)
         baseline = self._sums(exact)
         for setting in (exact, *settings):
-            with self._said(str(setting)):
+            with self._named(str(setting)):
                 sums = baseline if setting is exact else self._sums(setting)
                 cell = Cell(
                     approximation=setting.approximation,
@@ -358,43 +373,38 @@ class _Measurement:
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
-        def compute(part: int) -> dict[str, Any]:
-            sums = self.task.run(setting.build, part)
-            return {"totals": sums.totals.tolist(), "counts": sums.counts.tolist()}
+        def compute(number: int) -> JsonObject:
+            return plain(self.task.run(setting.build, number))
 
-        key = setting_key(setting, len(attention_layers(self.task.model))) | {
-            "measured": "end metric"
-        }
-        found = self._by_part(key, compute, work=_work_of(setting.build(0)))
-        return joined(
-            [UnitSums(np.array(part["totals"]), np.array(part["counts"])) for part in found]
-        )
+        key = self._key(setting) | {"measured": "end metric"}
+        sums = self._by_text(key, compute, work=_work_of(setting.build(0)))
+        return joined([UnitSums(**arrays(of_text)) for of_text in sums])
 
     def _error(self, setting: Setting) -> CellError:
-        digests = [self.task.digest(part) for part in self.recorded]
-        key = setting_key(setting, len(attention_layers(self.task.model))) | {
-            "measured": "output error",
-            "parts": digests,
-        }
-        found = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
-        return read(CellError, found)
+        digests = [self.task.digest(number) for number in self.recorded]
+        key = self._key(setting) | {"measured": "output error", "parts": digests}
+        error = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
+        return read(CellError, error)
 
-    def _by_part(
-        self, key: Mapping[str, Any], compute: Callable[[int], dict[str, Any]], work: float
-    ) -> list[dict[str, Any]]:
-        """Finds or computes the result of every part."""
-        parts = []
-        for part in range(self.task.parts):
-            of_part = {**key, "part": self.task.digest(part)}
-            parts.append(self._get(of_part, partial(compute, part)))
+    def _key(self, setting: Setting) -> dict[str, object]:
+        return setting_key(setting, len(attention_layers(self.task.model)))
+
+    def _by_text(
+        self, key: Mapping[str, object], compute: Callable[[int], JsonObject], work: float
+    ) -> list[JsonObject]:
+        """Finds or computes the result of every text."""
+        results = []
+        for number in range(self.task.parts):
+            of_text = {**key, "part": self.task.digest(number)}
+            results.append(self._get(of_text, partial(compute, number)))
             self.bar.update(work)
-        return parts
+        return results
 
-    def _get(self, key: Mapping[str, Any], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        return compute() if self.found is None else self.found.get(key, compute)
+    def _get(self, key: Mapping[str, object], compute: Callable[[], JsonObject]) -> JsonObject:
+        return compute() if self.cache is None else self.cache.get(key, compute)
 
     @contextmanager
-    def _said(self, what: str) -> Iterator[None]:
+    def _named(self, what: str) -> Iterator[None]:
         """Names the setting on the bar, and in a ValueError that it raises."""
         self.bar.set_postfix_str(what)
         try:
@@ -404,29 +414,29 @@ class _Measurement:
 
     @contextmanager
     def progress(
-        self, settings: Sequence[Setting], layers: LayerOptions | None, *, shown: bool
+        self, settings: Sequence[Setting], layers: LayerOptions | None, *, draws: bool
     ) -> Iterator[None]:
         """Draws a bar of all work, in passes over the text by a cheap method."""
         each = 1 + sum(_work_of(setting.build(0)) for setting in settings)
         if layers:
             each += _layer_work(layers.rows, self.first) * (1 + len(layers.kernels))
         with tqdm(
-            total=each * self.task.parts, unit="", disable=None if shown else True, leave=False,
+            total=each * self.task.parts, unit="", disable=None if draws else True, leave=False,
             bar_format="{l_bar}{bar}| {elapsed}, {remaining} left {postfix}",
         ) as self.bar:  # fmt: skip
             yield
 
 
-def setting_key(setting: Setting, layers: int) -> dict[str, Any]:
+def setting_key(setting: Setting, layers: int) -> dict[str, object]:
     """Lists the methods of all layers and their source, on which a cell depends beside its task."""
     built = [setting.build(layer) for layer in range(layers)]
-    modules = {type(part).__module__ for method in built for part in method.modules()}
+    modules = {type(module).__module__ for method in built for module in method.modules()}
     sources = sorted({source_hash(module, __name__) for module in modules})
     return {"methods": [repr(method) for method in built], "source": sources}
 
 
-def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def _work_of(method: nn.Module) -> float:
@@ -444,7 +454,7 @@ def _device(task: Task) -> str:
     return device.type
 
 
-def _identity(task: Task, weights: str | None) -> dict[str, Any]:
+def _identity(task: Task, weights: str | None) -> dict[str, object]:
     """Lists the inputs that all numbers depend on: weights, kernel, device, engine, source."""
     return {
         "weights": weights or weights_hash(task.model),

@@ -6,60 +6,11 @@ from statistics import fmean
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
-
 from value_aware_attention.files import from_json, reading, to_json, without_checksum
-
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A number with its 95% interval over units; None where it is not known, as of one unit."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-
-def estimate(
-    totals: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    *,
-    least: float = -np.inf,
-    most: float = np.inf,
-) -> Estimate:
-    """Computes a ratio of sums and its interval, cut at `least` and `most`; None if not finite."""
-    if not counts.sum() > 0:
-        return Estimate(value=None, low=None, high=None)
-    ends = (float(x) for x in ratio_of_sums(totals, counts))
-    value, low, high = (min(max(x, least), most) if np.isfinite(x) else None for x in ends)
-    return Estimate(value=value, low=low, high=high)
-
-
-def ratio_of_sums(
-    totals: NDArray[np.float64], counts: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
-
-    Units (windows or sequences) are taken as independent, not their targets, which share a context:
-    Student's t with the variance of a ratio estimator. With t_u the difference of two methods'
-    losses it is the paired interval of their mean difference. Other axes are other ratios; they
-    broadcast. The ends of a single unit are NaN; so is 0 / 0.
-    """
-    units, count = len(counts), counts.sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        estimate = totals.sum(axis=0) / count
-        if units < 2:
-            unknown = np.full_like(estimate, np.nan)
-            return estimate, unknown, unknown
-        deviation = totals - estimate * counts
-        error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
-    margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
-    return estimate, estimate - margin, estimate + margin
-
+from value_aware_attention.measurement.estimate import CONFIDENCE as CONFIDENCE
+from value_aware_attention.measurement.estimate import Estimate, counted
+from value_aware_attention.measurement.estimate import estimate as estimate
+from value_aware_attention.measurement.estimate import ratio_of_sums as ratio_of_sums
 
 TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task that a model is measured on by it"""
@@ -68,6 +19,8 @@ OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors for which `KeysNeeded` are counted"""
 Numbers = tuple[float, ...]
+Parameters = Mapping[str, Any]
+"""Arguments of a method by name"""
 NUMBERS = {float: (float, int)}
 """Types of JSON that are read as a number"""
 
@@ -103,9 +56,9 @@ class JsonRecord:
                 )
             content = without_checksum(content)
             del content["version"]
-            found: Self = read(cls, content, name)
-            found.check()
-        return found
+            record: Self = read(cls, content, name)
+            record.check()
+        return record
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""
@@ -113,18 +66,16 @@ class JsonRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndMetric:
+class EndMetric(Estimate):
     """A model's end metric with its paired 95% interval around exact attention's.
 
     `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
     the share of wrong ones for "error", itself for "cosine". value = exact + difference.
     """
 
+    value: float
     count: int
     """Targets"""
-    value: float
-    low: float | None
-    high: float | None
     difference: float
     difference_low: float | None
     difference_high: float | None
@@ -173,8 +124,8 @@ class CellError:
 
 
 def _mean(layers: Sequence[float | None]) -> float | None:
-    known = [layer for layer in layers if layer is not None]
-    return fmean(known) if known and len(known) == len(layers) else None
+    numbers = [layer for layer in layers if layer is not None]
+    return fmean(numbers) if numbers and len(numbers) == len(layers) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +133,7 @@ class Cell(EndMetric):
     """One approximation with one setting of its parameters, in all layers of the model."""
 
     approximation: str
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     error: CellError | None = None
     budget: float | None = None
     """Keys a query that the setting was chosen to cost; `cost` is its real one (`error.budget`)"""
@@ -209,7 +160,21 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatchingKeys:
+class KeyCount:
+    """A count of keys, and the counts at the ends of the 95% interval of its error over units."""
+
+    keys: int | None
+    """None: every output is 0, so that no error is a share of it"""
+    low: int | None
+    high: int | None
+
+    def __str__(self) -> str:
+        """Writes "46 (43 to 50)"."""
+        return counted(self.keys, self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingKeys(KeyCount):
     """The fewest keys by weight with at most the error of `r` value-aware ones.
 
     Errors pooled over the queries of a layer (None: of all layers), with the 95% interval over
@@ -218,31 +183,22 @@ class MatchingKeys:
 
     layer: int | None
     r: int
-    keys: int | None
-    """None: every output of the layer is 0, so that no error is a share of it"""
-    low: int | None
-    high: int | None
     lower_quartile: int
     median: int
     upper_quartile: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysNeeded:
+class KeysNeeded(KeyCount):
     """The fewest keys of a method with at most a relative output error of `share`.
 
-    `head` None pools the heads, `layer` None the layers too; `low` and `high` are the counts at
-    the ends of the error's 95% interval.
+    `head` None pools the heads, `layer` None the layers too.
     """
 
     layer: int | None
     head: int | None
     method: str
     share: float
-    keys: int | None
-    """None: every output is 0"""
-    low: int | None
-    high: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +300,7 @@ class Panel:
     """The weights, queries by keys, that one method gives in the place of attention's."""
 
     approximation: str
-    parameters: Mapping[str, Any]
+    parameters: Parameters
     cost: float | None
     weights: tuple[Numbers, ...]
 
@@ -414,7 +370,7 @@ class Record(JsonRecord):
     picture: Picture | None = None
     trained_with: str = ""
     """Name of the method that replaced attention in training, with its `arguments`"""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Parameters = field(default_factory=dict)
     control: "Record | None" = None
     """The same architecture with random weights, measured on the same text"""
     budgets: tuple[Cell, ...] = ()
@@ -432,30 +388,25 @@ class Record(JsonRecord):
                 raise ValueError(f"{what} is {size}; it must be at least 1")
         if not self.cells or self.cells[0].approximation != "exact":
             raise ValueError("its cells do not begin with exact attention")
-        _check_cells(self)
+        self._check_cells("cells", self.cells)
+        self._check_cells("budgets", self.budgets)
         if self.control is not None:
-            _check_control(self.control, self)
+            self._check_control(self.control)
 
+    def _check_control(self, control: "Record") -> None:
+        for name in ("metric", "unit", "length", "head_dim"):
+            if vars(control)[name] != vars(self)[name]:
+                raise ValueError(f"control has another {name} than the model that it stands beside")
+        control.check()
 
-def _check_cells(record: Record) -> None:
-    for name in ("cells", "budgets"):
-        for place, cell in enumerate(getattr(record, name)):
-            _check_cell(cell, f"{name}.{place}", record)
-
-
-def _check_cell(cell: Cell, name: str, record: Record) -> None:
-    if {len(cell.unit_totals), len(cell.unit_counts)} != {len(record.cells[0].unit_totals)}:
-        raise ValueError(f"{name} has other units than exact attention")
-    least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
-    if record.metric == "perplexity" and least <= 0:
-        raise ValueError(f"{name} has a perplexity of {least}")
-
-
-def _check_control(control: Record, record: Record) -> None:
-    for name in ("metric", "unit", "length", "head_dim"):
-        if vars(control)[name] != vars(record)[name]:
-            raise ValueError(f"control has another {name} than the model that it stands beside")
-    control.check()
+    def _check_cells(self, name: str, cells: Sequence[Cell]) -> None:
+        units = len(self.cells[0].unit_totals)
+        for place, cell in enumerate(cells):
+            if {len(cell.unit_totals), len(cell.unit_counts)} != {units}:
+                raise ValueError(f"{name}.{place} has other units than exact attention")
+            least = min(end for end in (cell.value, cell.low, cell.high) if end is not None)
+            if self.metric == "perplexity" and least <= 0:
+                raise ValueError(f"{name}.{place} has a perplexity of {least}")
 
 
 def read(kind: Any, content: Any, name: str = "it") -> Any:
@@ -464,23 +415,23 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
     Raises ValueError, with the place in `name`, for content that does not fit the dataclass.
     """
     if isinstance(kind, type) and is_dataclass(kind):
-        known, hints = {f.name for f in fields(kind)}, get_type_hints(kind)
-        if not isinstance(content, dict) or (unknown := sorted(set(content) - known)):
+        names, hints = sorted(field.name for field in fields(kind)), get_type_hints(kind)
+        if not isinstance(content, dict) or (unknown := sorted(set(content) - set(names))):
             got = f"unknown {', '.join(unknown)}" if isinstance(content, dict) else repr(content)
-            raise ValueError(f"{name} has {got}; a {kind.__name__} has {', '.join(sorted(known))}")
-        parts = {key: read(hints[key], part, f"{name}.{key}") for key, part in content.items()}
+            raise ValueError(f"{name} has {got}; a {kind.__name__} has {', '.join(names)}")
+        values = {key: read(hints[key], item, f"{name}.{key}") for key, item in content.items()}
         try:
-            return kind(**parts)
+            return kind(**values)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from None
-    origin, given = get_origin(kind), get_args(kind)
+    origin, kinds = get_origin(kind), get_args(kind)
     if origin is UnionType:
-        return None if content is None else read(given[0], content, name)
+        return None if content is None else read(kinds[0], content, name)
     if origin is tuple and isinstance(content, (list, tuple)):
-        return tuple(read(given[0], part, f"{name}.{i}") for i, part in enumerate(content))
+        return tuple(read(kinds[0], item, f"{name}.{i}") for i, item in enumerate(content))
     if origin is Mapping and isinstance(content, dict):
-        return {key: read(given[1], part, f"{name}.{key}") for key, part in content.items()}
+        return {key: read(kinds[1], item, f"{name}.{key}") for key, item in content.items()}
     if kind is not Any and not isinstance(content, NUMBERS.get(kind, origin or kind)):
-        wanted = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
-        raise ValueError(f"{name} is {content!r:.80}; it must be a {wanted}")
+        allowed = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
+        raise ValueError(f"{name} is {content!r:.80}; it must be a {allowed}")
     return content

@@ -17,11 +17,11 @@ QUERIES = 64
 """Limit of the queries of each head and unit that errors and skewness are measured on."""
 
 
-def evenly_spaced(available: int, wanted: int | None) -> list[int]:
-    """Returns at most `wanted` different indices spread over range(available); None = all."""
-    if wanted is None or wanted >= available:
+def evenly_spaced(available: int, count: int | None) -> list[int]:
+    """Returns at most `count` different indices spread over range(available); None = all."""
+    if count is None or count >= available:
         return list(range(available))
-    return [index * available // wanted for index in range(wanted)]
+    return [index * available // count for index in range(count)]
 
 
 def sample_rows(call: Call, rows: int, *, dtype: torch.dtype | None = torch.float64) -> Call:
@@ -103,7 +103,6 @@ class ExactRows:
         if answers_alone(method):
             return method(**self.rows.arguments())
         options = {"layer": self.call.layer} if getattr(method, "shares_keys", False) else {}
-        every: Tensor = method(**self.call.arguments(), **options)
-        return every.take_along_dim(
-            self.rows.rows[..., None].expand(*every.shape[:-2], -1, -1), dim=-2
-        )
+        output: Tensor = method(**self.call.arguments(), **options)
+        rows = self.rows.rows[..., None].expand(*output.shape[:-2], -1, -1)
+        return output.take_along_dim(rows, dim=-2)

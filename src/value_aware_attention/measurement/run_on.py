@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -63,3 +64,10 @@ def cores_of(used: dict[str, str | None]) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
     return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"
+
+
+def seconds_now() -> float:
+    """Reads the clock when all work is done, a GPU's too."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return perf_counter()

@@ -4,7 +4,7 @@ import ast
 import json
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -60,15 +60,15 @@ def import_closure(
     package re-exports counts as the module it comes from, not as the package, which imports every
     method. Raises ValueError for a module without a file of source.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = set(modules)
     while waiting:
         module = waiting.pop()
         if (file := _file(module)) is None:
             raise ValueError(f"the module is {module!r}; it must have a file of Python source")
-        found[module] = file
-        waiting |= _imports(file, packages) - set(found) - set(without)
-    return found
+        files[module] = file
+        waiting |= _imports(file, packages) - set(files) - set(without)
+    return files
 
 
 def defining_module(name: str) -> str:
@@ -81,15 +81,14 @@ def defining_module(name: str) -> str:
 
 @cache
 def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
-    return {name for name in _imported(file, packages) if name.split(".")[0] in packages}
-
-
-def _imported(file: Path, packages: tuple[str, ...]) -> Iterator[str]:
+    """Finds the modules of `packages` that a file imports."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
-            yield from (_origin(str(node.module), alias.name) for alias in node.names)
+            names |= {_origin(str(node.module), alias.name) for alias in node.names}
+    return {name for name in names if name.split(".")[0] in packages}
 
 
 def _origin(module: str, name: str) -> str:
@@ -136,11 +135,11 @@ class RecordCache:
     that a file under another's name is noticed.
     """
 
-    def __init__(self, folder: Path | str, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path | str, identity: Mapping[str, object]) -> None:
         self.folder = Path(folder)
         self.identity = dict(identity)
 
-    def get(self, key: Mapping[str, Any], compute: Callable[[], R]) -> R:
+    def get(self, key: Mapping[str, object], compute: Callable[[], R]) -> R:
         """Reads the record of `key` from the folder, or computes and keeps it.
 
         A file that has changed since it was written is removed, and its record computed again with
@@ -149,9 +148,9 @@ class RecordCache:
         text = json.dumps(self.identity | dict(key), sort_keys=True)
         name = sha256(text.encode()).hexdigest()
         path = self.folder / f"{name}.json"
-        found: list[R] = broadcast(lambda: _read(path))
-        if found:
-            return found[0]
+        records: list[R] = broadcast(lambda: _read(path))
+        if records:
+            return records[0]
         record = compute()
         to_json(record)  # refuses NaN by its keys, in every process
         if is_first():
@@ -164,9 +163,9 @@ def _read(path: Path) -> list[Any]:
     if not path.exists():
         return []
     try:
-        kept = load_json(path, NAME, RECORD, remedy="computed again")
-        if kept[NAME] == path.stem:
-            return [kept[RECORD]]
+        content = load_json(path, NAME, RECORD, remedy="computed again")
+        if content[NAME] == path.stem:
+            return [content[RECORD]]
         reason = f"{path} has changed since it was written: computed again"
     except ValueError as error:
         reason = str(error)

@@ -1,8 +1,8 @@
 """Holds a trained model, the text that it is measured on, and the end metric of its predictions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any, Self, TypeVar
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, pad
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact
@@ -70,7 +71,8 @@ class _ScoredRows(nn.Module):
         return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)
 
 
-P = TypeVar("P")
+R = TypeVar("R")
+S = TypeVar("S")
 Layerwise = Callable[[int], nn.Module]
 """layer index -> the method that replaces attention there."""
 Read = Callable[[Any, Tensor, Tensor], Tensor]
@@ -91,20 +93,55 @@ class UnitSums:
         return float(self.totals.sum() / self.counts.sum())
 
 
-def joined(parts: Sequence[P]) -> P:
-    """Joins the units of measured parts: dataclasses of arrays, or mappings of them, over units.
+def joined(results: Sequence[R]) -> R:
+    """Joins the units of results: dataclasses of arrays, or mappings of them, over units.
 
-    Their other fields are those of the first part.
+    Their other fields are those of the first result.
     """
 
     def together(name: str) -> Any:
-        found = [getattr(part, name) for part in parts]
-        if isinstance(found[0], Mapping):
-            return {key: np.concatenate([each[key] for each in found]) for key in found[0]}
-        return np.concatenate(found) if isinstance(found[0], np.ndarray) else found[0]
+        values = [getattr(result, name) for result in results]
+        if isinstance(values[0], Mapping):
+            return {key: np.concatenate([value[key] for value in values]) for key in values[0]}
+        return np.concatenate(values) if isinstance(values[0], np.ndarray) else values[0]
 
-    first: Any = parts[0]
+    first: Any = results[0]
     return replace(first, **{field.name: together(field.name) for field in fields(first)})
+
+
+def plain(result: Any) -> Any:
+    """Makes lists of the arrays in the fields of a result, and in mappings, for JSON."""
+    if isinstance(result, np.ndarray):
+        return result.tolist()
+    items = vars(result) if is_dataclass(result) else result
+    return {key: plain(x) for key, x in items.items()} if isinstance(items, Mapping) else items
+
+
+def arrays(content: Any) -> Any:
+    """Makes arrays of the lists that `plain` made."""
+    if isinstance(content, Mapping):
+        return {key: arrays(x) for key, x in content.items()}
+    return np.array(content) if isinstance(content, list) else content
+
+
+def measured_by_text(
+    task: "Task", settings: Sequence[S], begin: Callable[["Text"], Callable[[S], R]], progress: bool
+) -> list[R]:
+    """Measures every setting on each text, with a bar on a terminal; joins the results of texts.
+
+    `begin(text)` returns the function that measures a setting on this text.
+    """
+    rows: list[list[R]] = []
+    total = len(task.texts) * len(settings)
+    with tqdm(total=total, disable=None if progress else True, leave=False) as bar:
+        for text in task.texts:
+            measured = begin(text)
+            rows.append([])
+            for setting in settings:
+                bar.set_postfix_str(str(setting))
+                rows[-1].append(measured(setting))
+                bar.update()
+    return [joined(results) for results in zip(*rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -127,7 +164,7 @@ class Text:
     def take(self, rows: Sequence[int]) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
         """Stacks inputs and labels of rows of one length."""
         inputs, labels = (
-            torch.stack([every[row] for row in rows]) for every in (self.inputs, self.labels)
+            torch.stack([tensors[row] for row in rows]) for tensors in (self.inputs, self.labels)
         )
         return inputs, labels
 
@@ -161,7 +198,7 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 
 
 def output_at(
-    model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: Any
+    model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: bool
 ) -> Float[Tensor, "S C"]:
     """Reads logits, or hidden states of a model without a head, at some positions."""
     # A model that finds pads in the tokens would hide them; texts have none.
@@ -221,11 +258,11 @@ class Task:
         return self.given_head_dim or self.layer_calls()[0].value.shape[-1]
 
     @torch.inference_mode()
-    def run(self, method: Layerwise | None, part: int = 0) -> UnitSums:
-        """Sums the losses of a part with attention replaced; None = with the model's own."""
-        text, scored = self.texts[part], _ScoredRows()
+    def run(self, method: Layerwise | None, number: int = 0) -> UnitSums:
+        """Sums the losses of a text with attention replaced; None = with the model's own."""
+        text, scored = self.texts[number], _ScoredRows()
         batches = list(text.batches(self.batch_size))
-        replaced: Any = nullcontext()
+        replaced: AbstractContextManager[object] = nullcontext()
         if method is not None:
             layers = len(attention_layers(self.model))
             chosen = scored.in_last_layer(method, layers) if self.scored_rows else method
@@ -235,33 +272,33 @@ class Task:
             inputs, labels = (x.to(self.device) for x in text.take(rows))
             scored.asked = labels >= 0
             output = self.read(self.model, inputs, scored.asked)
-            wanted = labels[scored.asked]
+            target = labels[scored.asked]
             if self.metric == "cosine":
-                wanted = self._exact_output(part, rows[0], inputs, scored.asked)
-            losses = METRICS[self.metric](output, wanted).double().cpu()
+                target = self._exact_output(number, rows[0], inputs, scored.asked)
+            losses = METRICS[self.metric](output, target).double().cpu()
             each = losses.split((labels >= 0).sum(dim=1).tolist())
             return np.array([float(of_row.sum()) for of_row in each])
 
         with replaced:
-            found = shared_map(losses_of, batches)
+            by_batch = shared_map(losses_of, batches)
         totals = np.zeros(len(text.inputs))
-        for rows, losses in zip(batches, found, strict=True):
+        for rows, losses in zip(batches, by_batch, strict=True):
             totals[rows] = losses
         counts = np.array([float((labels >= 0).sum()) for labels in text.labels])
         return UnitSums(*(x.reshape(-1, text.pieces).sum(axis=1) for x in (totals, counts)))
 
     def _exact_output(
-        self, part: int, row: int, inputs: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
+        self, number: int, row: int, inputs: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
     ) -> Float[Tensor, "S C"]:
         """Reads a batch with exact attention, once for all methods."""
-        if (part, row) not in self.exact:
+        if (number, row) not in self.exact:
             with replace_attention(self.model, exactly, kernel=self.given_kernel):
-                self.exact[part, row] = self.read(self.model, inputs, asked)
-        return self.exact[part, row]
+                self.exact[number, row] = self.read(self.model, inputs, asked)
+        return self.exact[number, row]
 
-    def recorded_rows(self, part: int = 0) -> list[int]:
-        """Lists the rows that layers are measured on."""
-        rows = self.texts[part].inputs
+    def recorded_rows(self, number: int = 0) -> list[int]:
+        """Lists the rows of a text that layers are measured on."""
+        rows = self.texts[number].inputs
         full = [row for row, tokens in enumerate(rows) if len(tokens) == self.length]
         if not full:
             raise ValueError(
@@ -271,15 +308,15 @@ class Task:
         return [full[index] for index in evenly_spaced(len(full), self.recorded_units)]
 
     @torch.inference_mode()
-    def layer_calls(self, part: int = 0) -> list[Call]:
+    def layer_calls(self, number: int = 0) -> list[Call]:
         """Records each layer's call in the exact model, on the recorded rows as one batch.
 
         A layer that the model runs several times (ALBERT) counts as several. Raises ValueError,
         with the layer, where exact attention gives what is not a number.
         """
         layers = []
-        for row in self.recorded_rows(part):
-            inputs, labels = (x.to(self.device) for x in self.texts[part].take([row]))
+        for row in self.recorded_rows(number):
+            inputs, labels = (x.to(self.device) for x in self.texts[number].take([row]))
             with recording(self.model, kernel=self.given_kernel) as calls:
                 output = self.read(self.model, inputs, labels >= 0)
             _check_numbers(output, calls)
@@ -291,10 +328,10 @@ class Task:
         """Returns the first tokens of one of the rows that layers are measured on."""
         return self.texts[0].inputs[self.recorded_rows()[unit]][:count].tolist()
 
-    def digest(self, part: int) -> str:
-        """Hashes the tokens and labels of a part, and its recorded rows."""
-        text = self.texts[part]
-        recorded = self.recorded_rows(part), self.first_row
+    def digest(self, number: int) -> str:
+        """Hashes the tokens and labels of a text, and its recorded rows."""
+        text = self.texts[number]
+        recorded = self.recorded_rows(number), self.first_row
         facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])
         digest = sha256(repr(facts).encode())
         for row in (*text.inputs, *text.labels):

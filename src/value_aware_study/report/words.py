@@ -5,14 +5,16 @@ from typing import Any
 
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import DASH, interval, number, rounded
+from value_aware_attention.measurement.estimate import NONE as NONE
+from value_aware_attention.measurement.estimate import counted as counted
+from value_aware_attention.measurement.estimate import short as short
+from value_aware_attention.measurement.estimate import signed as signed
+from value_aware_attention.measurement.estimate import whole as whole
+from value_aware_attention.measurement.estimate import with_interval as with_interval
 from value_aware_attention.measurement.record import Record
 from value_aware_study.cards import cards
 
-DASH = "–"
-NONE = "none"
-"""Stands for a count that no number of keys reaches, or a share of outputs that are all 0."""
-LARGE = 1e7
-"""Smallest number that is written with a power of ten."""
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
 
 
@@ -28,37 +30,6 @@ def missing(value: Any) -> bool:
     return value is None or bool(pd.isna(value))
 
 
-def number(value: Any, digits: int = 1) -> str:
-    """Writes a number with thousands separators and fixed decimals; a dash if it is missing."""
-    if missing(value):
-        return DASH
-    return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
-
-
-def whole(value: Any) -> str:
-    return number(value, 0)
-
-
-def signed(value: Any, digits: int = 1) -> str:
-    if missing(value):
-        return DASH
-    if not round(value, digits):
-        return f"{0:.{digits}f}"
-    return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
-
-
-def short(value: Any, digits: int = 3) -> str:
-    """Writes a number to its significant digits: "0.0123"."""
-    return DASH if missing(value) else f"{value:.{digits}g}"
-
-
-def interval(low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number) -> str:
-    """Writes "1.0 to 2.5"; `text` writes its ends: `number`, `signed` or `short`."""
-    if missing(low) or missing(high):
-        return DASH
-    return f"{text(low, digits)} to {text(high, digits)}"
-
-
 def intervals(
     frame: pd.DataFrame,
     digits: int = 1,
@@ -68,12 +39,6 @@ def intervals(
     """Returns the interval of each row, whose ends are in two columns."""
     pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
     return [interval(low, high, digits, text) for low, high in pairs]
-
-
-def rounded(value: Any, digits: int = 3) -> str:
-    """Writes a number to its significant digits, with separators: "0.0123", "1,230"."""
-    text = DASH if missing(value) else f"{float(f'{float(value):.{digits}g}'):,.10g}"
-    return text.replace("-", "−")
 
 
 def sentences(
@@ -99,19 +64,6 @@ def sentences(
         return begins if trained == DASH else f"{begins}; {trained} over trainings"
 
     return [said(row) for row in frame.to_dict("records")]
-
-
-def with_interval(
-    value: Any, low: Any, high: Any, digits: int = 1, text: Callable[..., str] = number
-) -> str:
-    """Writes "69 (65 to 76)"; the value alone where its interval is unknown."""
-    ends = interval(low, high, digits, text)
-    return text(value, digits) if ends == DASH else f"{text(value, digits)} ({ends})"
-
-
-def counted(keys: int | None, low: int | None, high: int | None) -> str:
-    """Writes a count of keys with its interval; "none" where no count was found."""
-    return NONE if keys is None else with_interval(keys, low, high, 0)
 
 
 def ratio(value: Any, base: Any) -> float | None:
