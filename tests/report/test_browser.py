@@ -13,8 +13,8 @@ from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
 from value_aware_study.report.contents import report_page, write_probe
+from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
-from value_aware_study.report.results import Results
 
 api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

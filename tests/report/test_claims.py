@@ -13,8 +13,8 @@ from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.claim import Answer, Finding, Spread, margin
 from value_aware_study.report.exhibits import claims
 from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
+from value_aware_study.report.frame import Results
 from value_aware_study.report.records import published_spreads
-from value_aware_study.report.results import Results
 
 UNITS = 30
 HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "contradicted here", "undecided"
@@ -235,7 +235,7 @@ def test_a_finding_has_one_interval_over_text_and_trainings_and_the_range_of_see
     answer = found_in([*trainings_of(causal, "elu", 0.10, 0.12, 0.11), long])[0]
     assert answer.verdict == "holds (2 of 5 compared)"
     line = "elu × 0.896 (0.874 to 0.918; seeds 0.887 to 0.905) ✓"
-    assert answer.found()[0].startswith(f"OVA 1 against OVO 1: {line}, masked long −5.00 points (")
+    assert answer.lines()[0].startswith(f"OVA 1 against OVO 1: {line}, masked long −5.00 points (")
     own, once = answer.findings
     alone = stdtrit(2.0, 0.975) * 0.01 * np.sqrt(1 / 3)  # three trainings, and next to no text
     assert np.log(own.high / own.low) == pytest.approx(2 * alone, rel=0.01)
@@ -396,7 +396,7 @@ def test_long_and_short_are_compared_on_the_same_masked_tokens(long, noise, expe
     assert verdict([masked("long", exact=long), short], "long sequences") == expected
     given = [masked("long", exact=long), other]
     assert verdict(given, "long sequences") == OPEN
-    assert found_in(given)[7].found()[0].endswith(": exact attention not compared: other targets ?")
+    assert found_in(given)[7].lines()[0].endswith(": exact attention not compared: other targets ?")
     assert verdict([masked("long", exact=long), masked("short")], "long seq") == "not measured"
 
 

@@ -9,8 +9,8 @@ from synthetic import UNKNOWN, probed, with_cells
 from tests.report.pages import exploration
 from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import report_page
+from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
-from value_aware_study.report.results import Results
 
 TABLES = (
     *("table_1", "table_2", "table_3", "table_4", "table_4_causal", "grid", "models"),

@@ -7,7 +7,7 @@ from synthetic import match as match_of
 from value_aware_attention.measurement.headline import match as matching_keys
 from value_aware_attention.measurement.headline import matches
 from value_aware_study.report.exhibits import layers
-from value_aware_study.report.measured import (
+from value_aware_study.report.frame import (
     error_rows,
     of_kernels,
     of_models,

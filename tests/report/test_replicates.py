@@ -7,9 +7,8 @@ import pytest
 from synthetic import trained_again
 
 from value_aware_study.report import captions
-from value_aware_study.report.exhibits import every_r, layers, paper_figures, paper_tables
-from value_aware_study.report.measured import of_models
-from value_aware_study.report.results import Results
+from value_aware_study.report.exhibits import every_r, layers, paper
+from value_aware_study.report.frame import Results, of_models
 
 ELU = {"model": "causal_elu", "approximation": "optimal_v_oblivious", "r": 4}
 OVER_SEEDS, SAID = "range over seeds", "Each causal model was trained 3 times, "
@@ -67,7 +66,7 @@ def test_masked_models_have_a_range_in_tables_and_figures_and_a_caption_of_the_d
     found = Results.of(trained_again(records, 0.5, tasks=("masked",)))
     once = "Each causal model was trained once, each masked model 2 times: range"
     assert once in every_r.figure_5(found).caption
-    table = paper_tables.table_1(found)
+    table = paper.table_1(found)
     assert (twice := "Each masked model was trained 2 times: range") in table.caption
     data = table.table.data.set_index("method").loc["OVO 1"]
     exact, first = 45.0, data["difference"]
@@ -76,12 +75,12 @@ def test_masked_models_have_a_range_in_tables_and_figures_and_a_caption_of_the_d
         [second, first]
     )
     display = table.table.display.set_index("method")
-    assert display[paper_tables.OF_DIFFERENCE]["OVO 1"].endswith("; seeds +18.6 to +45.0")
-    assert display[paper_tables.OF_DIFFERENCE]["exact"].endswith("; seeds 45.0 to 45.0")
-    figure = paper_figures.figure_1(found)
+    assert display[paper.OF_DIFFERENCE]["OVO 1"].endswith("; seeds +18.6 to +45.0")
+    assert display[paper.OF_DIFFERENCE]["exact"].endswith("; seeds 45.0 to 45.0")
+    figure = paper.figure_1(found)
     assert OVER_SEEDS in figure.table.display and twice in figure.caption
     assert "trained_low" in figure.charts[0].to_json()
-    assert "seeds" not in "".join(paper_tables.table_2(found).table.display.to_numpy().ravel())
+    assert "seeds" not in "".join(paper.table_2(found).table.display.to_numpy().ravel())
 
 
 def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
@@ -97,7 +96,7 @@ def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):
     for exhibit in (
-        paper_tables.table_2(results), every_r.figure_5(results), layers.hero(results)
+        paper.table_2(results), every_r.figure_5(results), layers.hero(results)
     ):  # fmt: skip
         assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
         assert "trained_" not in exhibit.table.csv()
@@ -114,6 +113,6 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
         for model in ("causal_elu", "masked_short")
         for name, seed in numbered.items()
     }
-    shown = [exhibit.table.data for exhibit in paper_tables.table_4(given)]
+    shown = [exhibit.table.data for exhibit in paper.table_4(given)]
     rows = [data.set_index("hyperparameter").loc["seed"] for data in shown]
     assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")

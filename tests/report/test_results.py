@@ -7,8 +7,8 @@ from statistics import fmean
 import pytest
 from synthetic import TEXT
 
+from value_aware_study.report.frame import Results
 from value_aware_study.report.records import read_folder
-from value_aware_study.report.results import Results
 
 
 def written(folder, records):

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import altair as alt
 import pandas as pd
 
+from value_aware_study.report.frame import RANGE, filled
 from value_aware_study.report.look import NEAR, Mark, Panel
-from value_aware_study.report.results import RANGE, known
 from value_aware_study.report.words import sentences
 
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
@@ -119,15 +119,17 @@ def extent(*frames: pd.DataFrame) -> list[float]:
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
     """Builds the colours of these series, with the legend's options."""
     scale = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
-    shown = alt.Legend(**legend) if legend else alt.Undefined
-    return alt.Color("series:N", scale=scale, legend=shown)
+    return alt.Color(
+        "series:N", scale=scale, legend=alt.Legend(**legend) if legend else alt.Undefined
+    )
 
 
 def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
     """Builds the shapes of these series, with the legend's options."""
     scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
-    shown = alt.Legend(**legend) if legend else alt.Undefined
-    return alt.Shape("series:N", scale=scale, legend=shown)
+    return alt.Shape(
+        "series:N", scale=scale, legend=alt.Legend(**legend) if legend else alt.Undefined
+    )
 
 
 def of_field(axis: Any, field: str) -> Any:
@@ -140,14 +142,13 @@ def of_field(axis: Any, field: str) -> Any:
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None) -> Drawn:
     """Draws a bar with its interval and value for each series of each row, titled `rows`."""
     y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
-    frame = frame.assign(end=frame["high"].fillna(frame["value"]))
-    marks = _drawn(marks, frame)
+    frame, marks = frame.assign(end=frame["high"].fillna(frame["value"])), _drawn(marks, frame)
     base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
     base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)), tooltip="said:N")
     ends = {"x": of_field(x, "low"), "x2": "high:Q", "color": alt.value("var(--ink)")}
     return [
         base.mark_bar(height={"band": 0.86}),
-        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if known(frame, ENDS) else []),
+        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if filled(frame, ENDS) else []),
         base.mark_text(align="left", dx=5, fontWeight="bold").encode(
             x=of_field(x, "end"), text=alt.Text("value:Q", format=",")
         ),
@@ -174,18 +175,18 @@ def dots(
         grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0, labelOffset=up,
         labelPadding=10,  # a mark at 0 has room
     )  # fmt: skip
-    places: dict[str, Any] = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
+    y = alt.Y("name:N", sort=order, title=None, axis=axis)
     titled = {"title": legend, "columns": 4} if legend else {}
     marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
-    places["tooltip"] = "said:N"
     colours, shapes = colour(marks, orient="bottom", **titled), shape(marks, **titled)
-    base = _base(frame, labels, numbers, colours, **places)
+    base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
-    if known(frame, ENDS):
+    if filled(frame, ENDS):
         rule = base.mark_rule(strokeWidth=1.6)
         layers.insert(0, rule.encode(x=of_field(x, "low"), x2="high:Q"))
     if published is not None:
-        hollow = _base(published, labels, numbers, colours, **places).encode(shape=shapes)
+        hollow = _base(published, labels, numbers, colours, x=x, y=y, tooltip="said:N")
+        hollow = hollow.encode(shape=shapes)
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=130))
     return layers
 
@@ -209,10 +210,10 @@ def curves(
     joined = frame[frame.groupby("series")["series"].transform("size") >= JOINED]
     line = _base(joined, labels, numbers, colours, x=x, y=y)
     layers = [line.mark_line(strokeWidth=weight.line)] if len(joined) else []
-    if known(frame, ENDS):
+    if filled(frame, ENDS):
         rule = base.mark_rule(strokeWidth=0.8 * weight.line)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
-    if known(frame, RANGE):
+    if filled(frame, RANGE):
         pale = alt.when(SHOWN).then(alt.value(0.3)).otherwise(alt.value(0.05))
         wide = base.transform_filter(f"isValid(datum.{RANGE[0]})").mark_rule(strokeWidth=9)
         wide = wide.encode(y=of_field(y, RANGE[0]), y2=f"{RANGE[1]}:Q", opacity=pale)
@@ -221,8 +222,8 @@ def curves(
     if published is not None and len(published):
         hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=120))
-    every = pd.concat([_told(frame, labels, numbers), _told(published, labels, numbers)])
-    return [*layers, nearest(every.dropna(subset="value"), x, y)]
+    told = pd.concat([_told(marked, labels, numbers) for marked in (frame, published)])
+    return [*layers, nearest(told.dropna(subset="value"), x, y)]
 
 
 def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -249,9 +250,10 @@ def _told(
     """Returns what a mark needs to say its sentence; one that the caller did not give is added."""
     if frame is None:
         return pd.DataFrame(columns=[*numbers, "said"])
-    where = ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1]))
-    given = frame if "said" in frame else frame.assign(said=sentences(frame, where))
-    return given[[*numbers, "said"]]
+    if "said" not in frame:
+        where = ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1]))
+        frame = frame.assign(said=sentences(frame, where))
+    return frame[[*numbers, "said"]]
 
 
 def _base(
@@ -262,7 +264,7 @@ def _base(
     **axes: Any,
 ) -> alt.Chart:
     """Encodes the series of a frame by colour; `tooltip` among the axes shows their sentences."""
-    numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
+    numbers = [*numbers, *filled(frame, (*ENDS, *RANGE))]
     drawn = frame[[name for name in (*labels, *numbers) if name in frame]]
     if labels[0] == "name":
         drawn = drawn.assign(said=_told(frame, labels, ["value"])["said"])
@@ -297,7 +299,8 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -
 
     Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
     """
-    place = next(i for i, one in enumerate(layers) if one.encoding.color is not alt.Undefined)
+    coloured = [layer.encoding.color is not alt.Undefined for layer in layers]
+    place = coloured.index(True)
     bound = layers[place].add_params(SHOWN)
     panel = alt.layer(*layers[:place], bound, *layers[place + 1 :])
     panel = panel.properties(width="container", height=height)
@@ -318,10 +321,9 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
     first = max(float(among.quantile(0.01)), 1e-6)
     last = max(float(among.max()), first * 1.01)
     scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
-    where = f"{title}, layer {{layer}}, head {{head}}"
-    said = sentences(frame, where, unit)
+    told = sentences(frame, f"{title}, layer {{layer}}, head {{head}}", unit)
     places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
-    base = alt.Chart(frame[["layer", "head", "value", "text"]].assign(said=said)).encode(
+    base = alt.Chart(frame[["layer", "head", "value", "text"]].assign(said=told)).encode(
         x=alt.X("head:O", title="head", axis=places),
         y=alt.Y("layer:O", title="layer", axis=places),
         tooltip="said:N",
@@ -334,5 +336,5 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
         ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
         size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
         cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))
-    height = 26 * frame["layer"].nunique()
-    return alt.layer(*cells, title=title).properties(width="container", height=height)
+    panel = alt.layer(*cells, title=title)
+    return panel.properties(width="container", height=26 * frame["layer"].nunique())

@@ -11,7 +11,7 @@ from value_aware_study.report.exhibit import Section
 from value_aware_study.report.exhibits import benchmark
 from value_aware_study.report.exhibits.benchmark import Measurements
 from value_aware_study.report.exhibits.benchmark_claims import CLAIMS, answers
-from value_aware_study.report.results import Results
+from value_aware_study.report.frame import Results
 
 
 def beside_fused(answer: Answer) -> bool:

@@ -15,7 +15,7 @@ from value_aware_attention.measurement.cache_record import (
 from value_aware_study.report.contents import cache_section
 from value_aware_study.report.exhibit import Table
 from value_aware_study.report.exhibits.caches import gaps
-from value_aware_study.report.measured import FLOOR
+from value_aware_study.report.frame import FLOOR
 
 
 def level(cell: CacheCell, error: float, right: float) -> CacheCell:

@@ -7,16 +7,15 @@ from drawn import rows
 from synthetic import probed, with_attention, with_cells
 
 from value_aware_study.report.exhibits import layers
-from value_aware_study.report.exhibits.layers import BOUND_LABEL
-from value_aware_study.report.measured import (
+from value_aware_study.report.exhibits.layers import BOUND_LABEL, gap_findings
+from value_aware_study.report.frame import (
     FLOOR,
-    ORACLES,
-    gap_findings,
+    Results,
     gap_rows,
     of_kernels,
     of_models,
 )
-from value_aware_study.report.results import Results
+from value_aware_study.report.words import ORACLES
 
 
 def with_gaps(results, change):

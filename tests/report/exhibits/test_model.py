@@ -13,7 +13,7 @@ from value_aware_attention.measurement.record import Record
 from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import model_section, write_probe
 from value_aware_study.report.exhibits.model import two_digits
-from value_aware_study.report.measured import ORACLES
+from value_aware_study.report.words import ORACLES
 
 HEADLINE = "On <tiny>, 4 value-aware keys match 8."
 

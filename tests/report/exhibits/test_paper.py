@@ -10,26 +10,28 @@ from drawn import rows
 from synthetic import UNKNOWN, ends, record, with_cells
 
 from value_aware_attention.measurement.record import Baseline, Cell
-from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
-from value_aware_study.report.exhibits.paper_tables import (
+from value_aware_study.report.exhibits.paper import (
     OF_DIFFERENCE,
     OF_RATIO,
+    figure_1,
+    figure_2,
+    figure_3,
+    setting_value,
     table_1,
     table_2,
     table_3,
     table_4,
+    tokens_count,
 )
+from value_aware_study.report.frame import Results
 from value_aware_study.report.published import TABLE_1, TABLE_3, TABLE_4_LONG
-from value_aware_study.report.results import Results
 from value_aware_study.report.words import (
     DASH,
     interval,
     number,
     sentences,
-    setting_value,
     signed,
     times,
-    tokens_count,
     with_interval,
 )
 

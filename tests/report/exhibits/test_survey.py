@@ -12,9 +12,8 @@ from synthetic import UNKNOWN, with_cells
 
 from value_aware_study.report.exhibits import survey
 from value_aware_study.report.exhibits.survey import budget_settings, findings
+from value_aware_study.report.frame import FLOOR, Results
 from value_aware_study.report.look import specification
-from value_aware_study.report.measured import FLOOR
-from value_aware_study.report.results import Results
 from value_aware_study.report.words import DASH
 
 
