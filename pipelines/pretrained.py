@@ -16,7 +16,6 @@ from pipelines.app import app
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<model>/: record.json, tables, figures and a page."""
     from pipelines.app.probing import probed
-    from value_aware_attention.models.checkpoints import load_model, load_tokenizer
     from value_aware_study.data.packaged_weights import weights_folder
     from value_aware_study.paths import inside
 
@@ -25,8 +24,8 @@ def main(cfg: DictConfig) -> None:
     folder = str(weights_folder(**package))
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     probed(
-        cfg.probe, load_model(folder), load_tokenizer(folder), texts, checkpoint=folder,
-        name=cfg.model, folder=results, description=cfg.description, named_by="pretrained.model",
+        cfg.probe, folder, texts, name=cfg.model, folder=results,
+        description=cfg.description, named_by="pretrained.model",
     )  # fmt: skip
 
 

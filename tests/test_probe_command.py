@@ -10,12 +10,13 @@ import pytest
 import torch
 from probed import LENGTH, model, tokenizer, words
 
-from value_aware_attention import probe, probe_command, probe_run
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.measure import measure_own
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.terminal import side_by_side, tables
+from value_aware_attention.probe import __main__ as command
+from value_aware_attention.probe import measuring
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FEW = ["--windows", "2", "--rows", "4", "--search", "fast", "--sizes", "1", "4", "--no-control"]
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["value-aware-probe", *map(str, arguments)])
-    probe_command.main()
+    command.main()
 
 
 def test_it_prints_the_report_and_writes_the_record(
@@ -55,7 +56,7 @@ def test_it_prints_the_report_and_writes_the_record(
         records.append(Record.from_json(kept.read_text()))
         printed = capsys.readouterr().out
         assert "\n".join(tables(records[-1])) in printed and headline(records[-1]) in printed
-        assert printed.startswith(f"{name}\nabout ") and records[-1].model == name
+        assert printed.startswith(f"{name}\n") and records[-1].model == name
     run(monkeypatch, *(tmp_path / f"{one.model}.json" for one in records))
     printed = capsys.readouterr().out
     assert printed.strip("\n") == "\n".join(side_by_side(records))
@@ -75,14 +76,11 @@ def test_it_prints_the_report_and_writes_the_record(
     assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]
 
 
-def test_caches_and_an_estimate(
+def test_caches_have_a_table(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    given = [folder / "bert", "--text", folder / "text.txt", "--length", LENGTH, *FEW]
-    run(monkeypatch, *given, "--estimate")
-    printed = capsys.readouterr().out
-    assert printed.startswith("bert: about ") and printed.count("\n") == 1
-    run(monkeypatch, *given, "--caches")
+    run(monkeypatch, folder / "bert", "--text", folder / "text.txt", "--length", LENGTH, *FEW,
+        "--caches")  # fmt: skip
     printed = capsys.readouterr().out
     assert "a cache that keeps r of 16 keys for all later queries: 1 - cosine" in printed
     rows = [line.split("  ")[0] for line in printed.splitlines()]
@@ -94,19 +92,18 @@ def test_half_precision_is_read_as_another_dtype(
 ) -> None:
     model("bert").half().save_pretrained(tmp_path / "half")
     tokenizer().save_pretrained(tmp_path / "half")
-    given = [tmp_path / "half", "--text", folder / "text.txt", "--length", LENGTH, "--estimate"]
+    arguments = [tmp_path / "half", "--text", folder / "text.txt", "--length", LENGTH, *FEW]
     with pytest.raises(SystemExit, match="the model is float16 on a CPU"):
-        run(monkeypatch, *given)
-    run(monkeypatch, *given, "--dtype", "float32")
-    assert capsys.readouterr().out.startswith("half: about ")
+        run(monkeypatch, *arguments)
+    run(monkeypatch, *arguments, "--dtype", "float32")
+    assert "On half at 16 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "line"),
     [
         ("{bert}", "--text is missing; "),
         ("{bert} {gpt2} --text {text.txt} --json a.json", "--json keeps the record of one model"),
-        ("{bert} --text {text.txt} --estimate --json a.json", "not an estimate"),
         ("{no.json} --json a.json", "--json keeps the record of one model that is measured"),
         ("{bert} --text {no.txt}", "no.txt; "),
         ("{bert} --text {bert/model.safetensors}", "model.safetensors: unknown suffix, allowed"),
@@ -123,7 +120,7 @@ def test_half_precision_is_read_as_another_dtype(
         ("{no.json}", "No such file or directory"),
         ("{bert/config.json}", "schema version"),
         ("{bert} --text {text.txt} --length 0", "length is 0; it must be"),
-        ("{bert} --text {text.txt} --estimate --rows 0", "rows is 0; it must be"),
+        ("{bert} --text {text.txt} --rows 0", "rows is 0; it must be"),
         ("{bert} --text {text.txt} --caches --sizes 999", "sizes has 999"),
         ("{bert} --text {text.txt} --json {bert}", "give a file in a folder that is there"),
         ("{bert} --text {text.txt} --json {none/a.json}", "give a file in a folder that is there"),
@@ -134,37 +131,32 @@ def test_half_precision_is_read_as_another_dtype(
     ],
 )
 def test_an_error_is_one_line(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, given: str, said: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, line: str
 ) -> None:
-    arguments = [folder / one[1:-1] if one.startswith("{") else one for one in given.split()]
+    words = [folder / word[1:-1] if word.startswith("{") else word for word in arguments.split()]
     for name in ("measure", "measure_caches"):
-        monkeypatch.setattr(probe, name, lambda *_, **__: pytest.fail("it measures"))
+        monkeypatch.setattr(measuring, name, lambda *_, **__: pytest.fail("it measures"))
     with pytest.raises(SystemExit) as stopped:
-        run(monkeypatch, *arguments)
+        run(monkeypatch, *words)
     message = str(stopped.value.code)
-    assert message.startswith("error: ") and said in message and "\n" not in message
+    assert message.startswith("error: ") and line in message and "\n" not in message
 
 
-def test_it_reads_texts_as_the_apps_do(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_it_reads_texts_as_the_apps_do(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.jsonl").write_text('{"text": "w1"}\n{"text": "w2"}\n')
     with gzip.open(texts / "b.tokens.gz", "wt") as file:
         file.write("w3 w4\r\n")
     (texts / "c.pdf").write_text("w5")
-    monkeypatch.setattr(probe_run, "estimate", lambda model, tokenizer, given, **_: given)
-    run(monkeypatch, folder / "bert", "--text", texts, "--estimate")
-    assert capsys.readouterr().out.splitlines() == [
-        f"{texts}: text files read: 2; left out: .pdf (1)",
-        "bert: ['w1', 'w2', 'w3 w4']",
-    ]
+    options = command.parser().parse_args(["bert", "--text", str(texts)])
+    assert command.texts_of(options) == ["w1", "w2", "w3 w4"]
+    assert capsys.readouterr().out == f"{texts}: text files read: 2; left out: .pdf (1)\n"
 
 
 def test_help_and_mistyped_options_do_not_wait_for_torch() -> None:
     code = (
-        "import sys; from value_aware_attention.probe_command import main\n"
+        "import sys; from value_aware_attention.probe.__main__ import main\n"
         "try: main()\nfinally: assert 'torch' not in sys.modules"
     )
     for option, status in {"--help": 0, "--serch=fast": 2, "--search=fats": 2}.items():

@@ -1,17 +1,17 @@
-"""Probes a loaded model and writes its page: what the apps probe and pretrained share."""
+"""Probes a model and writes its page: what the apps probe and pretrained share."""
 
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from pipelines.app.checkpoint import file_hash
 from pipelines.app.hydra_app import plain
@@ -19,58 +19,70 @@ from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.terminal import cache_table
 from value_aware_attention.models.checkpoints import checkpoint_files
-from value_aware_attention.probe import probe, probe_caches
+from value_aware_attention.probe import loaded, probe
+from value_aware_study.data.text import Document, HubDocuments, TextFiles
 from value_aware_study.evaluation.explorer import exploration
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.contents import write_probe
 from value_aware_study.report.page import earlier_files
 
+HUB = "hub:"
+DATA_SET = re.compile(r"hub:(?P<name>[^:]+)(:(?P<split>[^:[]+(\[[^]]*\])?)(:(?P<column>[^:]+))?)?")
+
+
+def documents(source: str) -> Iterable[Document]:
+    """Reads files, or hub:NAME[:SPLIT[:COLUMN]], by default the column text of the split test.
+
+    NAME is that of a data set, with its configuration after a second slash, or a local folder laid
+    out as one. SPLIT may be a part, such as test[:500]. Raises ValueError for another form.
+    """
+    if not source.startswith(HUB):
+        return TextFiles(source)
+    match = DATA_SET.fullmatch(source)
+    if match is None:
+        raise ValueError(f"text is {source}; a data set is hub:NAME[:SPLIT[:COLUMN]]")
+    path, configuration = match["name"], None
+    if path.count("/") == 2 and not Path(path).exists():
+        path, _, configuration = path.rpartition("/")
+    return HubDocuments(
+        path=path, name=configuration, splits={match["split"] or "test": None},
+        field=match["column"] or "text",
+    )  # fmt: skip
+
 
 def probed(
     cfg: DictConfig,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: str,
     texts: Sequence[str],
     *,
-    checkpoint: str,
     name: str,
     folder: Path,
     description: str = "",
     named_by: str = "probe.name",
 ) -> dict[str, Any]:
-    """Measures a loaded model, writes the record and its page into the folder, returns a row.
+    """Measures a checkpoint, writes the record and its page into the folder, returns a row.
 
     Raises ValueError, before it measures, where the folder holds the page of another checkpoint;
     `named_by` is the key that gives it another name.
     """
+    model, tokenizer = loaded(checkpoint, tokenizer=cfg.tokenizer, dtype=cfg.dtype)
     hashes = {"checkpoint": file_hash(checkpoint_files(checkpoint))}
     check_earlier(folder, name, model, hashes, named_by)
-    kernels, own = [built_kernel(one) for one in cfg.kernels], kernel(cfg, model)
-    if cfg.caches and own is not None:
+    kernels, post_hoc = [built_kernel(option) for option in cfg.kernels], kernel(cfg, model)
+    if cfg.caches and post_hoc is not None:
         raise ValueError("caches=true measures the model's own kernel: leave out kernel, or caches")
-    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+    same = ("windows", "length", "rows", "search", "sizes", "between", "skewness_gap", "control",
+            "seed", "draw", "cache", "caches")  # fmt: skip
     with tracked(cfg, "probe", name) as run:
-        caches = None
-        if cfg.caches:  # first, as it refuses short windows
-            caches = probe_caches(
-                model, tokenizer, texts, windows=cfg.windows, length=cfg.length, seed=cfg.seed,
-                draw=cfg.draw, name=name, progress=True,
-            )  # fmt: skip
         report = probe(
-            model, tokenizer, texts, windows=cfg.windows, length=cfg.length, rows=cfg.rows,
-            search=cfg.search, sizes=cfg.sizes, kernel=own, methods=methods(cfg),
-            kernels=kernels, between=cfg.between,
-            skewness_gap=cfg.skewness_gap, control=cfg.control,
-            seed=cfg.seed, draw=cfg.draw, name=name, cache=cfg.cache, show=print,
+            model, tokenizer, texts, kernel=post_hoc, methods=methods(cfg), kernels=kernels,
+            name=name, show=print, **{option: cfg[option] for option in same},
         )  # fmt: skip
-        if caches:
-            print("", *cache_table(caches), sep="\n")
         text = replace(report.record.text, description=description)
         record = replace(report.record, text=text, hashes=hashes)
-        explored = exploration(name, model, tokenizer, texts, kernel=own)
-        write_probe(record, folder, caches, explored)
+        explored = exploration(name, model, tokenizer, texts, kernel=post_hoc)
+        write_probe(record, folder, report.caches, explored)
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}
@@ -89,9 +101,9 @@ def check_earlier(
         return
     remedy = f"give {named_by}=<another name>, or remove {folder}"
     earlier = load_json(file, "hashes", "model", "architecture", remedy=remedy)
-    given = {"hashes": hashes, "model": name, "architecture": type(model).__name__}
+    measured = {"hashes": hashes, "model": name, "architecture": type(model).__name__}
     compared = ("hashes",) if earlier["hashes"] else ("model", "architecture")
-    if any(earlier[key] != given[key] for key in compared):
+    if any(earlier[key] != measured[key] for key in compared):
         raise ValueError(f"{folder} holds {earlier['model']} of another checkpoint: {remedy}")
 
 
@@ -109,11 +121,11 @@ def kernel(cfg: DictConfig, model: PreTrainedModel) -> Kernel | None:
     """Returns the kernel asked for, with a warning; None where it is the model's own."""
     if cfg.kernel is None:
         return None
-    asked, own = built_kernel(cfg.kernel.function), own_kernel(model)
-    if asked == own:
+    asked, trained = built_kernel(cfg.kernel.function), own_kernel(model)
+    if asked == trained:
         return None
     print(
-        f"warning: the model was trained with {own}, not {asked}: what follows is post hoc",
+        f"warning: the model was trained with {trained}, not {asked}: what follows is post hoc",
         file=sys.stderr,
     )
     return asked

@@ -1,11 +1,14 @@
 """Paired intervals: coverage on known data, and agreement with scipy where units are equal."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from value_aware_attention.measurement.estimate import Estimate, estimate, ratio_of_sums
 from value_aware_attention.measurement.measure import end_metric
-from value_aware_attention.measurement.record import estimate, ratio_of_sums
 from value_aware_attention.measurement.task import UnitSums
 
 
@@ -64,3 +67,26 @@ def test_intervals_of_many_ratios_are_those_of_each_and_shrink_with_the_units() 
     again, low_again, high_again = ratio_of_sums(np.tile(totals, (4, 1)), np.tile(counts, (4, 1)))
     np.testing.assert_allclose(again, middle)
     assert ((high_again - low_again) < 0.5 * (high - low)).all()
+
+
+@pytest.mark.parametrize(
+    ("ends", "unit", "text"),
+    [
+        ((30.5, 30.4, 30.6), "perplexity", "30.50 (30.40 to 30.60)"),
+        ((30.5, 30.4, 30.6), "[error]", "30.5 [30.4, 30.6]"),
+        ((30.5, None, None), "[cosine]", "30.5000"),
+        ((0.01234, 0.0111, 0.0222), "", "0.0123 (0.0111 to 0.0222)"),
+        ((123456.0, 99999.0, 2e5), "[perplexity]", "1.2e+05 [99,999.00, 2e+05]"),
+        ((None, None, None), "error", "–"),
+    ],
+)
+def test_an_estimate_is_written_in_its_unit(ends: tuple, unit: str, text: str) -> None:
+    value, low, high = ends
+    assert f"{Estimate(value=value, low=low, high=high):{unit}}" == text
+
+
+def test_records_are_read_and_written_without_torch() -> None:
+    names = ("record", "cache_record", "headline", "terminal")
+    modules = ", ".join(f"value_aware_attention.measurement.{name}" for name in names)
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from value_aware_attention.measurement.estimate import in_unit
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -16,7 +17,6 @@ from value_aware_attention.measurement.record import (
 NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
 SHARE = 0.05
-DIGITS = {"perplexity": 2, "error": 1, "cosine": 4}
 LOSSES = {
     "perplexity": "a perplexity of",
     "error": "wrong predictions, in % of the hidden tokens, of",
@@ -35,8 +35,8 @@ def headline(record: Record) -> str:
     Beside both stands the control's number, where random weights were measured. In brackets are
     95% intervals over windows; errors are pooled over the layers.
     """
-    parts = filter(None, [_loss(record), *_matches(record)])
-    return f"On {record.model} at {record.length:,} tokens, {' '.join(parts)}"
+    sentences = filter(None, [_loss(record), *_matches(record)])
+    return f"On {record.model} at {record.length:,} tokens, {' '.join(sentences)}"
 
 
 def shown_size(record: Record) -> int:
@@ -56,16 +56,17 @@ def warning(record: Record) -> str:
 
     A difference is one where its interval leaves out 0; of one window, which has none, any is.
     """
-    metric, value = record.metric, number(record.cells[0].value, record.metric)
-    exact = f"exact attention's {value}"
-    if (guess := record.baselines.get("chance")) and ends_of(guess)[0] <= NONE:
-        blind = f"a guess without reading has {number(guess.value, metric)}"
+    metric, r = record.metric, shown_size(record)
+    exact = f"exact attention's {in_unit(record.cells[0].value, metric)}"
+    guess = record.baselines.get("chance")
+    if guess is not None and ends_of(guess)[0] <= NONE:
+        blind = f"a guess without reading has {in_unit(guess.value, metric)}"
         return f"the {metric} cannot tell what keys do: {exact} is no better than chance, {blind}"
-    found = with_keys(record, r := shown_size(record)).values()
-    if found and all(low <= NONE and high >= -NONE for low, high in map(ends_of, found)):
+    differences = [ends_of(cell) for cell in with_keys(record, r).values()]
+    if differences and all(low <= NONE and high >= -NONE for low, high in differences):
         return (
             f"the {metric} cannot tell the choices apart: with {r} keys in every layer, by each "
-            f"of {len(found)} methods, {exact} lies within its interval"
+            f"of {len(differences)} methods, {exact} lies within its interval"
         )
     return ""
 
@@ -79,31 +80,36 @@ def ends_of(cell: EndMetric) -> tuple[float, float]:
 def _loss(record: Record) -> str:
     """Says what r keys leave of the end metric, or why that is not told."""
     r, metric = shown_size(record), record.metric
-    found = with_keys(record, r)
-    if not {OBLIVIOUS, AWARE} <= set(found):
+    trained = with_keys(record, r)
+    if not {OBLIVIOUS, AWARE} <= set(trained):
         return ""
-    if said := warning(record):
-        return f"{said}."
-    nets = [of for of in (record, record.control) if of and with_keys(of, r)]
-    own, *random = (
-        [with_interval(with_keys(of, r)[k], metric, "{} ({} to {})") for k in (AWARE, OBLIVIOUS)]
-        + ["" if metric == "cosine" else f", exact {number(of.cells[0].value, metric)}"]
-        for of in nets
-    )
-    beside = "".join(f"; with random weights {a} and {b}{exact}" for a, b, exact in random)
+    if blind := warning(record):
+        return f"{blind}."
+    random = ""
+    if record.control and (cells := with_keys(record.control, r)):
+        random = (
+            f"; with random weights {cells[AWARE]:{metric}} and {cells[OBLIVIOUS]:{metric}}"
+            f"{_exact(record.control)}"
+        )
     return (
-        f"{r} value-aware keys in every layer leave {LOSSES[metric]} {own[0]} and {r} by weight "
-        f"{own[1]}{own[2]}{beside}."
+        f"{r} value-aware keys in every layer leave {LOSSES[metric]} {trained[AWARE]:{metric}} "
+        f"and {r} by weight {trained[OBLIVIOUS]:{metric}}{_exact(record)}{random}."
     )
+
+
+def _exact(record: Record) -> str:
+    """Tells exact attention's end metric beside others; a cosine's is 1."""
+    metric = record.metric
+    return "" if metric == "cosine" else f", exact {in_unit(record.cells[0].value, metric)}"
 
 
 def _matches(record: Record) -> Iterator[str]:
     """Yields the keys that match, then those with random weights; without any, the keys needed."""
     measured = layers_of(record)
-    if said := matches(measured):
-        yield from filter(None, [f"{said}.", matches_at_random(record)])
+    if counts := matches(measured):
+        yield from filter(None, [f"{counts}.", matches_at_random(record)])
     else:
-        oblivious, aware = (needed(measured, one, share=SHARE) for one in (OBLIVIOUS, AWARE))
+        oblivious, aware = (needed(measured, name, share=SHARE) for name in (OBLIVIOUS, AWARE))
         yield (
             f"an output error of {SHARE:.0%} takes {aware.keys:,} value-aware keys or "
             f"{oblivious.keys:,} chosen by weight, of {measured.keys:,}."
@@ -112,14 +118,15 @@ def _matches(record: Record) -> Iterator[str]:
 
 def matches_at_random(record: Record) -> str:
     """Says how many keys match with random weights, and whether training has any part in it."""
-    found = _pairs(layers_of(record.control)) if record.control else {}
-    if not found:
+    random = _matching(layers_of(record.control)) if record.control else {}
+    if not random:
         return ""
-    pairs = [(one, found[r]) for r, one in _pairs(layers_of(record)).items()]
+    trained = _matching(layers_of(record))
+    pairs = [(count, random[r]) for r, count in trained.items()]
     alike = all(_is_narrow(*pair) and (pair[0].low or 0) <= (pair[1].high or 0) for pair in pairs)
     not_fewer = ", no fewer as far as the intervals tell: these counts do not come from training"
     return (
-        f"With random weights they match {', '.join(counted(one) for _, one in pairs)}"
+        f"With random weights they match {', '.join(str(count) for _, count in pairs)}"
         f"{not_fewer if alike else ''}."
     )
 
@@ -137,19 +144,21 @@ def _is_narrow(*counts: MatchingKeys) -> bool:
 
 def matches(measured: OutputError) -> str:
     """Says how many keys chosen by weight match 4, 8 and 16 value-aware keys; "" if not counted."""
-    if not (found := [*_pairs(measured).values()]):
+    counts = [*_matching(measured).values()]
+    if not counts:
         return ""
-    first, *others = found
-    more = "".join(f", {one.r} match {counted(one)}" for one in others)
+    first, *others = counts
+    more = "".join(f", {count.r} match {count}" for count in others)
     return (
-        f"{first.r} value-aware keys match {counted(first)}{more} of {measured.keys:,} keys chosen "
+        f"{first.r} value-aware keys match {first}{more} of {measured.keys:,} keys chosen "
         f"by attention weight (errors pooled; of single queries, {first.r} match {first.median:,} "
         f"in the median, {first.lower_quartile:,} to {first.upper_quartile:,} in the quartiles)"
     )
 
 
-def _pairs(measured: OutputError) -> dict[int, MatchingKeys]:
-    return {r: one for r in HEADLINE_SIZES if (one := match(measured, r))}
+def _matching(measured: OutputError) -> dict[int, MatchingKeys]:
+    """Maps the headline's sizes to the keys by weight that match them, where they were counted."""
+    return {r: count for r in HEADLINE_SIZES if (count := match(measured, r))}
 
 
 def layers_of(record: Record) -> OutputError:
@@ -163,14 +172,14 @@ def by_layer(record: Record) -> str:
     nets = (record, record.control)
     pairs = sorted(
         (
-            [needed(layers_of(of), OBLIVIOUS, share=SHARE, layer=layer) for of in nets]
+            [needed(layers_of(net), OBLIVIOUS, share=SHARE, layer=layer) for net in nets]
             for layer in range(layers_of(record).layers)
         ),
         key=lambda pair: (pair[0].keys or 0) - (pair[1].keys or 0),
     )
     most, least = (
-        f"{counted(own)} in layer {own.layer} ({counted(random)} with random weights)"
-        for own, random in (pairs[-1], pairs[0])
+        f"{trained} in layer {trained.layer} ({random} with random weights)"
+        for trained, random in (pairs[-1], pairs[0])
     )
     return (
         f"Keys by weight for {SHARE:.0%} error, trained minus random weights: most with {most}, "
@@ -180,8 +189,8 @@ def by_layer(record: Record) -> str:
 
 def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKeys | None:
     """Finds how many keys by weight match r value-aware ones; None where that was not measured."""
-    found = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
-    return next(found, None)
+    rows = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
+    return next(rows, None)
 
 
 def needed(
@@ -198,28 +207,9 @@ def keys_by_head(measured: OutputError, method: str, share: float) -> list[list[
 
     1 for a head whose outputs are all 0.
     """
-    found = [[1] * measured.heads for _ in range(measured.layers)]
+    counts = [[1] * measured.heads for _ in range(measured.layers)]
     for row in measured.keys_needed:
         of_head = row.layer is not None and row.head is not None
         if of_head and (row.method, row.share) == (method, share):
-            found[row.layer][row.head] = row.keys or 1  # type: ignore[index]
-    return found
-
-
-def counted(found: MatchingKeys | KeysNeeded) -> str:
-    ends = "" if found.low is None else f" ({found.low:,} to {found.high:,})"
-    return f"{whole(found.keys)}{ends}"
-
-
-def whole(count: int | None) -> str:
-    return "none" if count is None else f"{count:,}"
-
-
-def with_interval(cell: Cell, metric: str, form: str = "{} [{}, {}]") -> str:
-    if cell.low is None or cell.high is None:
-        return number(cell.value, metric)
-    return form.format(*(number(end, metric) for end in (cell.value, cell.low, cell.high)))
-
-
-def number(value: float, metric: str) -> str:
-    return f"{value:.2g}" if value >= 1e5 else f"{value:,.{DIGITS[metric]}f}"
+            counts[row.layer][row.head] = row.keys or 1  # type: ignore[index]
+    return counts

@@ -6,60 +6,11 @@ from statistics import fmean
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
-
 from value_aware_attention.files import from_json, reading, to_json, without_checksum
-
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """A number with its 95% interval over units; None where it is not known, as of one unit."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-
-
-def estimate(
-    totals: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    *,
-    least: float = -np.inf,
-    most: float = np.inf,
-) -> Estimate:
-    """Computes a ratio of sums and its interval, cut at `least` and `most`; None if not finite."""
-    if not counts.sum() > 0:
-        return Estimate(value=None, low=None, high=None)
-    ends = (float(x) for x in ratio_of_sums(totals, counts))
-    value, low, high = (min(max(x, least), most) if np.isfinite(x) else None for x in ends)
-    return Estimate(value=value, low=low, high=high)
-
-
-def ratio_of_sums(
-    totals: NDArray[np.float64], counts: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
-
-    Units (windows or sequences) are taken as independent, not their targets, which share a context:
-    Student's t with the variance of a ratio estimator. With t_u the difference of two methods'
-    losses it is the paired interval of their mean difference. Other axes are other ratios; they
-    broadcast. The ends of a single unit are NaN; so is 0 / 0.
-    """
-    units, count = len(counts), counts.sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        estimate = totals.sum(axis=0) / count
-        if units < 2:
-            unknown = np.full_like(estimate, np.nan)
-            return estimate, unknown, unknown
-        deviation = totals - estimate * counts
-        error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
-    margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
-    return estimate, estimate - margin, estimate + margin
-
+from value_aware_attention.measurement.estimate import CONFIDENCE as CONFIDENCE
+from value_aware_attention.measurement.estimate import Estimate, counted
+from value_aware_attention.measurement.estimate import estimate as estimate
+from value_aware_attention.measurement.estimate import ratio_of_sums as ratio_of_sums
 
 TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task that a model is measured on by it"""
@@ -113,18 +64,16 @@ class JsonRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndMetric:
+class EndMetric(Estimate):
     """A model's end metric with its paired 95% interval around exact attention's.
 
     `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
     the share of wrong ones for "error", itself for "cosine". value = exact + difference.
     """
 
+    value: float
     count: int
     """Targets"""
-    value: float
-    low: float | None
-    high: float | None
     difference: float
     difference_low: float | None
     difference_high: float | None
@@ -209,7 +158,21 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatchingKeys:
+class KeyCount:
+    """A count of keys, and the counts at the ends of the 95% interval of its error over units."""
+
+    keys: int | None
+    """None: every output is 0, so that no error is a share of it"""
+    low: int | None
+    high: int | None
+
+    def __str__(self) -> str:
+        """Writes "46 (43 to 50)"."""
+        return counted(self.keys, self.low, self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchingKeys(KeyCount):
     """The fewest keys by weight with at most the error of `r` value-aware ones.
 
     Errors pooled over the queries of a layer (None: of all layers), with the 95% interval over
@@ -218,31 +181,22 @@ class MatchingKeys:
 
     layer: int | None
     r: int
-    keys: int | None
-    """None: every output of the layer is 0, so that no error is a share of it"""
-    low: int | None
-    high: int | None
     lower_quartile: int
     median: int
     upper_quartile: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysNeeded:
+class KeysNeeded(KeyCount):
     """The fewest keys of a method with at most a relative output error of `share`.
 
-    `head` None pools the heads, `layer` None the layers too; `low` and `high` are the counts at
-    the ends of the error's 95% interval.
+    `head` None pools the heads, `layer` None the layers too.
     """
 
     layer: int | None
     head: int | None
     method: str
     share: float
-    keys: int | None
-    """None: every output is 0"""
-    low: int | None
-    high: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,21 +3,18 @@
 from collections.abc import Iterator, Sequence
 
 from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
+from value_aware_attention.measurement.estimate import counted, in_unit
 from value_aware_attention.measurement.headline import (
     NAMES,
     SHARE,
     by_layer,
-    counted,
     ends_of,
     keys_by_head,
     layers_of,
     match,
     needed,
-    number,
     shown_size,
     warning,
-    whole,
-    with_interval,
     with_keys,
 )
 from value_aware_attention.measurement.record import (
@@ -25,7 +22,6 @@ from value_aware_attention.measurement.record import (
     OBLIVIOUS,
     SHARES,
     Cell,
-    Estimate,
     Record,
 )
 
@@ -51,8 +47,8 @@ def tables(record: Record) -> Iterator[str]:
     yield from _end_lines(record, "exact attention")
     if record.control:
         yield from _end_lines(record.control, "exact attention with random weights")
-    if said := warning(record):
-        yield from ("", f"warning: {said}")
+    if blind := warning(record):
+        yield from ("", f"warning: {blind}")
 
 
 def _head_lines(record: Record) -> Iterator[str]:
@@ -64,23 +60,22 @@ def _head_lines(record: Record) -> Iterator[str]:
     for first in range(0, len(heads), ROW):
         row = slice(first, first + ROW)
         yield "head".ljust(12) + "".join(f"{head:>6}" for head in heads[row])
-        for layer, found in enumerate(counts):
-            yield f"layer {layer}".ljust(12) + "".join(f"{count:>6,}" for count in found[row])
+        for layer, by_head in enumerate(counts):
+            yield f"layer {layer}".ljust(12) + "".join(f"{count:>6,}" for count in by_head[row])
 
 
 def _budget_lines(record: Record) -> Iterator[str]:
     """Tabulates the end metric with the keys that each head needs, in all heads together."""
     if not record.budgets:
         return
-    metric, of = record.metric, layers_of(record).keys
-    exact = number(record.cells[0].value, metric)
+    metric, available = record.metric, layers_of(record).keys
+    title = f"{metric}, exact {in_unit(record.cells[0].value, metric)}"
     yield from ("", "each head with the keys that it needs for an output error, all heads at once")
-    yield f"{'error':>6}  {'keys a head':>22}  {'chosen':<30}{f'{metric}, exact {exact}':>{WIDTH}}"
+    yield f"{'error':>6}  {'keys a head':>22}  {'chosen':<30}{title:>{WIDTH}}"
     for cell in record.budgets:
-        given = cell.parameters
-        keys = f"{given['keys']:,.1f} of {of:,} ({given['keys'] / of:.0%})"
-        found = with_interval(cell, metric)
-        yield f"{given['share']:>6.0%}  {keys:>22}  {_chosen(cell):<30}{found:>{WIDTH}}"
+        share, count = cell.parameters["share"], cell.parameters["keys"]
+        keys = f"{count:,.1f} of {available:,} ({count / available:.0%})"
+        yield f"{share:>6.0%}  {keys:>22}  {_chosen(cell):<30}{f'{cell:[{metric}]}':>{WIDTH}}"
     if not warning(record):
         yield _affordable(record)
 
@@ -101,7 +96,7 @@ def _affordable(record: Record) -> str:
     metric, exact = record.metric, record.cells[0].value
     most = {"perplexity": LOSS * exact, "error": 100 * LOSS, "cosine": LOSS}[metric]
     interval = "" if record.cells[0].low is None else ", interval included"
-    allowed = f"For a loss of at most {number(most, metric)} in {metric}{interval}"
+    allowed = f"For a loss of at most {in_unit(most, metric)} in {metric}{interval}"
     sign = -1 if metric == "cosine" else 1
     for cell in own_budgets(record):
         if max(sign * end for end in ends_of(cell)) <= most:
@@ -117,12 +112,13 @@ def _end_lines(record: Record, of: str) -> Iterator[str]:
     exact, *cells = record.cells
     methods = list(dict.fromkeys(cell.approximation for cell in cells))
     names = "".join(f"{_shown(name):>{WIDTH}}" for name in methods)
-    value = f"{number(exact.value, record.metric)}{' %' if record.metric == 'error' else ''}"
-    yield from ("", f"{record.metric} of {of}: {value}", f"{'keys':>6}{names}")
+    metric, unit = record.metric, " %" if record.metric == "error" else ""
+    yield from ("", f"{metric} of {of}: {in_unit(exact.value, metric)}{unit}")
+    yield f"{'keys':>6}{names}"
     for first in range(0, len(cells), len(methods) or 1):
         row = cells[first : first + len(methods)]
-        found = (f"  {with_interval(cell, record.metric):>{WIDTH - 2}}" for cell in row)
-        yield f"{row[0].parameters['r']:>6,}" + "".join(found)
+        values = (f"  {f'{cell:[{metric}]}':>{WIDTH - 2}}" for cell in row)
+        yield f"{row[0].parameters['r']:>6,}" + "".join(values)
 
 
 def _layer_lines(record: Record) -> Iterator[str]:
@@ -136,7 +132,7 @@ def _layer_lines(record: Record) -> Iterator[str]:
             [needed(layers_of(of), m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE)]
             for share in SHARES
         ]
-        cells = (f"{whole(a):>{WIDTH - 13}}{whole(b):>13}" for a, b in counts)
+        cells = (f"{counted(a):>{WIDTH - 13}}{counted(b):>13}" for a, b in counts)
         yield f"{name:<12}" + "".join(cells)
     yield from filter(None, [by_layer(record)])
 
@@ -163,28 +159,23 @@ def cache_table(record: CacheRecord) -> Iterator[str]:
     rows: dict[tuple[str, str], dict[int, CacheCell]] = {}
     for cell in record.cells:
         rows.setdefault(_method(cell), {})[cell.r] = cell
-    shown = [
-        [*names, *(_distance(found.get(r), distance) for r in sizes)]
-        for names, found in rows.items()
+    lines = [
+        [*names, *(_distance(cells.get(r), distance) for r in sizes)]
+        for names, cells in rows.items()
     ]
-    yield from _aligned([["method", "queries seen", *(f"r = {r:,}" for r in sizes)], *shown], 2)
+    yield from _aligned([["method", "queries seen", *(f"r = {r:,}" for r in sizes)], *lines], 2)
 
 
 def _method(cell: CacheCell) -> tuple[str, str]:
     budget = f", budget: {cell.pool}" if cell.pool else ""
-    seen = "oracle: the later" if cell.observed == "hindsight" else cell.observed
-    return f"{cell.method}{budget}", seen
+    queries = "oracle: the later" if cell.observed == "hindsight" else cell.observed
+    return f"{cell.method}{budget}", queries
 
 
 def _distance(cell: CacheCell | None, distance: str) -> str:
     if cell is None:
         return "not measured"
-    return f"{_estimated(cell.ends[distance])}  {cell.error.value:6.1%}"
-
-
-def _estimated(found: Estimate) -> str:
-    ends = "" if found.low is None else f" [{found.low:.3g}, {found.high:.3g}]"
-    return f"{found.value:.3g}{ends}"
+    return f"{cell.ends[distance]:[]}  {cell.error.value:6.1%}"
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:
@@ -216,19 +207,19 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
     measured, metric = layers_of(record), record.metric
     yield "tokens of a window, windows", f"{record.length:,}, {record.text.units:,}"
     yield "layers, heads, head size", f"{measured.layers}, {measured.heads}, {measured.head_dim}"
-    yield f"exact {metric}", number(record.cells[0].value, metric)
+    yield f"exact {metric}", in_unit(record.cells[0].value, metric)
     r = shown_size(record)
     for method, cell in with_keys(record, r).items():
-        yield f"{metric}, {r} keys, {_shown(method)}", with_interval(cell, metric)
-    for name, of in (("", record), (", random weights", record.control)):
-        if of is None:
+        yield f"{metric}, {r} keys, {_shown(method)}", f"{cell:[{metric}]}"
+    for name, net in (("", record), (", random weights", record.control)):
+        if net is None:
             continue
         for method, choice in ((OBLIVIOUS, "by weight"), (AWARE, "value-aware")):
-            found = needed(layers_of(of), method, share=SHARE)
-            yield f"keys {choice} for {SHARE:.0%} error{name}", counted(found)
-        if row := match(layers_of(of), 4):
-            yield f"keys by weight that match 4 value-aware{name}", counted(row)
+            count = needed(layers_of(net), method, share=SHARE)
+            yield f"keys {choice} for {SHARE:.0%} error{name}", str(count)
+        if match_of_4 := match(layers_of(net), 4):
+            yield f"keys by weight that match 4 value-aware{name}", str(match_of_4)
     for cell in own_budgets(record):
         share = f"{cell.parameters['share']:.0%}"
         yield f"keys a head by weight, {share} error in each", f"{cell.parameters['keys']:,.1f}"
-        yield f"{metric} with these, {share}", with_interval(cell, metric)
+        yield f"{metric} with these, {share}", f"{cell:[{metric}]}"

@@ -3,9 +3,10 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
+from value_aware_attention.measurement.estimate import rounded
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.frame import Measured, Results
-from value_aware_study.report.words import grouped, plural, rounded
+from value_aware_study.report.words import grouped, plural
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "

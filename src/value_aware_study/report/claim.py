@@ -13,8 +13,8 @@ from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
-from value_aware_attention.measurement.record import CONFIDENCE
-from value_aware_study.report.words import grouped, missing, number, signed
+from value_aware_attention.measurement.estimate import CONFIDENCE, number, signed
+from value_aware_study.report.words import grouped, missing
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (

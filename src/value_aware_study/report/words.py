@@ -1,24 +1,17 @@
 """Numbers as text, and the names that a reader sees of models, kernels, methods and settings."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import DASH, Writer, interval, number, rounded
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import cards
 
-DASH = "–"
-NONE = "none"
-"""Stands for a count that no number of keys reaches, or a share of outputs that are all 0."""
-LARGE = 1e7
-"""Smallest number that is written with a power of ten."""
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
 ORACLES = {AWARE: "chosen for the output (OVA)", OBLIVIOUS: "chosen by weight (OVO)"}
 """Full names of the two oracles, for figures about them alone."""
-Number = float | None
-Write = Callable[..., str]
-"""Writes a number with so many digits: `number`, `signed`, `short` or `rounded`."""
 Key, Value = TypeVar("Key", bound=Hashable), TypeVar("Value")
 
 
@@ -30,69 +23,19 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     return groups
 
 
-def missing(value: Number) -> bool:
+def missing(value: float | None) -> bool:
     return value is None or bool(pd.isna(value))
-
-
-def number(value: Number, digits: int = 1) -> str:
-    """Writes a number with thousands separators and fixed decimals; a dash if it is missing."""
-    if value is None or missing(value):
-        return DASH
-    return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
-
-
-def whole(value: Number) -> str:
-    return number(value, 0)
-
-
-def signed(value: Number, digits: int = 1) -> str:
-    if value is None or missing(value):
-        return DASH
-    if not round(value, digits):
-        return f"{0:.{digits}f}"
-    return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
-
-
-def short(value: Number, digits: int = 3) -> str:
-    """Writes a number to its significant digits: "0.0123"."""
-    return DASH if missing(value) else f"{value:.{digits}g}"
-
-
-def rounded(value: Number, digits: int = 3) -> str:
-    """Writes a number to its significant digits, with separators: "0.0123", "1,230"."""
-    text = DASH if missing(value) else f"{float(short(value, digits)):,.10g}"
-    return text.replace("-", "−")
-
-
-def interval(low: Number, high: Number, digits: int = 1, text: Write = number) -> str:
-    """Writes "1.0 to 2.5"."""
-    if missing(low) or missing(high):
-        return DASH
-    return f"{text(low, digits)} to {text(high, digits)}"
 
 
 def intervals(
     frame: pd.DataFrame,
     digits: int = 1,
-    text: Write = number,
+    text: Writer = number,
     ends: Sequence[str] = ("low", "high"),
 ) -> list[str]:
     """Returns the interval of each row, whose ends are in two columns."""
     pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
     return [interval(low, high, digits, text) for low, high in pairs]
-
-
-def with_interval(
-    value: Number, low: Number, high: Number, digits: int = 1, text: Write = number
-) -> str:
-    """Writes "69 (65 to 76)"; the value alone where its interval is unknown."""
-    ends = interval(low, high, digits, text)
-    return text(value, digits) if ends == DASH else f"{text(value, digits)} ({ends})"
-
-
-def counted(keys: Number, low: Number, high: Number) -> str:
-    """Writes a count of keys with its interval; "none" where no count was found."""
-    return NONE if missing(keys) else with_interval(keys, low, high, 0)
 
 
 def sentences(
@@ -101,7 +44,7 @@ def sentences(
     unit: str = "",
     sign: str = "",
     digits: int = 3,
-    text: Write = rounded,
+    text: Writer = rounded,
 ) -> list[str]:
     """Writes what each mark says: "exponential, r = 4: +0.154 nats (0.127 to 0.181)".
 
@@ -119,7 +62,7 @@ def sentences(
     return written
 
 
-def times(value: Number) -> str:
+def times(value: float | None) -> str:
     """Writes a ratio: two decimals below ten, none from a hundred on."""
     if value is None or missing(value):
         return DASH

@@ -9,6 +9,7 @@ import pytest
 from drawn import rows
 from synthetic import UNKNOWN, ends, record, with_cells
 
+from value_aware_attention.measurement.estimate import DASH, interval, number, signed, with_interval
 from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.exhibits.paper import (
     OF_DIFFERENCE,
@@ -25,15 +26,7 @@ from value_aware_study.report.exhibits.paper import (
 )
 from value_aware_study.report.frame import Results
 from value_aware_study.report.published import TABLE_1, TABLE_3, TABLE_4_LONG
-from value_aware_study.report.words import (
-    DASH,
-    interval,
-    number,
-    sentences,
-    signed,
-    times,
-    with_interval,
-)
+from value_aware_study.report.words import sentences, times
 
 
 def cell_of(results, model, approximation, **parameters):

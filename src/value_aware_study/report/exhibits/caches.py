@@ -13,7 +13,15 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
-from value_aware_attention.measurement.record import Estimate, estimate
+from value_aware_attention.measurement.estimate import (
+    DASH,
+    Estimate,
+    estimate,
+    number,
+    rounded,
+    whole,
+    with_interval,
+)
 from value_aware_study.cards import cache_cards
 from value_aware_study.report.charts import (
     JOINED,
@@ -34,15 +42,7 @@ from value_aware_study.report.charts import (
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import FLOOR, RANGE, Row, with_range
 from value_aware_study.report.look import SERIES, Mark, Panel
-from value_aware_study.report.words import (
-    DASH,
-    intervals,
-    number,
-    rounded,
-    sentences,
-    whole,
-    with_interval,
-)
+from value_aware_study.report.words import intervals, sentences
 
 ORACLE = "hindsight (oracle)"
 MARKS = {

@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from value_aware_attention.measurement.record import EndMetric, Record, ratio_of_sums
+from value_aware_attention.measurement.estimate import DASH, number, ratio_of_sums
+from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.report.claim import (
     VERDICTS,
     Answer,
@@ -30,7 +31,7 @@ from value_aware_study.report.claim import (
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import KERNELS, Results, Row, gap_rows, of_models
 from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
-from value_aware_study.report.words import DASH, number, setting_label, times
+from value_aware_study.report.words import setting_label, times
 
 SIZES = (1, 65)
 """Keys kept in the paper's tables."""

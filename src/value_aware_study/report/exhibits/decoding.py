@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
+from value_aware_attention.measurement.estimate import DASH, number, with_interval
 from value_aware_study.report.charts import curves, direction, figure, powers
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.caches import OPENS, OWN_COLOURS
 from value_aware_study.report.look import Mark, Panel
-from value_aware_study.report.words import DASH, number, sentences, with_interval
+from value_aware_study.report.words import sentences
 
 DECODED = (
     "A prompt is read exactly, its cache is compressed, and the tokens after it are decoded one by "

@@ -3,6 +3,7 @@
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import number, short, signed
 from value_aware_study.cards import cards
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
@@ -36,15 +37,7 @@ from value_aware_study.report.exhibits.paper import (
 )
 from value_aware_study.report.frame import KERNELS, OPTIMAL, Results
 from value_aware_study.report.look import OTHER, Panel, method_marks
-from value_aware_study.report.words import (
-    intervals,
-    method_label,
-    number,
-    sentences,
-    setting_label,
-    short,
-    signed,
-)
+from value_aware_study.report.words import intervals, method_label, sentences, setting_label
 
 BASELINES = [name for name, card in cards().items() if card.oracle and name not in OPTIMAL]
 """Methods that Figure 5 draws beside the two oracles."""

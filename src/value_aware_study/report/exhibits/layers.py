@@ -8,6 +8,15 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import (
+    NONE,
+    counted,
+    interval,
+    number,
+    short,
+    whole,
+    with_interval,
+)
 from value_aware_attention.measurement.headline import (
     NAMES,
     match,
@@ -56,22 +65,15 @@ from value_aware_study.report.frame import (
 )
 from value_aware_study.report.look import ORACLE_MARKS, Mark, Panel, oracle_marks
 from value_aware_study.report.words import (
-    NONE,
     ORACLES,
-    counted,
     full_name,
-    interval,
     intervals,
     method_label,
     missing,
     model_label,
-    number,
     sentences,
     series_label,
-    short,
     times,
-    whole,
-    with_interval,
 )
 
 LARGEST = 16

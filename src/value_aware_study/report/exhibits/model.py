@@ -7,6 +7,7 @@ from typing import Literal
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import NONE, counted, interval, number, short, whole
 from value_aware_attention.measurement.headline import SHARE, by_layer, shown_size
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, KeysNeeded, Record
 from value_aware_study.evaluation.exploration import Exploration
@@ -26,18 +27,12 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import DIRECTION, MEASURES, Results, Row
 from value_aware_study.report.look import ORACLE_MARKS, Panel, oracle_marks
 from value_aware_study.report.words import (
-    NONE,
     ORACLES,
-    counted,
     full_name,
     grouped,
-    interval,
     intervals,
     missing,
-    number,
     sentences,
-    short,
-    whole,
 )
 
 Better = Literal["lower", "higher"]

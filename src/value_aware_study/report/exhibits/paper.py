@@ -8,7 +8,16 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.record import EndMetric, estimate
+from value_aware_attention.measurement.estimate import (
+    DASH,
+    Writer,
+    estimate,
+    interval,
+    number,
+    signed,
+    whole,
+)
+from value_aware_attention.measurement.record import EndMetric
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     change_axis,
@@ -42,20 +51,13 @@ from value_aware_study.report.published import (
     TABLE_4_SHORT,
 )
 from value_aware_study.report.words import (
-    DASH,
     KERNEL_LABELS,
-    Number,
-    Write,
-    interval,
     intervals,
     missing,
-    number,
     sentences,
     series_label,
     setting_label,
-    signed,
     times,
-    whole,
 )
 
 ENDS = ("low", "high")
@@ -222,17 +224,17 @@ def own_interval(metric: EndMetric, name: str) -> Row:
     return {"own_low": percent.low, "own_high": percent.high}
 
 
-def ratio(value: Number, base: Number) -> Number:
+def ratio(value: float | None, base: float | None) -> float | None:
     return None if missing(value) or missing(base) or not base else value / base
 
 
-def beside_exact(value: Number, share: Number, digits: int = 1) -> str:
+def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
     """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's where it has one."""
     beside = "" if missing(value) or missing(share) else f" ({times(share)})"
     return f"{number(value, digits)}{beside}"
 
 
-def ends(row: Row, begun: str, text: Write = number) -> str:
+def ends(row: Row, begun: str, text: Writer = number) -> str:
     """Writes "1.0 to 2.5; seeds 1.2 to 1.4": an interval, with the range over trainings if known.
 
     `begun` begins the names of the row's columns.
@@ -264,7 +266,7 @@ def _masked_rows(results: Results) -> list[Row]:
     ]
 
 
-def _masked_row(label: str, paper: Number, ours: Row, approximation: str = "") -> Row:
+def _masked_row(label: str, paper: float | None, ours: Row, approximation: str = "") -> Row:
     """Makes a row of Table 1; with `approximation` "exact" it has no change."""
     row = {"method": label, "approximation": approximation, "paper": paper}
     row |= {name: ours.get(name) for name in MASKED_MEASURES}
@@ -453,7 +455,7 @@ def table_3(tokens: Row) -> Exhibit:
     )
 
 
-def tokens_count(value: Number) -> str:
+def tokens_count(value: float | None) -> str:
     """Writes a count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
     if value is None or missing(value):
         return DASH

@@ -9,12 +9,15 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.record import (
-    AWARE,
-    OBLIVIOUS,
-    Picture,
-    Record,
+from value_aware_attention.measurement.estimate import (
+    DASH,
+    interval,
+    number,
+    short,
+    signed,
+    with_interval,
 )
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Picture, Record
 from value_aware_attention.measurement.record import Panel as Weights
 from value_aware_study.cards import cards
 from value_aware_study.report import captions
@@ -31,19 +34,7 @@ from value_aware_study.report.charts import (
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import FLOOR, OUTPUT_ERRORS, Results, Row
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import (
-    DASH,
-    interval,
-    intervals,
-    method_label,
-    model_label,
-    number,
-    sentences,
-    short,
-    signed,
-    times,
-    with_interval,
-)
+from value_aware_study.report.words import intervals, method_label, model_label, sentences, times
 
 LIMIT = "OVA, best found"
 BUDGETS = (

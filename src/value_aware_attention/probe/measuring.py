@@ -1,21 +1,16 @@
-"""Counts the keys that a trained model's attention needs on a text, by layer and head.
+"""Measures a trained model on windows of a text: the work of `probe`."""
 
-    report = probe.probe(model, tokenizer, text)
-    print(report.headline)
-
-`docs/probe.md` says what is measured and how.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import partial
 from math import isclose
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from value_aware_attention.approximations import (
     OptimalValueAware,
@@ -40,14 +35,13 @@ from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
 from value_aware_attention.measurement.control import chance
 from value_aware_attention.measurement.control import control as measure_control
-from value_aware_attention.measurement.foretold import Cost, foretold
 from value_aware_attention.measurement.head_budgets import budget_settings
 from value_aware_attention.measurement.headline import headline, keys_by_head, needed
 from value_aware_attention.measurement.masking import IGNORED
-from value_aware_attention.measurement.measure import LayerOptions, Method, measure
+from value_aware_attention.measurement.measure import LayerOptions, Method, measure, sizes_of
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, Record
 from value_aware_attention.measurement.task import Task
-from value_aware_attention.measurement.terminal import tables
+from value_aware_attention.measurement.terminal import cache_table, tables
 from value_aware_attention.measurement.windows import (
     TextWindows,
     metric_of,
@@ -55,13 +49,8 @@ from value_aware_attention.measurement.windows import (
     vocabulary_size,
     windows_task,
 )
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 
-__all__ = [
-    "Cost", "Report", "default_cache_methods", "default_methods", "estimate", "probe",
-    "probe_caches",
-]  # fmt: skip
-
-F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_LENGTH = 512
 
 
@@ -70,6 +59,8 @@ class Report:
     """Holds the record of a probe; `record.to_json()` keeps it."""
 
     record: Record
+    caches: CacheRecord | None = None
+    """What cache methods lose, where that was measured"""
 
     @property
     def headline(self) -> str:
@@ -98,13 +89,19 @@ class Report:
         check_choice((OBLIVIOUS, AWARE), method=method)
         return keys_by_head(self.record.attention[0].output_error, method, _measured(share))
 
+    def tables(self) -> Iterator[str]:
+        """Yields the lines of all tables."""
+        yield from tables(self.record)
+        if self.caches is not None:
+            yield from ("", *cache_table(self.caches))
+
     def __str__(self) -> str:
-        return "\n".join([*tables(self.record), "", self.headline])
+        return "\n".join([*self.tables(), "", self.headline])
 
 
 def _measured(share: float) -> float:
     """Returns the measured share that a number equals but for rounding, such as 1 - 0.95."""
-    near = (one for one in SHARES if isclose(one, share))
+    near = (measured for measured in SHARES if isclose(measured, share))
     return check_choice(SHARES, share=next(near, share))
 
 
@@ -117,174 +114,156 @@ def default_methods(search: str = "default") -> dict[str, Method]:
     }
 
 
-def restores_mode(function: F) -> F:
-    """Lets a function put the model, its first argument, into evaluation mode for its time alone.
+def loaded(
+    model: str, *, tokenizer: str | None = None, dtype: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a model, onto the GPU where there is one, and its tokenizer, by folder or hub name.
 
-    Every module is given back in the mode that it came in, after an error too.
+    `tokenizer` names another folder, `dtype` a type of torch's in the place of the checkpoint's.
+    Raises what `load_model` and `load_tokenizer` do.
     """
-
-    @wraps(function)
-    def restoring(model: PreTrainedModel, *inputs: Any, **options: Any) -> Any:
-        modules = model.modules() if isinstance(model, nn.Module) else ()
-        modes = {module: module.training for module in modules}
-        try:
-            return function(model, *inputs, **options)
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
-
-    return cast(F, restoring)
+    disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is one line
+    its_tokenizer = load_tokenizer(tokenizer or model)
+    its_model = load_model(model, dtype=getattr(torch, dtype) if dtype else None)
+    its_model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+    return its_model, its_tokenizer
 
 
-@restores_mode
 def probe(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str | Iterable[str],
-    *,
-    windows: int | None = 8,
-    length: int | None = None,
-    rows: int = 32,
-    search: str = "default",
-    sizes: Sequence[int] | None = None,
-    kernel: Kernel | None = None,
-    methods: Mapping[str, Method] | None = None,
-    seed: int = 0,
-    draw: bool = False,
-    name: str | None = None,
-    cache: Path | str | None = None,
-    show: Callable[[str], None] | None = None,
-    kernels: Sequence[Kernel] = (),
-    between: bool = False,
-    skewness_gap: bool = False,
-    control: bool = True,
-) -> Report:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], *,
+    windows: int | None = 8, length: int | None = None, rows: int = 32, search: str = "default",
+    sizes: Sequence[int] | None = None, kernel: Kernel | None = None,
+    methods: Mapping[str, Method] | None = None, seed: int = 0, draw: bool = False,
+    name: str | None = None, cache: Path | str | None = None,
+    show: Callable[[str], None] | None = None, kernels: Sequence[Kernel] = (),
+    between: bool = False, skewness_gap: bool = False, control: bool = True, caches: bool = False,
+) -> Report:  # fmt: skip
     """Measures the cost of attending to few keys in a trained model, on windows of a text.
 
-    Three things are measured, with 95% intervals over windows: the end metric of
-    `measurement.windows.metric_of` with each of `methods` in all layers; ||o - o~||^2 / ||o||^2 of
-    every layer and head, with the keys needed for 1%, 5% and 10% of it; and the end metric where
-    every head gets the keys that it needs (`record.budgets`). Raises ValueError, before any work,
-    for an unfit model.
+    Three things, with 95% intervals over windows: the end metric (`metric_of`) with each of
+    `methods` in all layers; ||o - o~||^2 / ||o||^2 of every layer and head, with the keys needed
+    for 1%, 5% and 10% of it; and the end metric where every head gets the keys that it needs.
+    Raises ValueError for an unfit model; of one with a head for labels the encoder is measured.
 
     Args:
-        model: Masked or causal language model, or encoder, on the device where it is to run. It is
-            measured in evaluation mode. Of one with a head for labels the encoder is measured.
+        model: Masked or causal language model, or encoder, on the device where it is to run.
         tokenizer: The model's own.
         text: One text, or several that are read one after the other.
         windows: Number of windows of the text that are read. None: all.
-        length: Tokens of a window, special ones included. None: 512, or as many as the model has
-            positions.
+        length: Tokens of a window, special ones included. None: 512, or all positions.
         rows: Queries of each window and head on which output errors are measured.
         search: How hard value-aware keys are searched: "fast", "default" or "best".
         sizes: Numbers of keys r. None: powers of two up to head size + 1, and that.
         kernel: Replaces the model's similarity kernel, post hoc. None: the model's own.
-        methods: Functions (r, layer) -> approximation whose end metric is measured, by name.
-            None: those of `default_methods`.
+        methods: Functions (r, layer) -> approximation by name. None: `default_methods`.
         seed: Draws masked tokens, the control's weights and, with `draw`, the windows.
         draw: True: windows are drawn at random. False: they are evenly spaced.
         name: What tables and headline call the model. None: the name of its class.
         cache: Folder in which numbers are kept for later runs. None: nothing is kept.
-        show: Is given a line with the time and memory to expect, then those of the tables. None:
-            nothing is shown.
-        kernels: More kernels that are tried on the model's queries, keys and values, in layers
-            alone.
-        between: True: also measures the two choices between the optimal ones (the keys of one
-            with the weights of the other).
-        skewness_gap: True: also measures how output errors depend on the skewness of attention,
-            with flatter and more skewed kernels in the place of the model's.
-        control: True: also measures the same architecture with random weights (`record.control`),
-            which says what of a number is not due to training. It doubles the time.
+        show: Is given the lines of the tables; until then a terminal has a progress bar.
+        kernels: More kernels on the model's queries, keys and values, in layers alone.
+        between: True: also measures each optimal choice of keys with the other's weights.
+        skewness_gap: True: also measures how output errors depend on the skewness of attention.
+        control: True: also measures the architecture with random weights, in as much time again.
+        caches: True: also measures what `probe_caches` does.
     """
-    check_options(rows, search, sizes, seed)
-    check_given(methods)
-    task, read = window_task(
-        model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed, draw=draw
-    )
-    layers = LayerOptions(
-        rows=rows, search=search, between=between, skewness_gap=skewness_gap,
-        kernels=tuple(kernels), seed=seed,
-    )  # fmt: skip
-    chosen = default_methods(search) if methods is None else methods
-    if show is not None:
-        show(str(foretold(task, chosen, sizes=sizes, layers=layers, control=control)))
-    found = partial(measure, sizes=sizes, cache=cache, name=name, progress=show is not None)
-    record = found(task, chosen, layers=layers)
-    budgets = list(budget_settings(record.attention[0].output_error, chosen))
+    check_options(rows, search, sizes, methods, seed)
+    layers = LayerOptions(rows, search, between, skewness_gap, tuple(kernels), seed)
+    with evaluating(model, tokenizer):
+        task, read = window_task(
+            model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,
+            draw=draw,
+        )  # fmt: skip
+        return _report(
+            task, read, methods or default_methods(search), sizes, layers, name=name, cache=cache,
+            show=show, control=control, caches=caches,
+        )  # fmt: skip
+
+
+def _report(
+    task: Task, read: TextWindows, methods: Mapping[str, Method], sizes: Sequence[int] | None,
+    layers: LayerOptions, *, name: str | None, cache: Path | str | None,
+    show: Callable[[str], None] | None, control: bool, caches: bool,
+) -> Report:  # fmt: skip
+    """Measures cache methods, the model, its heads with budgets, chance, and random weights."""
+    progress = show is not None
+    sizes = sizes_of(sizes, task.head_dim, task.length)
+    losses = _cache_losses(task, name=name, progress=progress) if caches else None
+    run = partial(measure, sizes=sizes, cache=cache, name=name, progress=progress)
+    record = run(task, methods, layers=layers)
+    budgets = list(budget_settings(record.attention[0].output_error, methods))
     record = replace(
         record,
-        budgets=found(task, budgets, layers=None, cell_errors=False).cells[1:],
+        budgets=run(task, budgets, layers=None, cell_errors=False).cells[1:],
         baselines=chance(task, record.cells[0]),
-    )
+        text=replace(
+            record.text, available_units=read.available, tokens=read.text_tokens,
+            share_read=read.share_read,
+        ),
+    )  # fmt: skip
     if control:
-        own = replace(layers, kernels=(), between=False, skewness_gap=False)
-        measured = partial(found, methods=chosen, layers=own)
-        record = replace(record, control=measure_control(task, measured, seed))
+        plain = replace(layers, kernels=(), between=False, skewness_gap=False)
+        random = measure_control(task, partial(run, methods=methods, layers=plain), layers.seed)
+        record = replace(record, control=random)
+    report = Report(record, losses)
     if show is not None:
-        for line in tables(record):
+        for line in report.tables():
             show(line)
-    measured_on = replace(
-        record.text,
-        available_units=read.available,
-        tokens=read.text_tokens,
-        share_read=read.share_read,
-    )
-    return Report(replace(record, text=measured_on))
+    return report
 
 
-@restores_mode
-def estimate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str | Iterable[str],
-    *,
-    windows: int | None = 8,
-    length: int | None = None,
-    rows: int = 32,
-    search: str = "default",
-    sizes: Sequence[int] | None = None,
-    control: bool = True,
-) -> Cost:
-    """Foretells seconds and bytes of `probe` with these arguments, from a part of one window.
+@contextmanager
+def evaluating(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Puts a model into evaluation mode, and every module back into the mode that it came in.
 
-    `str` of it is one line. Raises ValueError as `probe` does.
+    Raises ValueError for what is no model of transformers, or no tokenizer.
     """
-    check_options(rows, search, sizes)
-    task, _ = window_task(
-        model, tokenizer, text, windows=windows, length=length, kernel=None, seed=0, draw=False
-    )
-    layers = LayerOptions(rows=rows, search=search, between=False, skewness_gap=False)
-    chosen = default_methods(search)
-    return foretold(task, chosen, sizes=sizes, layers=layers, control=control)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model is a {type(model).__name__}; give a model that transformers loaded"
+        )
+    if not callable(tokenizer):
+        raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
-def check_options(rows: int, search: str, sizes: Sequence[int] | None, seed: int = 0) -> None:
+def check_options(
+    rows: int,
+    search: str,
+    sizes: Sequence[int] | None,
+    methods: Mapping[str, Method] | None,
+    seed: int,
+) -> None:
     """Raises ValueError for options that fit no model."""
     OptimalValueAware(1, search)
     check_at_least(1, rows=rows)
     check_seed(seed)
     if sizes is not None and not check_integers(sizes=sizes):
         raise ValueError("sizes is empty; give at least one number of keys, or None")
+    _check_methods(methods)
 
 
-def check_given(methods: Mapping[str, Any] | None) -> None:
+def _check_methods(methods: Collection[str] | None) -> None:
     if methods is not None and not methods:
         raise ValueError("methods is empty; give at least one, or None for the default ones")
 
 
 def window_task(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str | Iterable[str],
-    *,
-    windows: int | None,
-    length: int | None,
-    kernel: Kernel | None,
-    seed: int,
-    draw: bool,
-) -> tuple[Task, TextWindows]:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], *,
+    windows: int | None, length: int | None, seed: int, kernel: Kernel | None = None,
+    draw: bool = False,
+) -> tuple[Task, TextWindows]:  # fmt: skip
     """Returns the task that fits a model, and the windows read; ValueError where none does."""
-    _check_model(model, tokenizer)
+    weights = next(model.parameters())
+    if weights.dtype == torch.float16 and weights.device.type == "cpu":
+        raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
     if windows is not None:
         check_at_least(1, windows=windows)
     if metric_of(model) == "cosine" and isinstance(model.base_model, PreTrainedModel):
@@ -301,7 +280,7 @@ def window_task(
             f"model's"
         )
     task = windows_task(model, tokenizer, read, seed=seed, kernel=kernel)
-    if not any((labels != IGNORED).any() for one in task.texts for labels in one.labels):
+    if not any((labels != IGNORED).any() for window in task.texts for labels in window.labels):
         raise ValueError(
             "no token of the text can be hidden and predicted, because the tokenizer knows none of "
             "its words; give the model's tokenizer, or another text"
@@ -309,24 +288,12 @@ def window_task(
     return task, read
 
 
-def _check_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"model is a {type(model).__name__}; give a model that transformers loaded"
-        )
-    if not callable(tokenizer):
-        raise ValueError(f"tokenizer is a {type(tokenizer).__name__}; give the model's")
-    weights = next(model.parameters())
-    if weights.dtype == torch.float16 and weights.device.type == "cpu":
-        raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
-
-
 def _texts(text: str | Iterable[str]) -> list[str]:
     """Lists the texts. Raises ValueError for what is no text."""
     if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
         raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
     texts = [text] if isinstance(text, str) else list(text)
-    if others := [one for one in texts if not isinstance(one, str)]:
+    if others := [part for part in texts if not isinstance(part, str)]:
         raise ValueError(f"text holds one {described(others[0])}; give strings: what files hold")
     return texts
 
@@ -352,6 +319,7 @@ LAST = 32
 """Number of last queries that methods observe, as SnapKV does"""
 PROTECTED = 2 + 4
 """Number of first and last keys of a prefix that `AfterPrefix` always keeps"""
+CacheMethods = Mapping[str, Callable[[int], CacheMethod]]
 
 
 def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
@@ -364,22 +332,12 @@ def default_cache_methods() -> dict[str, Callable[[int], CacheMethod]]:
     }
 
 
-@restores_mode
 def probe_caches(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str | Iterable[str],
-    *,
-    windows: int | None = 8,
-    length: int | None = None,
-    rows: int = 128,
-    parts: Sequence[int] = (8, 4),
-    methods: Mapping[str, Callable[[int], CacheMethod]] | None = None,
-    seed: int = 0,
-    draw: bool = False,
-    name: str | None = None,
-    progress: bool = False,
-) -> CacheRecord:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], *,
+    windows: int | None = 8, length: int | None = None, rows: int = 128,
+    parts: Sequence[int] = (8, 4), methods: CacheMethods | None = None, seed: int = 0,
+    draw: bool = False, name: str | None = None, progress: bool = False,
+) -> CacheRecord:  # fmt: skip
     """Measures cache methods on windows of a text: one key of each of `parts` is kept.
 
     The first half of a window is the prefix of a causal model, of which the last `LAST` queries are
@@ -392,14 +350,24 @@ def probe_caches(
     """
     if not parts or min(check_integers(parts=parts)) < 1:
         raise ValueError(f"parts is {parts}; it must be integers >= 1, at least one")
-    check_given(methods)
+    _check_methods(methods)
     check_at_least(1, rows=rows)
-    task, _ = window_task(
-        model, tokenizer, text, windows=windows, length=length, kernel=None, seed=seed, draw=draw
-    )
-    causal = attends_causally(attention_layers(model)[0])
+    with evaluating(model, tokenizer):
+        task, _ = window_task(
+            model, tokenizer, text, windows=windows, length=length, seed=seed, draw=draw
+        )
+        return _cache_losses(
+            task, rows=rows, parts=parts, methods=methods, name=name or type(model).__name__,
+            progress=progress,
+        )  # fmt: skip
+
+
+def _cache_losses(
+    task: Task, *, rows: int = 128, parts: Sequence[int] = (8, 4),
+    methods: CacheMethods | None = None, name: str | None, progress: bool,
+) -> CacheRecord:  # fmt: skip
+    causal = attends_causally(attention_layers(task.model)[0])
     half = task.length // 2
-    keys = half if causal else task.length
     least = 2 * max(parts) * PROTECTED
     if causal and task.length < least:
         raise ValueError(
@@ -407,24 +375,18 @@ def probe_caches(
             f"{PROTECTED} of them always, need a length of at least {least}"
         )
     task.layer_calls()  # refuses what is not a number
+    prefix = half if causal else None
+    observed = [f"last {min(LAST, rows)}", "noncausal", "repeat", "hindsight"]
     settings = cache_settings(
         default_cache_methods() if methods is None else methods,
-        sizes=[max(1, keys // part) for part in parts],
-        observed=[f"last {min(LAST, rows)}", "noncausal", "repeat", "hindsight"]
-        if causal
-        else ["noncausal", "hindsight"],
+        sizes=[max(1, (prefix or task.length) // part) for part in parts],
+        observed=observed if causal else ["noncausal", "hindsight"],
         gaps_of=[GAPS_OF],
         pools={JOINT: {"model": ["repeat"]}} if causal else {},
-        prefix=half if causal else None,
+        prefix=prefix,
         rows=rows if causal else half,
     )
     return measure_caches(
-        task, settings, model_name=name or type(model).__name__, task_name="text",
+        task, settings, model_name=name or type(task.model).__name__, task_name="text",
         progress=progress,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    from value_aware_attention.probe_command import main
-
-    main()

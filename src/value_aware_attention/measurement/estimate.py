@@ -1,0 +1,161 @@
+"""A number with its 95% interval over units of text, and how numbers are written."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.95
+DASH = "–"
+NONE = "none"
+"""Stands for a count that no number of keys reaches, or a share of outputs that are all 0."""
+LARGE = 1e7
+"""Smallest number that is written with a power of ten."""
+WIDE = 1e5
+"""Smallest number that is too wide for a table of a terminal with its digits."""
+
+
+def number(value: Any, digits: int = 1) -> str:
+    """Writes a number with thousands separators and fixed decimals; a dash if it is missing."""
+    if _is_missing(value):
+        return DASH
+    return f"{float(value):,.{digits}f}" if abs(value) < LARGE else f"{float(value):.2e}"
+
+
+def whole(value: Any) -> str:
+    """Writes a number without decimals."""
+    return number(value, 0)
+
+
+def signed(value: Any, digits: int = 1) -> str:
+    """Writes a number with its sign, which a 0 has not."""
+    if _is_missing(value):
+        return DASH
+    if not round(value, digits):
+        return f"{0:.{digits}f}"
+    return f"{'+' if value > 0 else '−'}{number(abs(value), digits)}"
+
+
+def short(value: Any, digits: int = 3) -> str:
+    """Writes a number to its significant digits: "0.0123"."""
+    return DASH if _is_missing(value) else f"{value:.{digits}g}"
+
+
+def rounded(value: Any, digits: int = 3) -> str:
+    """Writes a number to its significant digits, with separators: "0.0123", "1,230"."""
+    text = DASH if _is_missing(value) else f"{float(f'{float(value):.{digits}g}'):,.10g}"
+    return text.replace("-", "−")
+
+
+def narrow(value: Any, digits: int = 1) -> str:
+    """Writes a number as `number` does, and from `WIDE` on with two digits and a power of ten."""
+    return number(value, digits) if _is_missing(value) or value < WIDE else short(value, 2)
+
+
+def _is_missing(value: Any) -> bool:
+    """Tells whether there is no number: None, NaN, or what pandas has in the place of one."""
+    return not (isinstance(value, Real) and value == value)
+
+
+Writer = Callable[[Any, int], str]
+"""(number, digits) -> text: one of the functions above"""
+
+
+def interval(low: Any, high: Any, digits: int = 1, text: Writer = number) -> str:
+    """Writes "1.0 to 2.5"; `text` writes its ends: `number`, `signed` or `short`."""
+    if _is_missing(low) or _is_missing(high):
+        return DASH
+    return f"{text(low, digits)} to {text(high, digits)}"
+
+
+def with_interval(
+    value: Any,
+    low: Any,
+    high: Any,
+    digits: int = 1,
+    text: Writer = number,
+    form: str = "{} ({} to {})",
+) -> str:
+    """Writes "69 (65 to 76)"; the value alone where its interval is unknown."""
+    if _is_missing(low) or _is_missing(high):
+        return text(value, digits)
+    return form.format(text(value, digits), text(low, digits), text(high, digits))
+
+
+def counted(keys: int | None, low: int | None = None, high: int | None = None) -> str:
+    """Writes a count of keys with its interval; "none" where no count was found."""
+    return NONE if keys is None else with_interval(keys, low, high, 0)
+
+
+UNITS: Mapping[str, tuple[Writer, int]] = {
+    "": (short, 3),
+    "perplexity": (narrow, 2),
+    "error": (narrow, 1),
+    "cosine": (narrow, 4),
+}
+"""End metric -> how it is written, and with how many digits; other numbers have three"""
+
+
+def in_unit(value: float, metric: str) -> str:
+    """Writes a number of an end metric: `in_unit(30.5, "perplexity")` is "30.50"."""
+    text, digits = UNITS[metric]
+    return text(value, digits)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A number with its 95% interval over units; None where it is not known, as of one unit."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+    def __format__(self, unit: str) -> str:
+        """Writes it in a unit of `UNITS`: f"{estimate:perplexity}" is "30.50 (30.40 to 30.60)".
+
+        A unit in brackets puts the interval into brackets: "30.50 [30.40, 30.60]".
+        """
+        text, digits = UNITS[unit.strip("[]")]
+        form = "{} [{}, {}]" if unit.startswith("[") else "{} ({} to {})"
+        return with_interval(self.value, self.low, self.high, digits, text, form)
+
+
+def estimate(
+    totals: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    *,
+    least: float = -np.inf,
+    most: float = np.inf,
+) -> Estimate:
+    """Computes a ratio of sums and its interval, cut at `least` and `most`; None if not finite."""
+    if not counts.sum() > 0:
+        return Estimate(value=None, low=None, high=None)
+    ends = (float(x) for x in ratio_of_sums(totals, counts))
+    value, low, high = (min(max(x, least), most) if np.isfinite(x) else None for x in ends)
+    return Estimate(value=value, low=low, high=high)
+
+
+def ratio_of_sums(
+    totals: NDArray[np.float64], counts: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
+
+    Units (windows or sequences) are taken as independent, not their targets, which share a context:
+    Student's t with the variance of a ratio estimator. With t_u the difference of two methods'
+    losses it is the paired interval of their mean difference. Other axes are other ratios; they
+    broadcast. The ends of a single unit are NaN; so is 0 / 0.
+    """
+    units, count = len(counts), counts.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        ratio = totals.sum(axis=0) / count
+        if units < 2:
+            unknown = np.full_like(ratio, np.nan)
+            return ratio, unknown, unknown
+        deviation = totals - ratio * counts
+        error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
+    margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
+    return ratio, ratio - margin, ratio + margin

@@ -1,0 +1,38 @@
+"""Counts the keys that a trained model's attention needs on a text, by layer and head.
+
+    report = probe.probe(model, tokenizer, text)
+    print(report.headline)
+
+`docs/probe.md` says what is measured and how.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from value_aware_attention.probe.measuring import (
+        Report,
+        default_cache_methods,
+        default_methods,
+        loaded,
+        probe,
+        probe_caches,
+        window_task,
+    )
+
+__all__ = [
+    "Report",
+    "default_cache_methods",
+    "default_methods",
+    "loaded",
+    "probe",
+    "probe_caches",
+    "window_task",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a name only when it is asked for: the command's help does without torch."""
+    if name in __all__:
+        return getattr(import_module("value_aware_attention.probe.measuring"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

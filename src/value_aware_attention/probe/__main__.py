@@ -1,0 +1,144 @@
+"""The probe as a command of its own: value-aware-probe MODEL --text FILE."""
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+
+from value_aware_attention.files import reading, write_text
+from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.terminal import side_by_side
+from value_aware_attention.searches import SEARCHES
+from value_aware_attention.texts import read_texts
+
+EPILOG = """
+examples:
+  value-aware-probe sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
+  value-aware-probe ./my-llama --text notes.txt --search fast --json llama.json
+  value-aware-probe llama.json other.json          two models side by side, nothing is measured
+
+Texts are .txt, .md, .jsonl (field "text") and .tokens files, plain or .gz.
+Keys chosen by weight and value-aware keys look at exact attention: they say what a method could
+reach. Only safetensors are read, and no code of a model's folder is run.
+"""
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main() -> None:
+    """Reads the command line, measures or reads every model, and prints tables.
+
+    Ends with one line where a model or text does not fit.
+    """
+    options = parser().parse_args()
+    try:
+        run(options)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def parser() -> ArgumentParser:
+    """Describes the options."""
+    made = ArgumentParser(
+        prog="value-aware-probe",
+        description="How many keys does each layer and head of a model need on a text?",
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "models", nargs="+", metavar="MODEL",
+        help="a folder, a name on the Hugging Face hub, or a record (.json) of an earlier probe",
+    )  # fmt: skip
+    made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
+    made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")
+    made.add_argument("--windows", type=int, default=8, help="of the text, evenly spaced (8)")
+    made.add_argument("--length", type=int, help="tokens of a window (512, or all positions)")
+    made.add_argument("--rows", type=int, default=32, help="queries of a head and window (32)")
+    made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
+    made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--dtype", choices=DTYPES, help="of the weights (the checkpoint's own)")
+    made.add_argument("--no-control", action="store_true", help="leave out random weights")
+    made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
+    made.add_argument("--cache", metavar="FOLDER", help="keeps numbers: a stopped probe goes on")
+    made.add_argument("--json", metavar="FILE", help="write the record of the one model there")
+    return made
+
+
+def run(options: Namespace) -> None:
+    """Prints the report of each model, and a table of all where there are several.
+
+    Raises ValueError for arguments that do not fit together, before a model is loaded.
+    """
+    models = [name for name in options.models if not is_record(name)]
+    if models and not options.text:
+        raise ValueError(f"--text is missing; {models[0]} is measured on the text of a file")
+    if options.json is not None:
+        check_json(Path(options.json), len(models), len(options.models))
+    # first, as reading is fast
+    records = {name: earlier(name) for name in options.models if is_record(name)}
+    texts = texts_of(options) if models else []
+    for name in models:
+        records[name] = probed(name, texts, options)
+    if len(options.models) > 1 or not models:
+        print("", *side_by_side([records[name] for name in options.models]), sep="\n")
+
+
+def is_record(name: str) -> bool:
+    """Tells a record of an earlier probe from a model, whose folder may end alike."""
+    return name.endswith(".json") and not Path(name).is_dir()
+
+
+def check_json(file: Path, models: int, names: int) -> None:
+    """Raises ValueError where no single record is measured, or the file cannot be written."""
+    if (models, names) != (1, 1):
+        raise ValueError(
+            f"--json keeps the record of one model that is measured, not {models} of {names}"
+        )
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(f"--json is {file}; give a file in a folder that is there")
+
+
+def earlier(file: str) -> Record:
+    """Reads the record of an earlier probe. Raises ValueError for a file without one."""
+    with reading(Path(file), "probe the model again"):
+        record = Record.from_json(Path(file).read_text("utf-8"), file)
+    if not (record.attention and record.attention[0].output_error.keys_needed):
+        raise ValueError(f"{file} has no measured layers; give the record of a probe")
+    return record
+
+
+def texts_of(options: Namespace) -> list[str]:
+    """Reads the texts, once the folder that is to keep numbers is there; ValueError for neither."""
+    try:
+        Path(options.cache or ".").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--cache is {options.cache}; give a folder that can be made ({error.strerror})"
+        ) from None
+    try:
+        return list(read_texts(options.text, show=print))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--text is {options.text}; {error}") from None
+
+
+def probed(name: str, texts: list[str], options: Namespace) -> Record:
+    """Measures a model and prints its report."""
+    from value_aware_attention.probe.measuring import loaded, probe  # which import torch
+
+    model, tokenizer = loaded(name, tokenizer=options.tokenizer, dtype=options.dtype)
+    short = Path(name).resolve().name
+    print(short)
+    report = probe(
+        model, tokenizer, texts, windows=options.windows, length=options.length,
+        rows=options.rows, search=options.search, sizes=options.sizes, seed=options.seed,
+        name=short, cache=options.cache, control=not options.no_control, caches=options.caches,
+        show=print,
+    )  # fmt: skip
+    print(f"\n{report.headline}")
+    if options.json:
+        write_text(options.json, report.record.to_json())
+    return report.record
+
+
+if __name__ == "__main__":
+    main()
