@@ -61,7 +61,6 @@ DRAWS = (
 )
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
-NO_RECORDS = "No model of this kind was evaluated."
 
 
 def keys(records: Iterable[Record], paper: int) -> str:
@@ -144,7 +143,7 @@ def ours(records: Iterable[Record]) -> str:
         for record in records
     )
     sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
-    return " ".join(sentences) or NO_RECORDS
+    return " ".join(sentences) or "No model of this kind was evaluated."
 
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:

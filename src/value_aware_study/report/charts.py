@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
@@ -26,9 +26,11 @@ HEIGHT = 300
 JOINED = 3
 """A series of fewer points is not joined: nothing was measured between them."""
 STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
-SMALL = [f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"]
-LARGE = [f"10{power}" for power in "⁴⁵⁶⁷⁸⁹"]
-TENS = [*SMALL, "0.001", "0.01", "0.1", "1", "10", "100", "1,000", *LARGE]
+TENS = [
+    *(f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"),
+    *("0.001", "0.01", "0.1", "1", "10", "100", "1,000"),
+    *(f"10{power}" for power in "⁴⁵⁶⁷⁸⁹"),
+]
 POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
 """Labels powers of ten: 10⁻⁴, 0.01, 1, 100."""
 BRIGHT = 0.55
@@ -40,16 +42,6 @@ SAYS = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))
 LINE = 28
 """Most letters in a line of a row's name."""
 Drawn = list[alt.Chart]
-
-
-class Weight(NamedTuple):
-    """Holds the width of a curve's line and the area of its points."""
-
-    line: float
-    point: float
-
-
-PLAIN, QUIET = Weight(1.8, 56), Weight(1.1, 34)
 
 
 def direction(title: str, better: Literal["lower", "higher"]) -> str:
@@ -196,8 +188,8 @@ def curves(
     marks: Mapping[str, Mark],
     x: alt.X,
     y: alt.Y,
-    weight: Weight = PLAIN,
     published: pd.DataFrame | None = None,
+    thin: bool = False,
 ) -> Drawn:
     """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
@@ -209,16 +201,17 @@ def curves(
     base = _base(frame, labels, numbers, colours, x=x, y=y)
     joined = frame[frame.groupby("series")["series"].transform("size") >= JOINED]
     line = _base(joined, labels, numbers, colours, x=x, y=y)
-    layers = [line.mark_line(strokeWidth=weight.line)] if len(joined) else []
+    width, size = (1.1, 34) if thin else (1.8, 56)
+    layers = [line.mark_line(strokeWidth=width)] if len(joined) else []
     if filled(frame, ENDS):
-        rule = base.mark_rule(strokeWidth=0.8 * weight.line)
+        rule = base.mark_rule(strokeWidth=0.8 * width)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
     if filled(frame, RANGE):
         pale = alt.when(SHOWN).then(alt.value(0.3)).otherwise(alt.value(0.05))
         wide = base.transform_filter(f"isValid(datum.{RANGE[0]})").mark_rule(strokeWidth=9)
         wide = wide.encode(y=of_field(y, RANGE[0]), y2=f"{RANGE[1]}:Q", opacity=pale)
         layers.insert(0, wide)
-    layers.append(base.mark_point(filled=True, size=weight.point).encode(shape=shape(marks)))
+    layers.append(base.mark_point(filled=True, size=size).encode(shape=shape(marks)))
     if published is not None and len(published):
         hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=120))
@@ -286,9 +279,9 @@ def reference(value: float, name: str) -> Drawn:
     return [base.mark_rule(strokeDash=[5, 4]), label]
 
 
-def upright(count: int, name: str = "d + 1") -> Drawn:
+def upright(count: int) -> Drawn:
     """Draws a thin vertical line at a count of keys, named "d + 1 = 65" above it."""
-    text = pd.DataFrame({"count": [count], "name": [f"{name} = {count}"]})
+    text = pd.DataFrame({"count": [count], "name": [f"d + 1 = {count}"]})
     base = alt.Chart(text).encode(x="count:Q")
     label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
     return [base.mark_rule(), label.encode(y=alt.value(0), text="name:N")]

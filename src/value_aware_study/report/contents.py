@@ -29,55 +29,15 @@ from value_aware_study.report.frame import Results, of_kernels, of_models
 from value_aware_study.report.page import write_page
 from value_aware_study.report.words import grouped
 
-QUESTION = "If attention may look at only r keys, which should they be?"
-LEAD = (
-    "Keys are chosen by attention weight (OVO: the r largest, renormalised) or for the attention "
-    "output (OVA: the convex combination of at most r values closest to it). Both choices are "
-    "oracles that look at exact attention: they measure what a method could reach, not what it "
-    "costs."
-)
-ANSWER = (
-    "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for the "
-    "output (OVA), in the trained network and in one with random weights; the loss of the model "
-    "that keeps few keys stands beside them where it was measured. Below the bars every claim of "
-    "the paper has a verdict, with the number of comparisons that agree."
-)
-PAPER = (
-    "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger. Compare "
-    "the order of the methods and the ratios to exact attention, not the levels; hollow marks are "
-    "the paper's."
-)
-EVERY_R = (
-    "What is not in the paper: every number of keys, in the model's loss and in the layers' "
-    "output. At one number of keys, the distance between OVO and OVA is what choosing for the "
-    "output gains; the further right the two curves meet, the more keys the gain lasts for."
-)
-SURVEY = (
-    "Every method of the survey at equal budgets, beside keys chosen by weight (OVO) and the best "
-    "keys found for the output (OVA); a mark further left is closer to exact attention. Time and "
-    "memory of one layer follow: a mark to the right of the dashed line costs more than dense "
-    "attention of that length."
-)
 CACHES = (
     "A compressed key-value cache keeps one set of keys for all later queries. Every method keeps "
     "the same number of keys in all and is judged on queries that it has not seen: a mark further "
     "left, or lower, is closer to the exact model, and its colour says which queries were observed."
 )
-CACHES_QUESTION = "Which keys should a compressed cache keep?"
-CACHES_LEAD = (
-    "A compressed key-value cache keeps one set of keys for all later queries. Methods that score "
-    "keys one by one stand beside sets that are chosen together for the attention output, with the "
-    "same number of keys in every head and with one budget for the whole model. The models are "
-    "small and were trained for these tasks; no pretrained decoder was measured."
-)
 DECODING = (
     "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
     "filled. A lower point is closer to the model with its full cache, one further left takes "
     "less memory or time."
-)
-PROBE = (
-    "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at exact "
-    "attention: they measure what a method could reach, not what it costs."
 )
 READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
@@ -123,7 +83,15 @@ def report_page(results: Results, origin: str = "") -> Page:
     sections.append(
         _section("how", HOW_TITLE, HOW, [("", model.models(results, machines))], unchecked)
     )
-    return Page(QUESTION, LEAD, sections, origin)
+    return Page(
+        "If attention may look at only r keys, which should they be?",
+        "Keys are chosen by attention weight (OVO: the r largest, renormalised) or for the "
+        "attention output (OVA: the convex combination of at most r values closest to it). Both "
+        "choices are oracles that look at exact attention: they measure what a method could reach, "
+        "not what it costs.",
+        sections,
+        origin,
+    )
 
 
 def _answer(results: Results) -> Section:
@@ -138,7 +106,15 @@ def _answer(results: Results) -> Section:
         ("", drawing.drawing()),
         ("the claims", claims.claims(results)),
     ]
-    return _section("answer", "The claims", ANSWER, exhibits)
+    return _section(
+        "answer",
+        "The claims",
+        "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for "
+        "the output (OVA), in the trained network and in one with random weights; the loss of the "
+        "model that keeps few keys stands beside them where it was measured. Below the bars every "
+        "claim of the paper has a verdict, with the number of comparisons that agree.",
+        exhibits,
+    )
 
 
 def _paper(results: Results) -> Section:
@@ -151,7 +127,14 @@ def _paper(results: Results) -> Section:
         ("Table 3", paper.table_3(results.tokens)),
         ("Table 4", paper.table_4(results.training)),
     ]
-    return _section("paper", "The paper", PAPER, exhibits)
+    return _section(
+        "paper",
+        "The paper",
+        "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger. "
+        "Compare the order of the methods and the ratios to exact attention, not the levels; "
+        "hollow marks are the paper's.",
+        exhibits,
+    )
 
 
 def _every_r(results: Results) -> Section:
@@ -166,7 +149,14 @@ def _every_r(results: Results) -> Section:
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
         ("every cell", every_r.grid(results)),
     ]
-    return _section("every_r", "Every r", EVERY_R, exhibits)
+    return _section(
+        "every_r",
+        "Every r",
+        "What is not in the paper: every number of keys, in the model's loss and in the layers' "
+        "output. At one number of keys, the distance between OVO and OVA is what choosing for the "
+        "output gains; the further right the two curves meet, the more keys the gain lasts for.",
+        exhibits,
+    )
 
 
 def survey_section(results: Results) -> Section:
@@ -196,7 +186,17 @@ def survey_section(results: Results) -> Section:
         ]
     else:
         exhibits.append(("time and memory", None))
-    return _section("survey", "The survey", SURVEY, exhibits, left_out, machines)
+    return _section(
+        "survey",
+        "The survey",
+        "Every method of the survey at equal budgets, beside keys chosen by weight (OVO) and the "
+        "best keys found for the output (OVA); a mark further left is closer to exact attention. "
+        "Time and memory of one layer follow: a mark to the right of the dashed line costs more "
+        "than dense attention of that length.",
+        exhibits,
+        left_out,
+        machines,
+    )
 
 
 def cache_section(records: Sequence[CacheRecord]) -> Section:
@@ -232,7 +232,16 @@ def caches_page(
     machines = dict.fromkeys(captions.machine_of(record) for record in records)
     models = ", ".join(dict.fromkeys(record.model for record in records))
     last = Section("how", HOW_TITLE, f"Models: {models}. Hardware: {'; '.join(machines)}.", [])
-    return Page(CACHES_QUESTION, CACHES_LEAD, [*sections, last], origin)
+    return Page(
+        "Which keys should a compressed cache keep?",
+        "A compressed key-value cache keeps one set of keys for all later queries. Methods that "
+        "score keys one by one stand beside sets that are chosen together for the attention "
+        "output, with the same number of keys in every head and with one budget for the whole "
+        "model. The models are small and were trained for these tasks; no pretrained decoder was "
+        "measured.",
+        [*sections, last],
+        origin,
+    )
 
 
 def decoding_section(records: Sequence[DecodingRecord]) -> Section:
@@ -312,4 +321,13 @@ def write_probe(
     section = model_section(record, explored=explored)
     last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
     sections = [section, *([cache_section([cached])] if cached else []), last]
-    write_page(Page(title, PROBE, sections), Path(folder), texts)
+    write_page(
+        Page(
+            title,
+            "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at "
+            "exact attention: they measure what a method could reach, not what it costs.",
+            sections,
+        ),
+        Path(folder),
+        texts,
+    )

@@ -240,7 +240,7 @@ def _panel(record: CacheRecord, share: int) -> Panel:
     frame["said"] = sentences(frame, "{name}, queries observed: {series}, output error")
     numbers = ["value", "low", "high"]
     frame[numbers] = frame[numbers].astype(float).clip(FLOOR)
-    names = sorted(set(frame["series"]), key=lambda name: PLACES.get(name, 0))
+    names = sorted(frame["series"].unique(), key=lambda name: PLACES.get(name, 0))
     used = {name: MARKS.get(name, MARKS["last 32"]) for name in names}
     means = frame.assign(log=np.log(frame["value"])).groupby("name")["log"].mean()
     order = means.sort_values().index.tolist()
@@ -273,17 +273,13 @@ def _error_and_distance(cell: CacheCell) -> str:
 def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Shows the tasks' own metrics: right answers, or the distance from Bayes' predictions."""
     rows = [
-        {"texts": record.task, "measure": title, "method": name, "observed": look,
-         "column": f"r = {r}", "value": answered.value}
+        {"texts": record.task, "measure": title, "method": name, "observed": observed}
+        | {"column": f"r = {r}", "value": answered.value}
         for record in records
         for end, title in OWN.items()
         if end in record.exact
-        for r, name, look, answered in [
-            *((r, EXACT, "", record.exact[end]) for r in sorted({cell.r for cell in record.cells})),
-            *((cell.r, named(cell), observed_by(cell), cell.ends[end])
-              for cell in sorted(record.cells, key=lambda cell: (observed_by(cell) == ORACLE, cell.r))),
-        ]
-    ]  # fmt: skip
+        for r, name, observed, answered in _answered(record, end)
+    ]
     if not rows:
         return None
     head = ["texts", "measure", "method", "observed"]
@@ -309,6 +305,14 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
         ],
         table=Table(data, display),
     )
+
+
+def _answered(record: CacheRecord, end: str) -> Iterator[tuple[int, str, str, Estimate]]:
+    """Yields the answers of the exact model at every size, then those of each cell, oracles last."""
+    for r in sorted({cell.r for cell in record.cells}):
+        yield r, EXACT, "", record.exact[end]
+    for cell in sorted(record.cells, key=lambda cell: (observed_by(cell) == ORACLE, cell.r)):
+        yield cell.r, named(cell), observed_by(cell), cell.ends[end]
 
 
 def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
@@ -561,18 +565,22 @@ def ratio(above: CacheCell, below: CacheCell, measure: str, name: str) -> dict[s
 
 def agreement(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Ranks methods by output error and by the model's own distance, and compares the two."""
-    rows = []
-    for record in records:
-        for r in sorted({cell.r for cell in record.cells}):
-            cells = [cell for cell in record.cells if cell.r == r and cell.error.value is not None]
-            if len(cells) > 2:
-                errors = [cell.error.value for cell in cells]
-                rank = spearmanr(errors, [distance(cell).value for cell in cells]).statistic
-                row = {"texts": record.task, "r": r, "methods": len(cells)}
-                rows.append(row | {"Spearman": float(rank)})
-    if not rows:
+    rows = [
+        {"texts": record.task, "r": cell.r, "error": cell.error.value}
+        | {"distance": distance(cell).value}
+        for record in records
+        for cell in sorted(record.cells, key=lambda cell: cell.r)
+        if cell.error.value is not None
+    ]
+    groups = pd.DataFrame(rows).groupby(["texts", "r"], sort=False)
+    data = pd.DataFrame(
+        {"texts": texts, "r": r, "methods": len(cells)}
+        | {"Spearman": spearmanr(cells["error"], cells["distance"]).statistic}
+        for (texts, r), cells in groups
+        if len(cells) > 2
+    )
+    if data.empty:
         return None
-    data = pd.DataFrame(rows)
     display = data.astype(str).assign(Spearman=[number(rank, 2) for rank in data["Spearman"]])
     return Exhibit(
         "cache_agreement",
@@ -700,14 +708,14 @@ def _pooled_gains(record: CacheRecord) -> Iterator[Row]:
 def keys_by_head(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Draws the number of keys that each head keeps of one budget for the model."""
     rows = [
-        {"texts": record.task, "r": cell.r, "observed": observed_by(cell), "layer": layer, "head": head,
-         "value": keys}
+        {"texts": record.task, "r": cell.r, "observed": observed_by(cell)}
+        | {"layer": layer, "head": head, "value": keys}
         for record in records
         for cell in sorted(record.cells, key=lambda cell: cell.r)
         if cell.joint and not cell.refits and cell.pool == POOLED and observed_by(cell) == SEES
         for layer, heads in enumerate(cell.keys)
         for head, keys in enumerate(heads)
-    ]  # fmt: skip
+    ]
     if not rows:
         return None
     data = pd.DataFrame(rows)

@@ -14,11 +14,6 @@ from value_aware_study.report.exhibits.caches import OPENS, OWN_COLOURS
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.words import sentences
 
-DECODED = (
-    "A prompt is read exactly, its cache is compressed, and the tokens after it are decoded one by "
-    "one: KL from the model with its full cache, against the bytes of the cache and the time of a "
-    "token."
-)
 DECODING = [
     "KL is in nats a token, with the text's tokens given. The shares of right answers and of equal "
     "tokens are of freely decoded tokens (always the most likely one), counted where the task asks "
@@ -44,7 +39,9 @@ def by_cache(records: Sequence[DecodingRecord]) -> Exhibit | None:
     return Exhibit(
         "decoding",
         "Decoding with a compressed cache",
-        DECODED,
+        "A prompt is read exactly, its cache is compressed, and the tokens after it are decoded "
+        "one by one: KL from the model with its full cache, against the bytes of the cache and the "
+        "time of a token.",
         [*DECODING, UNITS],
         [
             _panel(frame, against, title)

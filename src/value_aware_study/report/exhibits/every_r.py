@@ -9,9 +9,6 @@ from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     OPACITY,
     OUTPUT_ERROR,
-    PLAIN,
-    QUIET,
-    Weight,
     colour,
     count_axis,
     curves,
@@ -180,21 +177,23 @@ def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[Panel]
     """Draws the optimal choices before a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
     others = frame[~optimal]
-    panel = _panel(frame[optimal], theirs, PLAIN, others)
+    panel = _panel(frame[optimal], theirs, others)
     panels = [panel.properties(title=f"{name}: optimal choices")]
     if len(others):
-        panel = _panel(others, theirs.head(0), QUIET, others.head(0))
+        panel = _panel(others, theirs.head(0), others.head(0), thin=True)
         panels.append(panel.properties(title=f"{name}: other choices"))
     return panels
 
 
-def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, weight: Weight, others: pd.DataFrame) -> Panel:
+def _panel(
+    rows: pd.DataFrame, theirs: pd.DataFrame, others: pd.DataFrame, thin: bool = False
+) -> Panel:
     task, keys = rows["task"].iloc[0], int(rows["head_dim"].iloc[0]) + 1
     x = count_axis(KEYS, rows["count"].tolist())
     y = loss_axis(task, extent(rows, theirs, others[["value"]]))
     marked = upright(keys) if rows["count"].max() >= keys else []
     rows, theirs = told_changes(rows, task), told_changes(theirs, task, PUBLISHED)
-    lines = curves(rows, method_marks(rows), x, y, weight, theirs)
+    lines = curves(rows, method_marks(rows), x, y, theirs, thin)
     return figure([*_band(others, x, y), *level(0.0), *marked, *lines])
 
 

@@ -93,7 +93,6 @@ OTHERS = (
     f"{captions.BASELINES} Sampled from α: the expected error of the mean of r values drawn from "
     "α, Var/r (Maurey), which the optimum is never above."
 )
-TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
 SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
 EXPLAINED = (
     "Section 3 argues that the flatter the attention weights, the more the values decide which "
@@ -580,7 +579,9 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     title = f"OVO error / OVA error, r = {SIZE}"
     ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
     scale = alt.Scale(type="log", domain=ends, nice=False)
-    axis = alt.Axis(values=TICKS, format="~r")
+    axis = alt.Axis(
+        values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
+    )
     y = alt.Y("gap:Q", title=title, scale=scale, axis=axis)
     series = {"x": x, "y": y, "color": colour(marks, **LEGEND), "opacity": OPACITY}
     of_layers, line, of_models = (

@@ -50,19 +50,6 @@ SCALE = (
 )
 
 
-INTRODUCTION = (
-    "Language models are trained with exact attention, then evaluated with the attention of every "
-    "layer replaced by an approximation. Numbers called the paper's are those printed in "
-    "Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to larger models "
-    "trained on other text."
-)
-REPRODUCE = (
-    "Every number and picture on this page is written by the report stage of the pipeline from the "
-    "records of the evaluation. make repro makes all of them but for the survey (make survey), "
-    "caches (make caches) and probed models (python -m pipelines.probe)."
-)
-
-
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     """Shows one curve a method, with its intervals; dashed: exact attention."""
     title, better, digits = METRICS[record.metric]
@@ -368,7 +355,16 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         "models",
         "Models, text and machine",
         " ".join(f"{texts}; {on.partition('; ')[0]}." for on, texts in read.items()),
-        [INTRODUCTION, *(f"{texts}; {on}" for on, texts in read.items()), REPRODUCE],
+        [
+            "Language models are trained with exact attention, then evaluated with the attention "
+            "of every layer replaced by an approximation. Numbers called the paper's are those "
+            "printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to "
+            "larger models trained on other text.",
+            *(f"{texts}; {on}" for on, texts in read.items()),
+            "Every number and picture on this page is written by the report stage of the pipeline "
+            "from the records of the evaluation. make repro makes all of them but for the survey "
+            "(make survey), caches (make caches) and probed models (python -m pipelines.probe).",
+        ],
         table=Table(data, display.astype(str)),
     )
 

@@ -76,13 +76,6 @@ MASKED_COUNTS = {
     "4grams": "counts: 4-grams on both sides",
     "4grams_shown_token": "counts: 4-grams, the token shown",
 }
-MASKED_BESIDE = (
-    f"The last rows need no attention: {ALONE} lets each token see nothing else, and counts of all "
-    "training tokens choose the most frequent token, the likeliest given the token shown in its "
-    "place (masking leaves one token in ten as it is), the likeliest between both neighbours, and "
-    "the likeliest between three tokens on each side, by Kneser-Ney 4-grams, without and with the "
-    "token shown. A model that errs more than the last row has learned less than these counts."
-)
 CAUSAL_COUNTS = {
     **{name: name for name in ("unigram", "bigram", "trigram")},
     "trigram_tokens_read": "trigram, tokens read",
@@ -91,12 +84,6 @@ CAUSAL_COUNTS = {
 }
 OF_DIFFERENCE, OF_RATIO = "95% interval (±: of the difference)", "95% interval (×: of the ratio)"
 """Columns of the paired intervals; exact attention and counts have their own there"""
-CAUSAL_BESIDE = (
-    f"The last rows need no attention: {ALONE} lets each token see nothing else; "
-    "n-grams are counts of all training tokens, or of the tokens that the model read, smoothed by "
-    "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens read has "
-    "learned less than these counts."
-)
 MASKED_ROWS = {
     "initialisation": "initialisation (init)",
     "instances": "training instances (INS)",
@@ -157,8 +144,6 @@ CAUSAL_ROWS = {
     "seed": "seed",
 }
 
-NATS = direction("nats per token above exact", "lower")
-POINTS = direction("points of error above exact", "lower")
 METHODS = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf")
 """The curves of the paper's Figure 1."""
 KEYS = "r, keys per query (log scale)"
@@ -184,7 +169,12 @@ def table_1(results: Results) -> Exhibit | None:
             "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
             f"{captions.keys(results.models('masked_long'), 4096)} LSH with as many keys as the "
             "sequence sees all of them.",
-            MASKED_BESIDE,
+            f"The last rows need no attention: {ALONE} lets each token see nothing else, and "
+            "counts of all training tokens choose the most frequent token, the likeliest given the "
+            "token shown in its place (masking leaves one token in ten as it is), the likeliest "
+            "between both neighbours, and the likeliest between three tokens on each side, by "
+            "Kneser-Ney 4-grams, without and with the token shown. A model that errs more than the "
+            "last row has learned less than these counts.",
             *_worse_than_no_text(rows),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL} {captions.SEEDS}",
             *captions.not_evaluated(results, MASKED),
@@ -341,7 +331,10 @@ def table_2(results: Results) -> Exhibit | None:
             "One model trained with each kernel, then evaluated with its attention replaced. The "
             "paper's models have 156M parameters and were trained on WikiText-103. "
             f"{captions.keys(models, 512)}",
-            CAUSAL_BESIDE,
+            f"The last rows need no attention: {ALONE} lets each token see nothing else; n-grams "
+            "are counts of all training tokens, or of the tokens that the model read, smoothed by "
+            "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens "
+            "read has learned less than these counts.",
             *_worse_than_alone(rows),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
@@ -564,7 +557,11 @@ def setting_value(value: Any) -> str:
 
 def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
     """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
-    title, around = (NATS, 0.1) if task == "causal" else (POINTS, 1.0)
+    title, around = (
+        (direction("nats per token above exact", "lower"), 0.1)
+        if task == "causal"
+        else (direction("points of error above exact", "lower"), 1.0)
+    )
     return change_axis(title, values, around)
 
 
