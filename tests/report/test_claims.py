@@ -413,39 +413,3 @@ def test_a_single_unit_decides_nothing():
         replace(given, unit_totals=given.unit_totals[:1], unit_counts=(100.0,)) for given in two
     ]
     assert verdict([causal("elu", *alone)], "One value") == OPEN
-
-
-def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
-    both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
-    errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
-    given = Results.of([causal("elu", *both), masked("long", *errors)])
-    verdicts, findings = claims.claims(given)
-    assert verdicts.caption.startswith("Of 9 claims: holds (2 of 5 compared) 1, not measured 8.")
-    shown = verdicts.table.display
-    assert shown["comparisons"].tolist() == ["2 of 2 agree", *["none made"] * 8]
-    assert "elu × 0.607" in shown["firmest"][0] and set(shown["firmest"][1:]) == {"–"}
-    assert "masked long" in verdicts.table.data["ours"][0]
-    found = findings.table.data
-    assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
-    assert float(found["estimate"][1]) == pytest.approx(-5)
-    assert findings.table.display["agrees"].tolist() == ["✓", "✓", *["not measured"] * 8]
-
-
-def test_a_model_is_compared_with_the_strongest_counts():
-    def baseline(mean, noise=0.0):
-        return Baseline(**ends(mean, mean, mean, mean) | units(mean, noise), tokens=7)
-
-    counted = {"5gram": baseline(2.5), "5gram_tokens_read": baseline(3.1), "bigram": baseline(9.0)}
-    models = [
-        causal("elu", exact=3.0, baselines=counted),
-        masked("long", exact=0.5, baselines={"4grams_shown_token": baseline(0.5, noise=0.2)}),
-    ]
-    strength = claims.claims(Results.of(models))[1]
-    shown = strength.table.display
-    assert shown["model"].tolist() == ["elu", "elu", "masked long"]
-    assert shown["errs"].tolist() == ["more than counting", "less than counting", "undecided"]
-    assert strength.table.data["estimate"].tolist() == pytest.approx(
-        [np.exp(0.5), np.exp(-0.1), 0.0], abs=1e-6
-    )
-    assert strength.caption.endswith("worse in 1 and better in 1; 1 are undecided.")
-    assert not list(claims.against_counts(Results.of([causal("elu")])))
