@@ -85,8 +85,8 @@ def recorded_on(records: Iterable[Record]) -> str:
     )
     if not models:
         return "On how many windows or sequences was not recorded."
-    units = (f"{units} ({', '.join(names)})" for units, names in models.items())
-    return f"Measured on {' and '.join(units)}, evenly spaced over those of the evaluation."
+    parts = (f"{count} ({', '.join(names)})" for count, names in models.items())
+    return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
 
 
 def queries_of(measured: Iterable[Measured]) -> str:

@@ -76,10 +76,10 @@ class Finding:
         """
         if self.estimate is None or self.low is None or self.high is None:
             return 0.0
-        ends = (self.estimate, self.low, self.high)
-        if self.unit == "ratio":
-            ends = tuple(math.log(max(end, math.ulp(0.0))) for end in ends)
-        estimate, low, high = ends
+        estimate, low, high = (
+            math.log(max(end, math.ulp(0.0))) if self.unit == "ratio" else end
+            for end in (self.estimate, self.low, self.high)
+        )
         return abs(estimate) / (high - low) if high > low else 0.0
 
     @property

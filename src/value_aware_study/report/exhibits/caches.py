@@ -273,13 +273,13 @@ def _error_and_distance(cell: CacheCell) -> str:
 def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Shows the tasks' own metrics: right answers, or the distance from Bayes' predictions."""
     rows = [
-        {"texts": record.task, "measure": title, "method": name, "observed": observed}
-        | {"column": f"r = {r}", "value": answered.value}
+        {"texts": record.task, "measure": title, "method": name, "observed": observed,
+         "column": f"r = {r}", "value": answered.value}
         for record in records
         for end, title in OWN.items()
         if end in record.exact
         for r, name, observed, answered in _answered(record, end)
-    ]
+    ]  # fmt: skip
     if not rows:
         return None
     head = ["texts", "measure", "method", "observed"]
@@ -308,7 +308,7 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
 
 
 def _answered(record: CacheRecord, end: str) -> Iterator[tuple[int, str, str, Estimate]]:
-    """Yields the answers of the exact model at every size, then those of each cell, oracles last."""
+    """Yields the exact model's answers at every size, then those of each cell, oracles last."""
     for r in sorted({cell.r for cell in record.cells}):
         yield r, EXACT, "", record.exact[end]
     for cell in sorted(record.cells, key=lambda cell: (observed_by(cell) == ORACLE, cell.r)):

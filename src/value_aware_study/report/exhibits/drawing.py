@@ -1,6 +1,7 @@
 """A drawing in the plane of the two choices of keys: by weight, and for the output."""
 
 from itertools import combinations
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -25,7 +26,6 @@ TITLES = {
     AWARE: "the two with the nearest mixture (OVA)",
 }
 HEIGHT = 280
-AXES = {"x": alt.X, "y": alt.Y}
 INK, MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 Array = NDArray[np.float64]
 
@@ -90,7 +90,10 @@ def _rows(choice: str, shares: Array) -> pd.DataFrame:
 
 def _panel(data: pd.DataFrame, choice: str) -> Panel:
     ends = alt.Scale(domain=[-2.8, 2.8])
-    place = {axis: kind(f"{axis}:Q", axis=None, scale=ends) for axis, kind in AXES.items()}
+    place: dict[str, Any] = {
+        "x": alt.X("x:Q", axis=None, scale=ends),
+        "y": alt.Y("y:Q", axis=None, scale=ends),
+    }
     values, error = data[data["what"] == "value"], data[data["what"] != "value"]
     shares = zip(values["weight"], values["share"], strict=True)
     told = [

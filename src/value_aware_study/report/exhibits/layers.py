@@ -337,7 +337,8 @@ def _count_text(row: Row) -> dict[str, str]:
     over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
     random = {}
     if BESIDE[0] in row:
-        random = {RANDOM: with_interval(*(row[name] for name in BESIDE), digits=0)}
+        keys, low, high = (row[name] for name in BESIDE)
+        random = {RANDOM: with_interval(keys, low, high, 0)}
     none = missing(row["keys_needed"])
     return {
         "model": row["model"],
@@ -583,9 +584,11 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
         values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
     )
     y = alt.Y("gap:Q", title=title, scale=scale, axis=axis)
-    series = {"x": x, "y": y, "color": colour(marks, **LEGEND), "opacity": OPACITY}
+    colours = colour(marks, **LEGEND)
     of_layers, line, of_models = (
-        alt.Chart(rows[["series", "kernel", "gap"]]).encode(**series)
+        alt.Chart(rows[["series", "kernel", "gap"]]).encode(
+            x=x, y=y, color=colours, opacity=OPACITY
+        )
         for rows in (frame, mean[mean["kernel"].str.startswith("degree")], mean)
     )
     points = pd.concat(told)[["kernel", "gap", "said"]]

@@ -215,7 +215,9 @@ def own_interval(metric: EndMetric, name: str) -> Row:
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    return None if missing(value) or missing(base) or not base else value / base
+    if value is None or missing(value) or missing(base) or not base:
+        return None
+    return value / base
 
 
 def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
@@ -275,7 +277,7 @@ def _approximate_rows(results: Results, exact: Row) -> Iterator[Row]:
     random = random.sort_values(["approximation", "rounds", "r", "features"])
     others = {setting_label(row): row for row in random.to_dict("records")}
     for cell in TABLE_1:
-        setting = {"approximation": cell.approximation, **cell.parameters}
+        setting: Row = {"approximation": cell.approximation, **cell.parameters}
         ours = results.find("masked_long", among=frame, **setting)
         ours = exact if cell.approximation == "exact" else ours
         yield _masked_row(setting_label(setting), cell.error, ours, cell.approximation)
@@ -409,8 +411,10 @@ def table_3(tokens: Row) -> Exhibit:
     """Shows one row a source, ours and the paper's: all, training and evaluation tokens."""
     sources, types = tokens.get("sources", {}), tokens.get("vocabulary_size")
     sizes = ("all", "training", "evaluation")
-    counts = ("training_documents", "evaluation_documents", "training_instances")
-    counts = (*counts, "evaluation_instances")
+    counts = [
+        *("training_documents", "evaluation_documents"),
+        *("training_instances", "evaluation_instances"),
+    ]
     data = pd.DataFrame(
         [
             *(_source_row(name, splits) for name, splits in sorted(sources.items())),

@@ -218,7 +218,8 @@ def findings(frame: pd.DataFrame) -> str:
 
 
 def _error(row: Row | pd.Series) -> str:
-    return with_interval(*(row[name] for name in OUTPUT_ERRORS), digits=2, text=short)
+    value, low, high = (row[name] for name in OUTPUT_ERRORS)
+    return with_interval(value, low, high, 2, short)
 
 
 def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
