@@ -91,17 +91,16 @@ def recorded_on(records: Iterable[Record]) -> str:
 
 def queries_of(measured: Iterable[Measured]) -> str:
     """Describes the queries: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
-    groups = grouped((_queries(item), item.label) for item in measured)
-    return " ".join(f"{'; '.join(labels)}: {queries}." for queries, labels in groups.items())
-
-
-def _queries(measured: Measured) -> str:
-    errors = measured.output_error
-    units = plural(errors.units, errors.unit)
-    return (
-        f"{errors.rows:,} queries of {units} in each of {errors.layers} layers, {errors.keys:,} "
-        f"keys, heads of {errors.head_dim} dimensions, OVA's search: {errors.search}"
+    models = grouped(
+        (
+            f"{errors.rows:,} queries of {plural(errors.units, errors.unit)} in each of "
+            f"{errors.layers} layers, {errors.keys:,} keys, heads of {errors.head_dim} dimensions, "
+            f"OVA's search: {errors.search}",
+            label,
+        )
+        for label, errors in ((item.label, item.output_error) for item in measured)
     )
+    return " ".join(f"{'; '.join(labels)}: {queries}." for queries, labels in models.items())
 
 
 def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:

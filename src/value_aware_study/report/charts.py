@@ -33,12 +33,6 @@ TENS = [
 ]
 POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
 """Labels powers of ten: 10⁻⁴, 0.01, 1, 100."""
-BRIGHT = 0.55
-"""Share of the scale of colours from which text on a cell is black."""
-LABELLED_HEADS = 16
-"""Most heads whose cells carry their numbers."""
-SAYS = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))
-"""The sentence of a mark, or of the mark that a cell around it belongs to."""
 LINE = 28
 """Most letters in a line of a row's name."""
 Drawn = list[alt.Chart]
@@ -223,8 +217,9 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     """Draws a ring around the mark nearest to the pointer, and shows the sentence of that mark."""
     near = alt.selection_point(name=NEAR, on="pointerover", clear="pointerout", nearest=True)
     ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
+    sentence = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))  # of a cell around it
     points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
-    return points.encode(x=x, y=y, opacity=ring, tooltip=SAYS).add_params(near)
+    return points.encode(x=x, y=y, opacity=ring, tooltip=sentence).add_params(near)
 
 
 LEGEND = {"orient": "bottom", "columns": 2}
@@ -322,8 +317,8 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
         tooltip="said:N",
     )
     cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
-    if heads <= LABELLED_HEADS:
-        bright = f"log(datum.value / {first}) > {BRIGHT} * log({last} / {first})"
+    if heads <= 16:  # the numbers of more would not be read
+        bright = f"log(datum.value / {first}) > 0.55 * log({last} / {first})"
         black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
         without = "!isValid(datum.value)"  # a cell without a number is not filled
         ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)

@@ -50,8 +50,6 @@ WIDTH, GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the space between two."""
 NEAR = "near"
 """Name of the selection of the mark nearest to the pointer."""
-LETTERS = 80
-"""Most letters in a line of a picture's title."""
 
 Panel = alt.Chart | alt.LayerChart | alt.FacetChart
 
@@ -210,7 +208,7 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
             *(still(chart).properties(width=width) for chart in charts), columns=columns
         )
     if title:
-        panels = panels.properties(title=alt.Title(wrap(title, LETTERS), fontSize=16, offset=16))
+        panels = panels.properties(title=alt.Title(wrap(title, 80), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
     text = json.dumps(specification(panels) | {"config": theme})
     names = rf"var\(--({'|'.join(COLOURS)})\)"

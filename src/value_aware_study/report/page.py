@@ -30,8 +30,6 @@ PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and a mark that only our pages have."""
 ENDINGS = (".csv", ".md", ".png", "_dark.png", ".json")
 """Endings of an exhibit's files."""
-DARK = "_dark"
-"""Ends the stem of a picture for dark grounds."""
 LARGEST = 8 * 2**20
 """Most bytes of index.html, so that a mail takes it and it opens at once."""
 PAPER = "https://aclanthology.org/2021.emnlp-main.753"
@@ -121,7 +119,7 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
         title = exhibit.title if exhibit.shared else ""
         for dark in (False, True)[: 1 + exhibit.shared]:
             picture = png(exhibit.charts, len(exhibit.choices) or 1, title, dark)
-            path.with_name(f"{exhibit.name}{DARK * dark}.png").write_bytes(picture)
+            path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(picture)
     if exhibit.exploration:
         text = with_checksum(exhibit.exploration.to_json())
         path.with_suffix(".json").write_text(text, encoding="utf-8")

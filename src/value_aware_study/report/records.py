@@ -16,15 +16,11 @@ from value_aware_study.report.words import grouped
 
 R = TypeVar("R", bound=JsonRecord)
 AGAIN, RESTORE = "make it again (dvc repro)", "restore it (git restore results), or remove it"
-COMPARISONS = ("findings.csv", "strength.csv")
-"""Files of a published run that hold comparisons, and the spread of each over trainings."""
 Numbers = Mapping[str, float | None]
 TRAINING = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
 """Kinds of the entries that a report shows of a training."""
 TOKENS = {"vocabulary_size": int, "sources": Mapping[str, Mapping[str, Numbers]]}
 """Kinds of the entries that a report shows of the text; `sources` by source and split."""
-BENCHMARK = ("cells", "methods", "layer", "run_on")
-"""Entries that a report shows of the measured time and memory."""
 
 
 def read(places: Mapping[str, Path]) -> Results:
@@ -48,7 +44,9 @@ def read(places: Mapping[str, Path]) -> Results:
         surveyed=surveyed,
         variants=variants,
         spreads=published_spreads(places["spread"]),
-        benchmark=load_json(benchmark, *BENCHMARK, remedy=AGAIN) if benchmark.exists() else {},
+        benchmark=load_json(benchmark, "cells", "methods", "layer", "run_on", remedy=AGAIN)
+        if benchmark.exists()
+        else {},
         probed=_all(Record, places["probe"], "*/record.json"),
         caches=_all(CacheRecord, places["caches"]),
         decoded=_all(DecodingRecord, places["decoded"]),
@@ -105,7 +103,7 @@ def _parsed(kind: type[R], file: Path) -> R:
 def published_spreads(folder: Path) -> dict[Key, Spread]:
     """Reads the spread over trainings of the comparisons of a published run; {} without them."""
     spreads = {}
-    for file in filter(Path.exists, (folder / name for name in COMPARISONS)):
+    for file in filter(Path.exists, (folder / name for name in ("findings.csv", "strength.csv"))):
         with reading(file, RESTORE), file.open(encoding="utf-8", newline="") as text:
             for row in csv.DictReader(text):
                 if row.get("seeds"):

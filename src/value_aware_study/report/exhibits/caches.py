@@ -107,8 +107,6 @@ GAP_MARKS = {
     title: Mark.of(colour)
     for title, colour in zip(GAPS.values(), ("orange", "green", "purple", "brown"), strict=True)
 }
-WIDE = 40
-"""Least length of a part of a bar, in pixels, that has its factor written in it."""
 OWN_COLOURS = SERIES[2:]
 """Colours of cache methods: neither of the two oracles'"""
 POOLED = "model"
@@ -215,9 +213,9 @@ def _of_share(records: Sequence[CacheRecord], share: int) -> Exhibit:
         of_task = [cells.get((*row, task)) for row in rows]
         data[f"{task} error"] = [cell.error.value if cell else None for cell in of_task]
         data[f"{task} distance"] = [distance(cell).value if cell else None for cell in of_task]
-        far = next(name for name in END if any(cell and name in cell.ends for cell in of_task))
+        end = next(END[name] for name in END if any(cell and name in cell.ends for cell in of_task))
         texts = [_error_and_distance(cell) if cell else DASH for cell in of_task]
-        display[f"{task}: error ({END[far]})"] = texts
+        display[f"{task}: error ({end})"] = texts
     units = "; ".join(f"{r.task}: {r.units} texts from {len(set(r.seeds))} draws" for r in records)
     return Exhibit(
         f"cache_methods_{share}",
@@ -265,8 +263,7 @@ def _error_axis(numbers: pd.DataFrame) -> alt.X:
 
 
 def _error_and_distance(cell: CacheCell) -> str:
-    far = distance(cell).value
-    error = number(cell.error.value, 4)
+    far, error = distance(cell).value, number(cell.error.value, 4)
     return error if far is None else f"{error} ({number(1e3 * far, 1)})"
 
 
@@ -445,7 +442,7 @@ def _gaps_panel(frame: pd.DataFrame) -> Panel:
         x=x, x2="end:Q", color=colour(GAP_MARKS, orient="bottom", columns=2)
     )
     span = frame["end"].max() - min(frame["begin"].min(), 0.0)
-    wide = f"abs(datum.end - datum.begin) * width / {span} > {WIDE} ? datum.text : ''"
+    wide = f"abs(datum.end - datum.begin) * width / {span} > 40 ? datum.text : ''"
     numbers = base.mark_text(fontWeight="bold").encode(
         x=of_field(x, "middle"),
         text=alt.TextValue(alt.ExprRef(wide)),
@@ -622,14 +619,12 @@ def _curves(record: CacheRecord) -> pd.DataFrame:
     """Lists the cells of methods that were measured with one budget, at every size."""
     cells = [cell for cell in record.cells if observed_by(cell) == SEES and not cell.refits]
     pooled = {cell.method for cell in cells if cell.pool == POOLED}
-    rows = [
-        {"series": named(cell), "method": cell.method, "pool": cell.pool, "count": cell.r,
-         "value": far.value, "low": far.low, "high": far.high}
+    return pd.DataFrame(
+        {"series": named(cell), "method": cell.method, "pool": cell.pool, "count": cell.r}
+        | vars(distance(cell))
         for cell in cells
         if cell.method in pooled and cell.pool in ("", POOLED)
-        for far in [distance(cell)]
-    ]  # fmt: skip
-    return pd.DataFrame(rows)
+    )
 
 
 def _memory_panel(task: str, frame: pd.DataFrame) -> Panel:

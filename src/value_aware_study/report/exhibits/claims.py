@@ -35,8 +35,6 @@ from value_aware_study.report.words import setting_label, times
 
 SIZES = (1, 65)
 """Keys kept in the paper's tables."""
-WINDOWS = (4, 16, 65)
-"""Widths of the windows that claims compare."""
 ALL = ("causal", "long", "short")
 """All models, as `models` names them."""
 COUNTS = {
@@ -46,8 +44,6 @@ COUNTS = {
 }
 """The strongest count models, and their labels"""
 ERRS = {True: "more than counting", False: "less than counting", None: "undecided"}
-ROUNDING = 1e-5
-"""Largest error, relative to the longest value, that is exact in single precision."""
 NUMBERS = ("what", "estimate", "low", "high", "unit", "trainings")
 """Columns of a finding's numbers"""
 HOLDS = {True: "yes", False: "no", None: ""}
@@ -182,7 +178,8 @@ def one_more_than_head_size(results: Results) -> Iterator[Finding]:
         for cell in model.record.cells:
             error = cell.error.largest_error if cell.error else None
             if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
-                yield Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what, model.label)
+                exact = error <= 1e-5  # in single precision
+                yield Finding(f"{model.label} {error:.0e}", exact, what, model.label)
 
 
 def order_of_kernels(results: Results) -> Iterator[Effect | Finding]:
@@ -381,7 +378,7 @@ CLAIMS = (
         "Figure 1, masked LM; no number is printed.",
         [
             compares(("causal", "long"), Setting("sliding_window", {"r": r}), other, above=True)
-            for r in WINDOWS
+            for r in (4, 16, 65)
             for other in (EXACT, oblivious(r))
         ],
         expected=24,

@@ -11,21 +11,9 @@ from value_aware_attention.measurement.estimate import DASH, number, with_interv
 from value_aware_study.report.charts import curves, direction, figure, powers
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.caches import OPENS, OWN_COLOURS
+from value_aware_study.report.frame import FLOOR
 from value_aware_study.report.look import Mark, Panel
 from value_aware_study.report.words import sentences
-
-DECODING = [
-    "KL is in nats a token, with the text's tokens given. The shares of right answers and of equal "
-    "tokens are of freely decoded tokens (always the most likely one), counted where the task asks "
-    "for an answer. In texts and Markov chains, a right token is the text's own. Bytes are those "
-    "that the layers hold of a compressed prompt: keys, values, and the places of keys.",
-    "Time is the processor's for one token, in parts of the full cache's. With short prompts and "
-    "small models it is that of the program around the attention; for long prompts see "
-    "python -m benchmarks.decoding. Choosing is done once a prompt.",
-]
-SMALLEST = 1e-6
-"""Least KL that is drawn, in nats: below it lies rounding."""
-UNITS = "95% intervals over texts; of the time, over the parts in which texts were read."
 
 
 def by_cache(records: Sequence[DecodingRecord]) -> Exhibit | None:
@@ -42,7 +30,17 @@ def by_cache(records: Sequence[DecodingRecord]) -> Exhibit | None:
         "A prompt is read exactly, its cache is compressed, and the tokens after it are decoded "
         "one by one: KL from the model with its full cache, against the bytes of the cache and the "
         "time of a token.",
-        [*DECODING, UNITS],
+        [
+            "KL is in nats a token, with the text's tokens given. The shares of right answers and "
+            "of equal tokens are of freely decoded tokens (always the most likely one), counted "
+            "where the task asks for an answer. In texts and Markov chains, a right token is the "
+            "text's own. Bytes are those that the layers hold of a compressed prompt: keys, "
+            "values, and the places of keys.",
+            "Time is the processor's for one token, in parts of the full cache's. With short "
+            "prompts and small models it is that of the program around the attention; for long "
+            "prompts see python -m benchmarks.decoding. Choosing is done once a prompt.",
+            "95% intervals over texts; of the time, over the parts in which texts were read.",
+        ],
         [
             _panel(frame, against, title)
             for frame in of_texts.values()
@@ -103,7 +101,7 @@ def _panel(frame: pd.DataFrame, against: pd.Series, title: str) -> Panel:
         frame[["kl", "kl_low", "kl_high"]].set_axis(["value", "low", "high"], axis=1).astype(float)
     )
     told = ends.assign(series=frame["cache"], count=against)
-    values = ends.clip(lower=SMALLEST)
+    values = ends.clip(lower=FLOOR)
     low, high = values["value"].min() / 2, 2 * values["value"].max()
     points = told.assign(
         value=values["value"],

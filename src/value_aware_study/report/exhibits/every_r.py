@@ -62,6 +62,14 @@ def figure_4(results: Results) -> Exhibit | None:
         series=[method_label(n) if n in NAMED else REST for n in frame["approximation"]],
     )
     drawn = [name for name in names.values() if name in set(frame["name"])]
+    columns = ["model", "setting", *EXPLAINING, "value", "low", "high"]
+    data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
+    display = {
+        "model": frame["name"].tolist(),
+        "setting": data["setting"],
+        **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
+        "change from exact": [signed(value, 3) for value in data["change"]],
+    }
     return Exhibit(
         "figure_4",
         "Figure 4. Output error of the attention against the loss of the model",
@@ -73,7 +81,7 @@ def figure_4(results: Results) -> Exhibit | None:
             f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
         ],
         [_scatter(frame[frame["name"] == name], name) for name in drawn],
-        _scatter_table(frame),
+        Table(data, pd.DataFrame(display)),
         choices=drawn,
     )
 
@@ -105,18 +113,6 @@ def _scatter(frame: pd.DataFrame, name: str) -> Panel:
         [*level(0.0), points, nearest(drawn, x, y)],
         f"{name}: rank correlation {error}, of the cosine {cosine}",
     )
-
-
-def _scatter_table(frame: pd.DataFrame) -> Table:
-    columns = ["model", "setting", *EXPLAINING, "value", "low", "high"]
-    data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
-    display = {
-        "model": frame["name"].tolist(),
-        "setting": data["setting"],
-        **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
-        "change from exact": [signed(value, 3) for value in data["change"]],
-    }
-    return Table(data, pd.DataFrame(display))
 
 
 def figure_5(results: Results) -> Exhibit | None:

@@ -87,7 +87,6 @@ NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 SCORES = (*NORMS, "leave_one_out_keys")
 """Scores of single keys by weight and value"""
 ALIKE = 0.1
-BOUND = "maurey_bound"
 BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
 OTHERS = (
     f"{captions.BASELINES} Sampled from α: the expected error of the mean of r values drawn from "
@@ -444,7 +443,7 @@ def _coinciding(measured: Sequence[Measured]) -> str:
 def _label(method: str) -> str:
     if method in NORMS:
         return series_label({"approximation": "norm_weighted_keys", "norm": NORMS[method]})
-    return BOUND_LABEL if method == BOUND else full_name(method)
+    return BOUND_LABEL if method == "maurey_bound" else full_name(method)
 
 
 def _error_rows(measured: Measured) -> Iterator[Row]:

@@ -35,8 +35,7 @@ from value_aware_study.report.words import (
     sentences,
 )
 
-Better = Literal["lower", "higher"]
-METRICS: dict[str, tuple[str, Better, int]] = {
+METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "error": ("hidden tokens predicted wrongly, %", "lower", 1),
     "perplexity": ("perplexity", "lower", 2),
     "cosine": ("cosine to the exact hidden states", "higher", 4),
@@ -44,10 +43,6 @@ METRICS: dict[str, tuple[str, Better, int]] = {
 """Title of a metric, its better direction, and its digits."""
 ALL = "all layers"
 ALIKE = {"own": "", "equal": ", all heads alike"}
-SCALE = (
-    "Both panels have one logarithmic scale of colours, from the first percentile on; the "
-    "brighter, the more."
-)
 
 
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
@@ -253,7 +248,12 @@ def _heat_maps(
         name,
         title,
         caption,
-        [SCALE, captions.BEST_FOUND, setting],
+        [
+            "Both panels have one logarithmic scale of colours, from the first percentile on; the "
+            "brighter, the more.",
+            captions.BEST_FOUND,
+            setting,
+        ],
         [
             heat_map(frame[frame["method"] == method], ORACLES[method], frame["value"], unit)
             for method in (OBLIVIOUS, AWARE)

@@ -58,14 +58,9 @@ ROW = 21
 VALUES = ("value", "low", "high")
 CHANGES = ("change", "change_low", "change_high")
 
-CELL = 17
-LEAST = 0.005
-"""Share of a query's largest weight below which a weight is not drawn."""
 SAID = "datum.from + ' attends to ' + datum.to + ' with weight ' + datum.weight"
 """Writes what a cell of a pattern says, in Vega's expressions."""
 ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
-"""Replaces control characters, which SVG, an XML format, cannot hold"""
 PATTERNS = (
     "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
     "larger the weight, relative to the largest of its row; vermillion: negative. First layer, "
@@ -287,8 +282,8 @@ def patterns(measured: Sequence[Record]) -> Exhibit | None:
 
 def _pattern_panels(model: str, picture: Picture, param: str) -> list[Panel]:
     """Draws exact attention, and the other methods behind a list to pick one from, by `param`."""
-    tokens = [
-        "".join(letter if letter.isprintable() else UNPRINTABLE for letter in token)
+    tokens = [  # SVG, an XML format, holds no control characters
+        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token)
         for token in picture.tokens
     ]
     exact, *others = picture.panels
@@ -310,7 +305,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
     axis = alt.Axis(labelExpr=f"{words}[datum.value]", labelOverlap=False, ticks=False)
     strength = alt.Scale(domain=[0, 1], range=[0.08, 1], clamp=True)
     return (
-        alt.Chart(frame, width="container", height=CELL * len(tokens))
+        alt.Chart(frame, width="container", height=17 * len(tokens))
         .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
         .transform_calculate(size="abs(datum.weight)")
         .transform_joinaggregate(largest="max(size)", groupby=["method", "query"])
@@ -334,7 +329,7 @@ def _cells(panel: Weights) -> list[Row]:
         {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
         for query, row in enumerate(panel.weights)
         for key, weight in enumerate(row)
-        if abs(weight) > LEAST * max(map(abs, row))
+        if abs(weight) > 0.005 * max(map(abs, row))
     ]
 
 
