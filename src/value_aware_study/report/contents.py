@@ -29,16 +29,6 @@ from value_aware_study.report.frame import Results, of_kernels, of_models
 from value_aware_study.report.page import write_page
 from value_aware_study.report.words import grouped
 
-CACHES = (
-    "A compressed key-value cache keeps one set of keys for all later queries. Every method keeps "
-    "the same number of keys in all and is judged on queries that it has not seen: a mark further "
-    "left, or lower, is closer to the exact model, and its colour says which queries were observed."
-)
-DECODING = (
-    "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt has "
-    "filled. A lower point is closer to the model with its full cache, one further left takes "
-    "less memory or time."
-)
 READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
     "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
@@ -215,7 +205,15 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
         caches.agreement(firsts),
         caches.every_cell(records),
     ]
-    return _section("caches", "Caches", CACHES, _unnamed(exhibits))
+    return _section(
+        "caches",
+        "Caches",
+        "A compressed key-value cache keeps one set of keys for all later queries. Every method "
+        "keeps the same number of keys in all and is judged on queries that it has not seen: a "
+        "mark further left, or lower, is closer to the exact model, and its colour says which "
+        "queries were observed.",
+        _unnamed(exhibits),
+    )
 
 
 def caches_page(
@@ -248,7 +246,15 @@ def decoding_section(records: Sequence[DecodingRecord]) -> Section:
     """Builds the section on models that decode with compressed caches."""
     machines = [(f"{record.model}, decoding", captions.machine_of(record)) for record in records]
     exhibits = _unnamed([decoding.by_cache(records)])
-    return _section("decode", "Decoding", DECODING, exhibits, machines=machines)
+    return _section(
+        "decode",
+        "Decoding",
+        "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt "
+        "has filled. A lower point is closer to the model with its full cache, one further left "
+        "takes less memory or time.",
+        exhibits,
+        machines=machines,
+    )
 
 
 def model_section(

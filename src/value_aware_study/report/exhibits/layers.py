@@ -93,14 +93,6 @@ OTHERS = (
     "α, Var/r (Maurey), which the optimum is never above."
 )
 SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
-EXPLAINED = (
-    "Section 3 argues that the flatter the attention weights, the more the values decide which "
-    "keys matter: for a polynomial kernel of degree 0 all weights are equal, and with the degree "
-    "they become skewed. A small point is one layer, with polynomials put in its kernel's place "
-    "on the same queries, keys and values (post hoc) and with its own kernel; a large one, joined "
-    "by a line, is the geometric mean of a model's layers. Effective keys, in the table: exp of "
-    "the weights' entropy, as a share of all keys (a causal query sees fewer)."
-)
 
 
 def hero(results: Results) -> Exhibit | None:
@@ -510,7 +502,13 @@ def skewness_gap(
         f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
         "the degree of the kernel. Large marks are models, small ones their single layers.",
         [
-            EXPLAINED,
+            "Section 3 argues that the flatter the attention weights, the more the values decide "
+            "which keys matter: for a polynomial kernel of degree 0 all weights are equal, and "
+            "with the degree they become skewed. A small point is one layer, with polynomials put "
+            "in its kernel's place on the same queries, keys and values (post hoc) and with its "
+            "own kernel; a large one, joined by a line, is the geometric mean of a model's layers. "
+            "Effective keys, in the table: exp of the weights' entropy, as a share of all keys (a "
+            "causal query sees fewer).",
             f"Errors under {FLOOR:g} count as {FLOOR:g}. {captions.BEST_FOUND} "
             f"{gap_findings(measured)} {on}",
             *([setting] if setting else []),

@@ -44,12 +44,6 @@ BUDGETS = (
     "output (OVA), which look at the exact weights, is not counted. "
     f"{captions.DRAWS} One seed a layer."
 )
-READ = (
-    "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the best "
-    f"choice of as many keys that was found. Errors under {FLOOR:g}, zero included, are drawn "
-    "there. A number before ▸ is a cost too large for the axis; several are in the order of the "
-    "budgets."
-)
 BEYOND = 6.0
 """A cost this many times above the third quartile of all is beyond the axis."""
 SEEDS = ("seeds_low", "seeds_high")
@@ -61,23 +55,11 @@ CHANGES = ("change", "change_low", "change_high")
 SAID = "datum.from + ' attends to ' + datum.to + ' with weight ' + datum.weight"
 """Writes what a cell of a pattern says, in Vega's expressions."""
 ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
-PATTERNS = (
-    "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
-    "larger the weight, relative to the largest of its row; vermillion: negative. First layer, "
-    "first head, attention restricted to the tokens shown; less than half a percent is not drawn. "
-    "Each method has the setting that costs nearest to the budget; its cost, in brackets, is in "
-    "keys a query."
-)
 MIXING = {
     "fourier_mixing": "Fourier mixing (FNet)",
     "linear_mixing": "linear mixing",
     "random_mixing": "random mixing",
 }
-TRAINED = (
-    "The same model, text and steps, trained with the method in every layer and evaluated with it; "
-    "beside it the model trained with exact attention, with the same method only swapped in. "
-    "One training run each: the intervals cover the choice of evaluation text only."
-)
 UNSAID = ("seed", "length", "width", "engine")
 """Arguments that a method trained with does not share with the same method swapped in."""
 
@@ -96,7 +78,10 @@ def distance(results: Results) -> Exhibit | None:
         "Distance to the optimum at equal budgets",
         "How far each method's output is from exact attention's, and what that costs the model.",
         [
-            READ,
+            "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the "
+            f"best choice of as many keys that was found. Errors under {FLOOR:g}, zero included, "
+            "are drawn there. A number before ▸ is a cost too large for the axis; several are in "
+            "the order of the budgets.",
             f"{BUDGETS} {captions.BEST_FOUND}",
             f"{captions.OUTPUT_ERROR} {captions.recorded_on(drawn)}",
             *(f"{name}: {findings(rows)}" for name, (rows, _) in of_model.items()),
@@ -269,7 +254,13 @@ def patterns(measured: Sequence[Record]) -> Exhibit | None:
         "What each method attends to",
         "The weights of every method on the same words, beside exact attention's; in brackets its "
         "cost in keys a query.",
-        [PATTERNS],
+        [
+            "Rows are queries, columns keys, from the text's first token on; the stronger the "
+            "colour, the larger the weight, relative to the largest of its row; vermillion: "
+            "negative. First layer, first head, attention restricted to the tokens shown; less "
+            "than half a percent is not drawn. Each method has the setting that costs nearest to "
+            "the budget; its cost, in brackets, is in keys a query."
+        ],
         [
             panel
             for place, (model, picture) in enumerate(drawn.items())
@@ -350,7 +341,13 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
         "trained",
         "Trained with a method, and only swapped in",
         "Masked tokens predicted wrongly in percent, or perplexity; lower is better.",
-        [TRAINED, captions.settings_of(trained)],
+        [
+            "The same model, text and steps, trained with the method in every layer and evaluated "
+            "with it; beside it the model trained with exact attention, with the same method only "
+            "swapped in. One training run each: the intervals cover the choice of evaluation text "
+            "only.",
+            captions.settings_of(trained),
+        ],
         table=Table(data, pd.DataFrame(display)),
     )
 
