@@ -29,8 +29,7 @@ def main(cfg: DictConfig) -> None:
     from pipelines.verdict import CLAIMS, kept
     from value_aware_attention.files import CHECKSUMS, check_checksums, listed, new_folder
     from value_aware_study.paths import SUMMARY, TIMES, inside
-    from value_aware_study.report.packed import pack
-    from value_aware_study.report.page import PAGE
+    from value_aware_study.report.page import PAGE, pack
     from value_aware_study.report.records import read_folder
 
     records, report = read_folder(cfg.records), Path(cfg.report)
@@ -60,8 +59,7 @@ def publish_caches(cfg: DictConfig) -> Path:
     from value_aware_attention.files import new_folder, write_checksums
     from value_aware_study.paths import inside
     from value_aware_study.report.contents import caches_page
-    from value_aware_study.report.packed import pack
-    from value_aware_study.report.page import write_page
+    from value_aware_study.report.page import pack, write_page
     from value_aware_study.report.records import read_caches
 
     outputs, published = Path(cfg.outputs), inside(cfg.results, "caches")

@@ -23,7 +23,7 @@ from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, load_masked
 from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
-from value_aware_study.report.results import Results
+from value_aware_study.report.frame import Results
 
 UNTIMED = (
     *("big_bird", "dilated_window", "fixed", "linear_mixing", "longformer", "lsh", "orf"),

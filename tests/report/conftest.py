@@ -3,7 +3,7 @@
 import evaluated
 import pytest
 
-from value_aware_study.report.results import Results
+from value_aware_study.report.frame import Results
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from value_aware_attention.measurement.cache_record import (
     Estimate,
 )
 from value_aware_attention.measurement.record import Cell, Panel, Picture, TextRead
-from value_aware_study.report.results import Results
+from value_aware_study.report.frame import Results
 
 LENGTHS = (128, 256, 512, 1024, 2048)
 BEYOND = (2048, 4096, 8192)

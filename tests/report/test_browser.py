@@ -13,8 +13,8 @@ from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
 from value_aware_study.report.contents import report_page, write_probe
+from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
-from value_aware_study.report.results import Results
 
 api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM, reason="no browser: apt-get install chromium"),
 ]
-POINTS = "#hero-chart-1 .mark-symbol.role-mark path"
 SHOWN = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
 FOCUSED = "one => one === document.activeElement"
 DRAWN = f"{SHOWN}.every(c => c.dataset.drawn === 'yes')"
@@ -77,20 +76,6 @@ def opened(browser: Any, report: Path) -> Iterator[Any]:
     yield tab
     assert said == [] and {url for url in asked if not url.startswith("data:")} == {report.as_uri()}
     window.close()
-
-
-def test_hovering_a_point_says_its_number(opened: Any) -> None:
-    opened.locator(f"{POINTS}[fill='var(--vermillion)']").last.hover()
-    said = opened.locator("#vg-tooltip-element").inner_text()
-    assert said == "LSH, by weight: 100 (99 to 101)"
-
-
-def test_the_legend_toggles_a_series(opened: Any) -> None:
-    points = opened.locator(f"{POINTS}[aria-label*='by weight']")
-    before = points.first.get_attribute("opacity")
-    opened.locator("#hero-chart-1 .role-legend-label text", has_text="by output").click()
-    opened.wait_for_timeout(100)
-    assert before in (None, "1") and float(points.first.get_attribute("opacity")) < 0.2
 
 
 def test_another_choice_shows_its_panels(opened: Any) -> None:

@@ -13,8 +13,8 @@ from value_aware_attention.measurement.record import Baseline, Cell
 from value_aware_study.report.claim import Answer, Finding, Spread, margin
 from value_aware_study.report.exhibits import claims
 from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
+from value_aware_study.report.frame import Results
 from value_aware_study.report.records import published_spreads
-from value_aware_study.report.results import Results
 
 UNITS = 30
 HOLDS, IN_PART, NOT_HERE, OPEN = "holds", "in part", "contradicted here", "undecided"
@@ -235,7 +235,7 @@ def test_a_finding_has_one_interval_over_text_and_trainings_and_the_range_of_see
     answer = found_in([*trainings_of(causal, "elu", 0.10, 0.12, 0.11), long])[0]
     assert answer.verdict == "holds (2 of 5 compared)"
     line = "elu × 0.896 (0.874 to 0.918; seeds 0.887 to 0.905) ✓"
-    assert answer.found()[0].startswith(f"OVA 1 against OVO 1: {line}, masked long −5.00 points (")
+    assert answer.lines()[0].startswith(f"OVA 1 against OVO 1: {line}, masked long −5.00 points (")
     own, once = answer.findings
     alone = stdtrit(2.0, 0.975) * 0.01 * np.sqrt(1 / 3)  # three trainings, and next to no text
     assert np.log(own.high / own.low) == pytest.approx(2 * alone, rel=0.01)
@@ -396,7 +396,7 @@ def test_long_and_short_are_compared_on_the_same_masked_tokens(long, noise, expe
     assert verdict([masked("long", exact=long), short], "long sequences") == expected
     given = [masked("long", exact=long), other]
     assert verdict(given, "long sequences") == OPEN
-    assert found_in(given)[7].found()[0].endswith(": exact attention not compared: other targets ?")
+    assert found_in(given)[7].lines()[0].endswith(": exact attention not compared: other targets ?")
     assert verdict([masked("long", exact=long), masked("short")], "long seq") == "not measured"
 
 
@@ -413,39 +413,3 @@ def test_a_single_unit_decides_nothing():
         replace(given, unit_totals=given.unit_totals[:1], unit_counts=(100.0,)) for given in two
     ]
     assert verdict([causal("elu", *alone)], "One value") == OPEN
-
-
-def test_the_table_has_a_row_a_claim_and_the_findings_one_a_comparison():
-    both = [cell(BY_OUTPUT, 3.5, r=1), cell(BY_WEIGHT, 4.0, 0.1, r=1)]
-    errors = [cell(BY_OUTPUT, 0.55, r=1), cell(BY_WEIGHT, 0.6, 0.1, r=1)]
-    given = Results.of([causal("elu", *both), masked("long", *errors)])
-    verdicts, findings = claims.claims(given)
-    assert verdicts.caption.startswith("Of 9 claims: holds (2 of 5 compared) 1, not measured 8.")
-    shown = verdicts.table.display
-    assert shown["comparisons"].tolist() == ["2 of 2 agree", *["none made"] * 8]
-    assert "elu × 0.607" in shown["firmest"][0] and set(shown["firmest"][1:]) == {"–"}
-    assert "masked long" in verdicts.table.data["ours"][0]
-    found = findings.table.data
-    assert float(found["estimate"][0]) == pytest.approx(np.exp(-0.5), rel=1e-5)
-    assert float(found["estimate"][1]) == pytest.approx(-5)
-    assert findings.table.display["agrees"].tolist() == ["✓", "✓", *["not measured"] * 8]
-
-
-def test_a_model_is_compared_with_the_strongest_counts():
-    def baseline(mean, noise=0.0):
-        return Baseline(**ends(mean, mean, mean, mean) | units(mean, noise), tokens=7)
-
-    counted = {"5gram": baseline(2.5), "5gram_tokens_read": baseline(3.1), "bigram": baseline(9.0)}
-    models = [
-        causal("elu", exact=3.0, baselines=counted),
-        masked("long", exact=0.5, baselines={"4grams_shown_token": baseline(0.5, noise=0.2)}),
-    ]
-    strength = claims.claims(Results.of(models))[1]
-    shown = strength.table.display
-    assert shown["model"].tolist() == ["elu", "elu", "masked long"]
-    assert shown["errs"].tolist() == ["more than counting", "less than counting", "undecided"]
-    assert strength.table.data["estimate"].tolist() == pytest.approx(
-        [np.exp(0.5), np.exp(-0.1), 0.0], abs=1e-6
-    )
-    assert strength.caption.endswith("worse in 1 and better in 1; 1 are undecided.")
-    assert not list(claims.against_counts(Results.of([causal("elu")])))

@@ -4,52 +4,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from synthetic import UNKNOWN, probed, with_cells
+from synthetic import UNKNOWN, with_cells
 
-from tests.report.pages import exploration
-from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import report_page
+from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
-from value_aware_study.report.results import Results
-
-TABLES = (
-    *("table_1", "table_2", "table_3", "table_4", "table_4_causal", "grid", "models"),
-    *("keys_needed", "claims", "findings"),
-)
-FIGURES = ("hero", "drawing", *(f"figure_{number}" for number in range(1, 9)))
-FILES = {
-    *(f"{name}.{suffix}" for name in (*TABLES, *FIGURES) for suffix in ("csv", "md")),
-    *(f"{name}.png" for name in (*FIGURES, "hero_dark", "drawing_dark")),
-    *("explorer.json", "index.html", "SHA256SUMS"),
-}
-TITLES = ["The claims", "The paper", "Every r", "Your model: tiny", "How it was measured"]
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    monkeypatch.setattr(page_module, "png", lambda *_: b"")
-
-
-def test_the_report_is_this_set_of_files_and_a_page_of_sections(
-    records, training, tokens, tmp_path, undrawn
-):
-    given = {"explored": exploration(), "probed": [probed()]}
-    page = report_page(Results.of(records, training, tokens, **given))
-    assert [section.title for section in page.sections] == TITLES
-    hero, explorer, *_ = page.exhibits()
-    assert "tiny" in hero.title and explorer.name == "explorer"
-    assert [one.name for one in explorer.exploration.models] == ["tiny"]
-    write_page(page, tmp_path)
-    files = {name for name in contents(tmp_path) if not name.startswith("model_")}
-    assert files == FILES
-    text = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "make repro" in text
-    named = [one.name for one in page.exhibits() if "no hardware" in " ".join(one.notes)]
-    assert named == ["models"]
 
 
 @pytest.mark.slow

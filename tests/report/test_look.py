@@ -35,10 +35,6 @@ def test_a_colour_that_is_none_of_the_series_is_refused() -> None:
         look.Mark.of("red")
 
 
-def test_an_axis_says_what_is_better() -> None:
-    assert charts.direction("perplexity", "lower") == "perplexity, lower is better"
-
-
 def test_dots_are_sorted_and_published_values_are_hollow() -> None:
     layers = charts.dots(numbers().iloc[::-1], MARKS, alt.X("value:Q"), numbers().head(1))
     rules, points, outlined = (layer.to_dict() for layer in layers)
@@ -47,13 +43,6 @@ def test_dots_are_sorted_and_published_values_are_hollow() -> None:
     assert points["mark"]["filled"] and not outlined["mark"]["filled"]
     assert points["encoding"]["tooltip"]["field"] == "said"
     assert "LSH, by weight: 100 (99 to 101)" in set(layers[1].data["said"])
-
-
-def test_the_legend_toggles_series() -> None:
-    chart = look.specification(charts.toggled(charts.bars(numbers(), MARKS, alt.X("value:Q"), "r")))
-    [shown] = chart["params"]
-    assert shown["bind"] == "legend" and shown["select"]["fields"] == ["series"]
-    assert chart["width"] == "container" and not {"$schema", "config"} & set(chart)
 
 
 def test_powers_of_ten_are_written_in_one_form() -> None:

@@ -108,13 +108,6 @@ def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -
     assert content(elements, "models")["csv"].startswith(f"model,error\n{SLY},")
 
 
-def test_the_panels_of_one_choice_are_shown(report: Path) -> None:
-    article = (report / "index.html").read_text(encoding="utf-8").split('data-exhibit="picked"')[1]
-    panels = re.findall(r'<div class="panel"( hidden)?>', article.split("</article>")[0])
-    assert panels == ["", " hidden"]
-    assert "<option>&lt;script&gt;alert(1)&lt;/script&gt;</option>" in article
-
-
 def test_a_long_table_is_in_a_file_beside_the_page(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,8 +185,3 @@ def test_a_page_too_large_is_refused_in_one_line(
     with pytest.raises(ValueError, match="bytes; at most 1,000 are allowed"):
         write_page(page, tmp_path)
     assert not contents(tmp_path)
-
-
-def test_without_figures_the_page_is_small(page: Page, tmp_path: Path) -> None:
-    tables = Page(page.title, page.lead, page.sections[1:])
-    assert write_page(tables, tmp_path).stat().st_size < 60_000

@@ -1,11 +1,12 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
+from value_aware_attention.measurement.estimate import rounded
 from value_aware_attention.measurement.record import Record
-from value_aware_study.report.results import Results
-from value_aware_study.report.words import grouped, rounded
+from value_aware_study.report.frame import Measured, Results
+from value_aware_study.report.words import grouped, plural
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -60,7 +61,6 @@ DRAWS = (
 )
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
-NO_RECORDS = "No model of this kind was evaluated."
 
 
 def keys(records: Iterable[Record], paper: int) -> str:
@@ -68,11 +68,6 @@ def keys(records: Iterable[Record], paper: int) -> str:
     lengths = sorted({record.length for record in records})
     ours = " and ".join(map(str, lengths)) or "no"
     return f"r is a number of keys, not a share: our sequences have {ours}, the paper's {paper}."
-
-
-def plural(count: int, unit: str) -> str:
-    """Writes "1 window", "1,024 windows"."""
-    return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
 def measured_on(record: Record) -> str:
@@ -90,8 +85,22 @@ def recorded_on(records: Iterable[Record]) -> str:
     )
     if not models:
         return "On how many windows or sequences was not recorded."
-    parts = (f"{units} ({', '.join(names)})" for units, names in models.items())
+    parts = (f"{count} ({', '.join(names)})" for count, names in models.items())
     return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
+
+
+def queries_of(measured: Iterable[Measured]) -> str:
+    """Describes the queries: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
+    models = grouped(
+        (
+            f"{errors.rows:,} queries of {plural(errors.units, errors.unit)} in each of "
+            f"{errors.layers} layers, {errors.keys:,} keys, heads of {errors.head_dim} dimensions, "
+            f"OVA's search: {errors.search}",
+            label,
+        )
+        for label, errors in ((item.label, item.output_error) for item in measured)
+    )
+    return " ".join(f"{'; '.join(labels)}: {queries}." for queries, labels in models.items())
 
 
 def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
@@ -106,10 +115,11 @@ def machine_of(record: Record | CacheRecord | DecodingRecord) -> str:
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
     """Returns scale and data of these records with their machine, each pair once."""
-    said = (
-        (f"Scale {one.scale}; data: {one.text.description}", machine_of(one)) for one in records
+    pairs = (
+        (f"Scale {record.scale}; data: {record.text.description}", machine_of(record))
+        for record in records
     )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(pairs))
 
 
 def _setting(record: Record) -> str:
@@ -121,55 +131,58 @@ def settings_of(records: Iterable[Record]) -> str:
     return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
 
 
-def _model(record: Record) -> str:
-    size = f"{record.length} tokens, heads of {record.head_dim} dimensions"
-    return f"{record.model}: {size}, {measured_on(record)}"
-
-
 def ours(records: Iterable[Record]) -> str:
     """Returns scale and data of our numbers once, then each model's sizes."""
-    models = grouped((_setting(record), _model(record)) for record in records)
+    models = grouped(
+        (
+            _setting(record),
+            f"{record.model}: {record.length} tokens, heads of {record.head_dim} dimensions, "
+            f"{measured_on(record)}",
+        )
+        for record in records
+    )
     sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
-    return " ".join(sentences) or NO_RECORDS
+    return " ".join(sentences) or "No model of this kind was evaluated."
 
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
     """Says that numbers also have a range over seeds; nothing where models were trained once."""
-    times: dict[str, list[int]] = {task: [] for task in tasks}
-    for one in results.records:
-        if one.task in times:
-            times[one.task] = sorted({*times[one.task], 1 + len(results.replicates_of(one))})
-    if not any(number > 1 for numbers in times.values() for number in numbers):
+    counts = grouped(
+        (task, 1 + len(results.replicates_of(record)))
+        for task in tasks
+        for record in results.records
+        if record.task == task
+    )
+    if all(count == 1 for numbers in counts.values() for count in numbers):
         return ""
-    often = [f"each {task} model {_often(numbers)}" for task, numbers in times.items() if numbers]
-    said = ", ".join(often).replace("each", "Each", 1).replace("model", "model was trained", 1)
-    return f" {said}: range over seeds{drawn}; interval: over text."
+    often = ", ".join(f"each {task} model {_often(n)}" for task, n in counts.items())
+    often = often.replace("each", "Each", 1).replace("model", "model was trained", 1)
+    return f" {often}: range over seeds{drawn}; interval: over text."
 
 
-def _often(numbers: Sequence[int]) -> str:
+def _often(counts: Collection[int]) -> str:
     """Writes "once", "3 times", "1 to 3 times"."""
-    if numbers[-1] == 1:
+    least, most = min(counts), max(counts)
+    if most == 1:
         return "once"
-    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} times"
+    return f"{most} times" if least == most else f"{least} to {most} times"
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
     """Notes the expected models that were not evaluated; returns no note if all were."""
-    known = {record.model for record in results.records}
-    missing = [name for name in expected if name not in known]
-    return [f"Not evaluated yet: {', '.join(missing)}."] if missing else []
+    absent = [name for name in expected if not results.models(name)]
+    return [f"Not evaluated yet: {', '.join(absent)}."] if absent else []
 
 
 def probed_on(record: Record) -> str:
     """Returns the model, the text and the queries of a probe."""
-    text, own = record.text, record.attention[0].output_error
-    rows = own.rows // (own.heads * own.units)
-    parts = [
-        f"{record.model} ({record.architecture}, {own.layers} layers of {own.heads} heads of "
-        f"{own.head_dim} dimensions), {record.kernel} kernel",
+    text, errors = record.text, record.attention[0].output_error
+    rows = errors.rows // (errors.heads * errors.units)
+    return (
+        f"{record.model} ({record.architecture}, {errors.layers} layers of {errors.heads} heads of "
+        f"{errors.head_dim} dimensions), {record.kernel} kernel; "
         f"{text.units} of {text.available_units} windows of {record.length} tokens, "
-        f"{rounded(100 * (text.share_read or 0), 2)}% of the text's {text.tokens:,} tokens",
-        f"{rows} queries of each head and window; OVA's search: {own.search}",
-    ]
-    causal = f" {CAUSAL}" if own.causal else ""
-    return f"{'; '.join(parts)}.{causal}"
+        f"{rounded(100 * (text.share_read or 0), 2)}% of the text's {text.tokens:,} tokens; "
+        f"{rows} queries of each head and window; OVA's search: {errors.search}."
+        f"{f' {CAUSAL}' if errors.causal else ''}"
+    )

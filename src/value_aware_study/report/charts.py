@@ -9,13 +9,13 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
 
+from value_aware_study.report.frame import RANGE, filled
 from value_aware_study.report.look import NEAR, Mark, Panel
-from value_aware_study.report.results import RANGE, known
 from value_aware_study.report.words import sentences
 
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
@@ -26,30 +26,16 @@ HEIGHT = 300
 JOINED = 3
 """A series of fewer points is not joined: nothing was measured between them."""
 STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
-SMALL = [f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"]
-LARGE = [f"10{power}" for power in "⁴⁵⁶⁷⁸⁹"]
-TENS = [*SMALL, "0.001", "0.01", "0.1", "1", "10", "100", "1,000", *LARGE]
+TENS = [
+    *(f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"),
+    *("0.001", "0.01", "0.1", "1", "10", "100", "1,000"),
+    *(f"10{power}" for power in "⁴⁵⁶⁷⁸⁹"),
+]
 POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
 """Labels powers of ten: 10⁻⁴, 0.01, 1, 100."""
-BRIGHT = 0.55
-"""Share of the scale of colours from which text on a cell is black."""
-LABELLED_HEADS = 16
-"""Most heads whose cells carry their numbers."""
-SAYS = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))
-"""The sentence of a mark, or of the mark that a cell around it belongs to."""
 LINE = 28
 """Most letters in a line of a row's name."""
 Drawn = list[alt.Chart]
-
-
-class Weight(NamedTuple):
-    """Holds the width of a curve's line and the area of its points."""
-
-    line: float
-    point: float
-
-
-PLAIN, QUIET = Weight(1.8, 56), Weight(1.1, 34)
 
 
 def direction(title: str, better: Literal["lower", "higher"]) -> str:
@@ -119,15 +105,17 @@ def extent(*frames: pd.DataFrame) -> list[float]:
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
     """Builds the colours of these series, with the legend's options."""
     scale = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
-    shown = alt.Legend(**legend) if legend else alt.Undefined
-    return alt.Color("series:N", scale=scale, legend=shown)
+    return alt.Color(
+        "series:N", scale=scale, legend=alt.Legend(**legend) if legend else alt.Undefined
+    )
 
 
 def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
     """Builds the shapes of these series, with the legend's options."""
     scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
-    shown = alt.Legend(**legend) if legend else alt.Undefined
-    return alt.Shape("series:N", scale=scale, legend=shown)
+    return alt.Shape(
+        "series:N", scale=scale, legend=alt.Legend(**legend) if legend else alt.Undefined
+    )
 
 
 def of_field(axis: Any, field: str) -> Any:
@@ -140,14 +128,13 @@ def of_field(axis: Any, field: str) -> Any:
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None) -> Drawn:
     """Draws a bar with its interval and value for each series of each row, titled `rows`."""
     y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
-    frame = frame.assign(end=frame["high"].fillna(frame["value"]))
-    marks = _drawn(marks, frame)
+    frame, marks = frame.assign(end=frame["high"].fillna(frame["value"])), _drawn(marks, frame)
     base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
     base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)), tooltip="said:N")
     ends = {"x": of_field(x, "low"), "x2": "high:Q", "color": alt.value("var(--ink)")}
     return [
         base.mark_bar(height={"band": 0.86}),
-        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if known(frame, ENDS) else []),
+        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if filled(frame, ENDS) else []),
         base.mark_text(align="left", dx=5, fontWeight="bold").encode(
             x=of_field(x, "end"), text=alt.Text("value:Q", format=",")
         ),
@@ -174,18 +161,18 @@ def dots(
         grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0, labelOffset=up,
         labelPadding=10,  # a mark at 0 has room
     )  # fmt: skip
-    places: dict[str, Any] = {"x": x, "y": alt.Y("name:N", sort=order, title=None, axis=axis)}
+    y = alt.Y("name:N", sort=order, title=None, axis=axis)
     titled = {"title": legend, "columns": 4} if legend else {}
     marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
-    places["tooltip"] = "said:N"
     colours, shapes = colour(marks, orient="bottom", **titled), shape(marks, **titled)
-    base = _base(frame, labels, numbers, colours, **places)
+    base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
-    if known(frame, ENDS):
+    if filled(frame, ENDS):
         rule = base.mark_rule(strokeWidth=1.6)
         layers.insert(0, rule.encode(x=of_field(x, "low"), x2="high:Q"))
     if published is not None:
-        hollow = _base(published, labels, numbers, colours, **places).encode(shape=shapes)
+        hollow = _base(published, labels, numbers, colours, x=x, y=y, tooltip="said:N")
+        hollow = hollow.encode(shape=shapes)
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=130))
     return layers
 
@@ -195,8 +182,8 @@ def curves(
     marks: Mapping[str, Mark],
     x: alt.X,
     y: alt.Y,
-    weight: Weight = PLAIN,
     published: pd.DataFrame | None = None,
+    thin: bool = False,
 ) -> Drawn:
     """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
@@ -208,29 +195,31 @@ def curves(
     base = _base(frame, labels, numbers, colours, x=x, y=y)
     joined = frame[frame.groupby("series")["series"].transform("size") >= JOINED]
     line = _base(joined, labels, numbers, colours, x=x, y=y)
-    layers = [line.mark_line(strokeWidth=weight.line)] if len(joined) else []
-    if known(frame, ENDS):
-        rule = base.mark_rule(strokeWidth=0.8 * weight.line)
+    width, size = (1.1, 34) if thin else (1.8, 56)
+    layers = [line.mark_line(strokeWidth=width)] if len(joined) else []
+    if filled(frame, ENDS):
+        rule = base.mark_rule(strokeWidth=0.8 * width)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
-    if known(frame, RANGE):
+    if filled(frame, RANGE):
         pale = alt.when(SHOWN).then(alt.value(0.3)).otherwise(alt.value(0.05))
         wide = base.transform_filter(f"isValid(datum.{RANGE[0]})").mark_rule(strokeWidth=9)
         wide = wide.encode(y=of_field(y, RANGE[0]), y2=f"{RANGE[1]}:Q", opacity=pale)
         layers.insert(0, wide)
-    layers.append(base.mark_point(filled=True, size=weight.point).encode(shape=shape(marks)))
+    layers.append(base.mark_point(filled=True, size=size).encode(shape=shape(marks)))
     if published is not None and len(published):
         hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
         layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=120))
-    every = pd.concat([_told(frame, labels, numbers), _told(published, labels, numbers)])
-    return [*layers, nearest(every.dropna(subset="value"), x, y)]
+    told = pd.concat([_told(marked, labels, numbers) for marked in (frame, published)])
+    return [*layers, nearest(told.dropna(subset="value"), x, y)]
 
 
 def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     """Draws a ring around the mark nearest to the pointer, and shows the sentence of that mark."""
     near = alt.selection_point(name=NEAR, on="pointerover", clear="pointerout", nearest=True)
     ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
+    sentence = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))  # of a cell around it
     points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
-    return points.encode(x=x, y=y, opacity=ring, tooltip=SAYS).add_params(near)
+    return points.encode(x=x, y=y, opacity=ring, tooltip=sentence).add_params(near)
 
 
 LEGEND = {"orient": "bottom", "columns": 2}
@@ -249,9 +238,10 @@ def _told(
     """Returns what a mark needs to say its sentence; one that the caller did not give is added."""
     if frame is None:
         return pd.DataFrame(columns=[*numbers, "said"])
-    where = ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1]))
-    given = frame if "said" in frame else frame.assign(said=sentences(frame, where))
-    return given[[*numbers, "said"]]
+    if "said" not in frame:
+        where = ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1]))
+        frame = frame.assign(said=sentences(frame, where))
+    return frame[[*numbers, "said"]]
 
 
 def _base(
@@ -262,7 +252,7 @@ def _base(
     **axes: Any,
 ) -> alt.Chart:
     """Encodes the series of a frame by colour; `tooltip` among the axes shows their sentences."""
-    numbers = [*numbers, *known(frame, (*ENDS, *RANGE))]
+    numbers = [*numbers, *filled(frame, (*ENDS, *RANGE))]
     drawn = frame[[name for name in (*labels, *numbers) if name in frame]]
     if labels[0] == "name":
         drawn = drawn.assign(said=_told(frame, labels, ["value"])["said"])
@@ -284,9 +274,9 @@ def reference(value: float, name: str) -> Drawn:
     return [base.mark_rule(strokeDash=[5, 4]), label]
 
 
-def upright(count: int, name: str = "d + 1") -> Drawn:
+def upright(count: int) -> Drawn:
     """Draws a thin vertical line at a count of keys, named "d + 1 = 65" above it."""
-    text = pd.DataFrame({"count": [count], "name": [f"{name} = {count}"]})
+    text = pd.DataFrame({"count": [count], "name": [f"d + 1 = {count}"]})
     base = alt.Chart(text).encode(x="count:Q")
     label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
     return [base.mark_rule(), label.encode(y=alt.value(0), text="name:N")]
@@ -297,7 +287,8 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -
 
     Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
     """
-    place = next(i for i, one in enumerate(layers) if one.encoding.color is not alt.Undefined)
+    coloured = [layer.encoding.color is not alt.Undefined for layer in layers]
+    place = coloured.index(True)
     bound = layers[place].add_params(SHOWN)
     panel = alt.layer(*layers[:place], bound, *layers[place + 1 :])
     panel = panel.properties(width="container", height=height)
@@ -318,21 +309,20 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
     first = max(float(among.quantile(0.01)), 1e-6)
     last = max(float(among.max()), first * 1.01)
     scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
-    where = f"{title}, layer {{layer}}, head {{head}}"
-    said = sentences(frame, where, unit)
+    told = sentences(frame, f"{title}, layer {{layer}}, head {{head}}", unit)
     places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
-    base = alt.Chart(frame[["layer", "head", "value", "text"]].assign(said=said)).encode(
+    base = alt.Chart(frame[["layer", "head", "value", "text"]].assign(said=told)).encode(
         x=alt.X("head:O", title="head", axis=places),
         y=alt.Y("layer:O", title="layer", axis=places),
         tooltip="said:N",
     )
     cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
-    if heads <= LABELLED_HEADS:
-        bright = f"log(datum.value / {first}) > {BRIGHT} * log({last} / {first})"
+    if heads <= 16:  # the numbers of more would not be read
+        bright = f"log(datum.value / {first}) > 0.55 * log({last} / {first})"
         black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
         without = "!isValid(datum.value)"  # a cell without a number is not filled
         ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
         size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
         cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))
-    height = 26 * frame["layer"].nunique()
-    return alt.layer(*cells, title=title).properties(width="container", height=height)
+    panel = alt.layer(*cells, title=title)
+    return panel.properties(width="container", height=26 * frame["layer"].nunique())

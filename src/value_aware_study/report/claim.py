@@ -8,13 +8,13 @@ the recipe have on all such text (docs/reproduce.md).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import groupby
 from statistics import fmean, stdev
 
 from scipy.special import stdtrit
 
-from value_aware_attention.measurement.record import CONFIDENCE
-from value_aware_study.report.words import grouped, missing, number, signed
+from value_aware_attention.measurement.estimate import CONFIDENCE, number, signed
+from value_aware_study.report.words import grouped, missing
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (
@@ -76,9 +76,8 @@ class Finding:
         """
         if self.estimate is None or self.low is None or self.high is None:
             return 0.0
-        scaled = math.log if self.unit == "ratio" else float
         estimate, low, high = (
-            scaled(max(end, math.ulp(0.0)) if self.unit == "ratio" else end)
+            math.log(max(end, math.ulp(0.0))) if self.unit == "ratio" else end
             for end in (self.estimate, self.low, self.high)
         )
         return abs(estimate) / (high - low) if high > low else 0.0
@@ -90,8 +89,9 @@ class Finding:
             return ""
         if self.spread is None:
             return "text alone"
-        own = f"text and {self.trainings} trainings"
-        return f"text, and training spread of {self.spread.of}" if self.spread.of else own
+        if self.spread.of:
+            return f"text, and training spread of {self.spread.of}"
+        return f"text and {self.trainings} trainings"
 
 
 @dataclass(frozen=True)
@@ -141,36 +141,44 @@ def over_trainings(
 
     An effect of one training has the spread of a published run, where `spreads` has it.
     """
-    every = chain.from_iterable(trainings)
-    same = grouped((key_of(found.what, found.label), found) for found in every)
-    first = dict.fromkeys(key_of(found.what, found.label) for found in trainings[0])
-    return [_finding(same[key], spreads.get(key)) for key in first]
+    same = grouped(
+        (key_of(made.what, made.label), made) for training in trainings for made in training
+    )
+    first = dict.fromkeys(key_of(made.what, made.label) for made in trainings[0])
+    return [_joint(same[key], spreads.get(key)) for key in first]
 
 
-def _finding(found: Sequence[Effect | Finding], published: Spread | None) -> Finding:
+def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Finding:
     """Returns the joint finding of all trainings; of those without effects the least favourable.
 
     It is open where the claim has the effect above zero in one training and below in another.
     """
-    effects = [one for one in found if isinstance(one, Effect)]
-    plain = [one for one in found if isinstance(one, Finding)]
+    effects = [effect for effect in made if isinstance(effect, Effect)]
+    plain = [finding for finding in made if isinstance(finding, Finding)]
     if plain:
-        return next((one for one in plain if not one.holds), plain[0])
-    means, first = [one.mean for one in effects], effects[0]
+        return next((finding for finding in plain if not finding.holds), plain[0])
+    means, first = [effect.mean for effect in effects], effects[0]
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
-    error = math.sqrt(fmean(one.error**2 for one in effects))  # the trainings share the text
+    error = math.sqrt(fmean(effect.error**2 for effect in effects))  # trainings share the text
     mean, half = fmean(means), margin(error, first.units, spread, len(means))
     estimate, low, high = (_scaled(end, first.unit) for end in (mean, mean - half, mean + half))
-    ends = [_text(low, first.unit), _text(high, first.unit)]
-    shown = {"ratio": "× {}", "points": "{} points"}.get(first.unit, "{}")
-    seeds = [_text(_scaled(end, first.unit), first.unit) for end in (min(means), max(means))]
-    beside = f"; seeds {' to '.join(seeds)}" if len(means) > 1 else ""
-    above, other = first.above, any(one.above != first.above for one in effects)
-    holds = above if mean - half > 0 else not above if mean + half < 0 else None
+    value, *ends, least, most = (
+        _text(end, first.unit)
+        for end in (
+            estimate,
+            low,
+            high,
+            *(_scaled(m, first.unit) for m in (min(means), max(means))),
+        )
+    )
+    value = {"ratio": f"× {value}", "points": f"{value} points"}.get(first.unit, value)
+    beside = f"; seeds {least} to {most}" if len(means) > 1 else ""
+    differ = any(effect.above != first.above for effect in effects)
+    beside += "; trainings differ in which should be larger" if differ else ""
+    holds = first.above if mean - half > 0 else not first.above if mean + half < 0 else None
     return Finding(
-        f"{first.label} {shown.format(_text(estimate, first.unit))} ({' to '.join(ends)}{beside}"
-        f"{'; trainings differ in which should be larger' if other else ''})",
-        None if other else holds,
+        f"{first.label} {value} ({' to '.join(ends)}{beside})",
+        None if differ else holds,
         *(first.what, first.label, estimate, low, high, first.unit, spread, len(means)),
     )
 
@@ -205,22 +213,23 @@ class Answer:
         held = [finding.holds for finding in self.findings]
         if not held:
             return "not measured"
-        said = "holds" if all(held) else "in part"
+        verdict = "holds" if all(held) else "in part"
         if not any(held):
-            said = "contradicted here" if False in held else "undecided"
+            verdict = "contradicted here" if False in held else "undecided"
         made = len(held)
-        return said if made >= self.expected else f"{said} ({made} of {self.expected} compared)"
+        if made >= self.expected:
+            return verdict
+        return f"{verdict} ({made} of {self.expected} compared)"
 
     @property
     def agreement(self) -> str:
         """Counts the comparisons that agree with the claim: "4 of 5 agree, 1 open"."""
         held = [finding.holds for finding in self.findings]
-        against, unknown = held.count(False), held.count(None)
-        said = [f"{held.count(True)} of {len(held)} agree"]
-        said += [f"{against} against"] if against else []
-        return (
-            ", ".join([*said, *([f"{unknown} open"] if unknown else [])]) if held else "none made"
-        )
+        if not held:
+            return "none made"
+        counts = {"against": held.count(False), "open": held.count(None)}
+        others = [f"{count} {word}" for word, count in counts.items() if count]
+        return ", ".join([f"{held.count(True)} of {len(held)} agree", *others])
 
     @property
     def firmest(self) -> Finding | None:
@@ -228,10 +237,10 @@ class Answer:
         agreeing = [finding for finding in self.findings if finding.holds]
         return max(agreeing or self.findings, key=lambda finding: finding.firmness, default=None)
 
-    def found(self) -> list[str]:
+    def lines(self) -> list[str]:
         """Writes the findings as lines of text, one for each comparison."""
-        found = []
+        lines = []
         for what, group in groupby(self.findings, key=lambda finding: finding.what):
             marked = [f"{finding.sentence} {finding.mark}" for finding in group]
-            found += [f"{what}: {', '.join(marked)}"] if what else marked
-        return found
+            lines += [f"{what}: {', '.join(marked)}"] if what else marked
+        return lines

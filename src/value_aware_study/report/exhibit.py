@@ -68,8 +68,8 @@ class Table:
 
 
 def _numeric(column: Iterable[str]) -> bool:
-    known = [text for text in column if text not in UNKNOWN]
-    return bool(known) and all(map(NUMBER.match, known))
+    texts = [text for text in column if text not in UNKNOWN]
+    return bool(texts) and all(map(NUMBER.match, texts))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import pandas as pd
 import vl_convert
 from PIL import Image
 
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import Card, cards
-from value_aware_study.report.words import KERNEL_LABELS
+from value_aware_study.report.words import KERNEL_LABELS, ORACLES
 
 # Light, dark. The series use Okabe and Ito's palette, which every common colour blindness tells
 # apart, darkened on light where it has less than 3:1 contrast, and lightened on dark.
@@ -50,8 +50,6 @@ WIDTH, GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the space between two."""
 NEAR = "near"
 """Name of the selection of the mark nearest to the pointer."""
-LETTERS = 80
-"""Most letters in a line of a picture's title."""
 
 Panel = alt.Chart | alt.LayerChart | alt.FacetChart
 
@@ -124,6 +122,10 @@ KERNEL_MARKS = {
     "polynomial (deg 2)": Mark.of("brown", "triangle-up"),
     "elu": Mark.of("sky", "square"),
 }
+ORACLE_MARKS = {
+    ORACLES[AWARE]: Mark.of("blue", "square"),
+    ORACLES[OBLIVIOUS]: Mark.of("vermillion", "circle"),
+}
 SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
 OTHER = Mark.of("grey")
 """The mark of a series without its own."""
@@ -147,11 +149,18 @@ def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
     marks: dict[str, Mark] = {}
     shaded: dict[str, Mark] = {}
     for card in cards().values():
-        for name, own in card.marks().items():
-            marks |= {name: Mark.of(own["colour"], own["shape"])} if name in present else {}
+        for name, mark in card.marks().items():
+            marks |= {name: Mark.of(mark["colour"], mark["shape"])} if name in present else {}
         shaded |= _shades(card, settings)
     marks |= shaded
     return marks | dict.fromkeys(sorted(present - set(marks)), OTHER)
+
+
+def oracle_marks(drawn: pd.DataFrame) -> dict[str, Mark]:
+    """Returns the marks of curves, the oracles first, under their full names."""
+    return ORACLE_MARKS | {
+        name: mark for name, mark in method_marks(drawn).items() if name not in ORACLE_MARKS
+    }
 
 
 def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
@@ -170,8 +179,8 @@ def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
     """Writes a chart as Vega-Lite, with six digits; the page's script adds the theme."""
     with alt.data_transformers.enable("default", max_rows=None):
         text = chart.to_json()
-    given: dict[str, Any] = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"))
-    return {name: part for name, part in given.items() if name not in ("$schema", "config")}
+    content: dict[str, Any] = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"))
+    return {name: value for name, value in content.items() if name not in ("$schema", "config")}
 
 
 def still(chart: Panel) -> Panel:
@@ -180,9 +189,9 @@ def still(chart: Panel) -> Panel:
         return chart
     params: Any = chart.params
     copied = chart.copy()
-    views = {view for one in params if one.name == NEAR for view in one.views}
-    copied.layer = [one for one in chart.layer if one.name not in views]
-    copied.params = [one for one in params if one.name != NEAR]
+    views = {view for param in params if param.name == NEAR for view in param.views}
+    copied.layer = [layer for layer in chart.layer if layer.name not in views]
+    copied.params = [param for param in params if param.name != NEAR]
     return copied
 
 
@@ -199,11 +208,11 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
             *(still(chart).properties(width=width) for chart in charts), columns=columns
         )
     if title:
-        panels = panels.properties(title=alt.Title(wrap(title, LETTERS), fontSize=16, offset=16))
+        panels = panels.properties(title=alt.Title(wrap(title, 80), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
-    given = json.dumps(specification(panels) | {"config": theme})
+    text = json.dumps(specification(panels) | {"config": theme})
     names = rf"var\(--({'|'.join(COLOURS)})\)"
-    coloured = re.sub(names, lambda found: COLOURS[found[1]][dark], given)
+    coloured = re.sub(names, lambda name: COLOURS[name[1]][dark], text)
     drawn = vl_convert.vegalite_to_png(coloured, scale=2 if rows == 1 else 1.25)
     packed = BytesIO()
     Image.open(BytesIO(drawn)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(

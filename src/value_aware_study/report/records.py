@@ -3,27 +3,24 @@
 import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
 from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.record import JsonRecord, Record
 from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread, key_of
-from value_aware_study.report.results import Results
+from value_aware_study.report.frame import Results, Row
 from value_aware_study.report.words import grouped
 
+R = TypeVar("R", bound=JsonRecord)
 AGAIN, RESTORE = "make it again (dvc repro)", "restore it (git restore results), or remove it"
-COMPARISONS = ("findings.csv", "strength.csv")
-"""Files of a published run that hold comparisons, and the spread of each over trainings."""
 Numbers = Mapping[str, float | None]
 TRAINING = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
 """Kinds of the entries that a report shows of a training."""
 TOKENS = {"vocabulary_size": int, "sources": Mapping[str, Mapping[str, Numbers]]}
 """Kinds of the entries that a report shows of the text; `sources` by source and split."""
-BENCHMARK = ("cells", "methods", "layer", "run_on")
-"""Entries that a report shows of the measured time and memory."""
 
 
 def read(places: Mapping[str, Path]) -> Results:
@@ -35,26 +32,24 @@ def read(places: Mapping[str, Path]) -> Results:
     """
     training = [_training(file) for file in files_of(places["training"])]
     records = read_folder(places["records"])
-    tokens = _tokens(places["tokens"])
+    tokens, benchmark = _tokens(places["tokens"]), places["benchmark"]
     surveyed, variants = (
         read_folder(folder) if any(folder.glob("*.json")) else []
         for folder in (places["survey"], places["trained"])
     )
-    benchmark = places["benchmark"]
-    probed = sorted(places["probe"].glob("*/record.json"))
     return Results.of(
         records,
-        {one["model"]: one for one in training},
+        {metrics["model"]: metrics for metrics in training},
         tokens,
         surveyed=surveyed,
         variants=variants,
         spreads=published_spreads(places["spread"]),
-        benchmark=load_json(benchmark, *BENCHMARK, remedy=AGAIN) if benchmark.exists() else {},
-        probed=[_parsed(Record, file) for file in probed],
-        caches=[_parsed(CacheRecord, file) for file in sorted(places["caches"].glob("*.json"))],
-        decoded=[
-            _parsed(DecodingRecord, file) for file in sorted(places["decoded"].glob("*.json"))
-        ],
+        benchmark=load_json(benchmark, "cells", "methods", "layer", "run_on", remedy=AGAIN)
+        if benchmark.exists()
+        else {},
+        probed=_all(Record, places["probe"], "*/record.json"),
+        caches=_all(CacheRecord, places["caches"]),
+        decoded=_all(DecodingRecord, places["decoded"]),
         explored=_explored(
             [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
         ),
@@ -66,10 +61,8 @@ def read_caches(
     caches: Path | str, decoded: Path | str
 ) -> tuple[list[CacheRecord], list[DecodingRecord]]:
     """Reads the records of cache methods, and those of models that decode where they are."""
-    return (
-        [_parsed(CacheRecord, file) for file in files_of(caches)],
-        [_parsed(DecodingRecord, file) for file in sorted(Path(decoded).glob("*.json"))],
-    )
+    files_of(caches)
+    return _all(CacheRecord, Path(caches)), _all(DecodingRecord, Path(decoded))
 
 
 def read_folder(folder: Path | str) -> list[Record]:
@@ -79,15 +72,14 @@ def read_folder(folder: Path | str) -> list[Record]:
     their scales or corpora differ, where one is of another schema version or damaged, or where two
     are of one model.
     """
-    read = {str(file): _parsed(Record, file) for file in files_of(folder)}
-    _check_alike("scales", {name: record.scale for name, record in read.items()})
-    _check_alike("corpora", {name: record.text.description for name, record in read.items()})
-    first: dict[str, str] = {}
-    for file, record in read.items():
-        if (other := first.setdefault(record.model, file)) != file:
-            twice = f"{other} and {file} are both records of {record.model}"
+    records = {str(file): _parsed(Record, file) for file in files_of(folder)}
+    _check_alike("scales", {name: record.scale for name, record in records.items()})
+    _check_alike("corpora", {name: record.text.description for name, record in records.items()})
+    for model, files in grouped((record.model, name) for name, record in records.items()).items():
+        if len(files) > 1:
+            twice = f"{files[0]} and {files[1]} are both records of {model}"
             raise ValueError(f"{twice}: remove one of them")
-    return list(read.values())
+    return list(records.values())
 
 
 def files_of(folder: Path | str) -> list[Path]:
@@ -97,7 +89,12 @@ def files_of(folder: Path | str) -> list[Path]:
     raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
 
 
-def _parsed(kind: Any, file: Path) -> Any:
+def _all(kind: type[R], folder: Path, pattern: str = "*.json") -> list[R]:
+    """Returns the records of this kind, by file name; [] where there are none."""
+    return [_parsed(kind, file) for file in sorted(folder.glob(pattern))]
+
+
+def _parsed(kind: type[R], file: Path) -> R:
     """Returns a record of this kind; ValueError, with the file's name, for anything else."""
     with reading(file, AGAIN):
         return kind.from_json(file.read_text(encoding="utf-8"), str(file))
@@ -105,26 +102,26 @@ def _parsed(kind: Any, file: Path) -> Any:
 
 def published_spreads(folder: Path) -> dict[Key, Spread]:
     """Reads the spread over trainings of the comparisons of a published run; {} without them."""
-    found = {}
-    for file in filter(Path.exists, (folder / name for name in COMPARISONS)):
+    spreads = {}
+    for file in filter(Path.exists, (folder / name for name in ("findings.csv", "strength.csv"))):
         with reading(file, RESTORE), file.open(encoding="utf-8", newline="") as text:
             for row in csv.DictReader(text):
                 if row.get("seeds"):
                     spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
-                    found[key_of(row["what"], row["model"])] = spread
-    return found
+                    spreads[key_of(row["what"], row["model"])] = spread
+    return spreads
 
 
 def _explored(files: Iterable[Path]) -> Exploration | None:
     """Reads the tokens that probes and evaluations left for the token explorer."""
-    found = []
+    explored = []
     for file in sorted(files):
         with reading(file, AGAIN):
-            found.append(Exploration.from_json(file.read_text(encoding="utf-8")))
-    return Exploration.of(found) if found else None
+            explored.append(Exploration.from_json(file.read_text(encoding="utf-8")))
+    return Exploration.of(explored) if explored else None
 
 
-def _training(file: Path) -> dict[str, Any]:
+def _training(file: Path) -> Row:
     """Reads the measurements of a training."""
     content = _checked(file, TRAINING)
     with reading(file, AGAIN):
@@ -133,7 +130,7 @@ def _training(file: Path) -> dict[str, Any]:
     return content
 
 
-def _tokens(file: Path) -> dict[str, Any]:
+def _tokens(file: Path) -> Row:
     """Reads the counts of the training text, by source."""
     content = _checked(file, TOKENS)
     with reading(file, AGAIN):
@@ -142,7 +139,7 @@ def _tokens(file: Path) -> dict[str, Any]:
     return content
 
 
-def _checked(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:
     """Reads a JSON object whose entries are of these kinds."""
     content = load_json(file, *kinds, remedy=AGAIN)
     with reading(file, AGAIN):
@@ -155,8 +152,8 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
     """Raises ValueError, naming the files, where they do not all have the same value."""
     names = grouped((value, name) for name, value in values.items())
     if len(names) > 1:
-        found = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
-        raise ValueError(f"the records of a report have one of its {what}, these have {found}")
+        different = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
+        raise ValueError(f"the records of a report have one of its {what}, these have {different}")
 
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:

@@ -1,39 +1,37 @@
 """Numbers as text, and the names that a reader sees of models, kernels, methods and settings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import DASH, interval, number, rounded
-from value_aware_attention.measurement.estimate import NONE as NONE
-from value_aware_attention.measurement.estimate import counted as counted
-from value_aware_attention.measurement.estimate import short as short
-from value_aware_attention.measurement.estimate import signed as signed
-from value_aware_attention.measurement.estimate import whole as whole
-from value_aware_attention.measurement.estimate import with_interval as with_interval
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.measurement.estimate import DASH, Writer, interval, number, rounded
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import cards
 
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
+ORACLES = {AWARE: "chosen for the output (OVA)", OBLIVIOUS: "chosen by weight (OVO)"}
+"""Full names of the two oracles, for figures about them alone."""
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
-def grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """Maps each key to its values, both in the order of the pairs."""
-    found: dict[Any, list[Any]] = {}
+    groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
-def missing(value: Any) -> bool:
+def missing(value: float | None) -> bool:
     return value is None or bool(pd.isna(value))
 
 
 def intervals(
     frame: pd.DataFrame,
     digits: int = 1,
-    text: Callable[..., str] = number,
+    text: Writer = number,
     ends: Sequence[str] = ("low", "high"),
 ) -> list[str]:
     """Returns the interval of each row, whose ends are in two columns."""
@@ -47,58 +45,34 @@ def sentences(
     unit: str = "",
     sign: str = "",
     digits: int = 3,
-    text: Callable[..., str] = rounded,
+    text: Writer = rounded,
 ) -> list[str]:
     """Writes what each mark says: "exponential, r = 4: +0.154 nats (0.127 to 0.181)".
 
     `where` names columns in braces: "{series}, r = {count:,.0f}"; `sign` is + where a value above 0
     has one. A range over trainings follows.
     """
-
-    def said(row: Mapping[Any, Any]) -> str:
+    written = []
+    for row in frame.to_dict("records"):
         plus = "" if missing(row["value"]) or row["value"] <= 0 else sign
-        begins = f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
         over_text = interval(row.get("low"), row.get("high"), digits, text)
         trained = interval(row.get("trained_low"), row.get("trained_high"), digits, text)
-        begins += "" if over_text == DASH else f" ({over_text})"
-        return begins if trained == DASH else f"{begins}; {trained} over trainings"
-
-    return [said(row) for row in frame.to_dict("records")]
-
-
-def ratio(value: Any, base: Any) -> float | None:
-    return None if missing(value) or missing(base) or not base else float(value) / float(base)
+        sentence = f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
+        sentence += "" if over_text == DASH else f" ({over_text})"
+        written.append(sentence if trained == DASH else f"{sentence}; {trained} over trainings")
+    return written
 
 
-def times(value: Any) -> str:
+def times(value: float | None) -> str:
     """Writes a ratio: two decimals below ten, none from a hundred on."""
-    if missing(value):
+    if value is None or missing(value):
         return DASH
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"× {number(value, digits)}"
+    return f"× {number(value, 2 if value < 10 else 1 if value < 100 else 0)}"
 
 
-def tokens_count(value: Any) -> str:
-    """Writes a count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
-    if missing(value):
-        return DASH
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return str(int(value))
-
-
-def setting_value(value: Any) -> str:
-    """Writes a hyperparameter as text; flags as y and n, the way Table 4 has them."""
-    if value is None or value == "":
-        return DASH
-    if isinstance(value, bool):
-        return "y" if value else "n"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}".replace("e-0", "e-")
-    return str(value)
+def plural(count: int, unit: str) -> str:
+    """Writes "1 window", "1,024 windows"."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
 
 
 def model_label(record: Record) -> str:
@@ -110,8 +84,13 @@ def model_label(record: Record) -> str:
 
 def method_label(name: str) -> str:
     """Returns a method's label; of a method without a card, the option's name."""
-    known = cards()
-    return known[name].label if name in known else name
+    card = cards().get(name)
+    return card.label if card else name
+
+
+def full_name(method: str) -> str:
+    """Returns the full name of an oracle, or the label of another method."""
+    return ORACLES.get(method, method_label(method))
 
 
 def series_label(row: Mapping[str, Any]) -> str:
@@ -122,8 +101,7 @@ def series_label(row: Mapping[str, Any]) -> str:
 
 def setting_label(row: Mapping[str, Any]) -> str:
     """Names a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
-    name, series = method_label(row["approximation"]), series_label(row)
-    card = cards().get(row["approximation"])
+    card, series = cards().get(row["approximation"]), series_label(row)
     if card and card.size:
-        return series.replace(name, f"{name} {card.size.format(**row)}", 1)
+        return series.replace(card.label, f"{card.label} {card.size.format(**row)}", 1)
     return series if pd.isna(row.get("r")) else f"{series} {int(row['r'])}"

@@ -10,7 +10,7 @@ from value_aware_study.report.contents import survey_section
 from value_aware_study.report.exhibit import Section
 from value_aware_study.report.exhibits import benchmark
 from value_aware_study.report.exhibits.benchmark import CLAIMS, OLDER, QUICK, Measurements, slope
-from value_aware_study.report.results import Results
+from value_aware_study.report.frame import Results
 
 
 def of_eager(record: dict) -> dict[str, Answer]:

@@ -15,7 +15,7 @@ from value_aware_attention.measurement.cache_record import (
 from value_aware_study.report.contents import cache_section
 from value_aware_study.report.exhibit import Table
 from value_aware_study.report.exhibits.caches import gaps
-from value_aware_study.report.measured import FLOOR
+from value_aware_study.report.frame import FLOOR
 
 
 def level(cell: CacheCell, error: float, right: float) -> CacheCell:
@@ -59,21 +59,6 @@ def test_random_choice_is_named_and_so_is_the_best_of_any_queries(tables: dict[s
     assert ratios["prefills"] == 0.01 / 0.002
 
 
-def test_the_range_is_over_trainings_and_the_value_that_of_the_first(
-    tables: dict[str, Table],
-) -> None:
-    gains = tables["cache_gain"].display.set_index("texts")["over trainings"]
-    assert gains.to_dict() == {"recall": "0.25 to 0.75", "copying": "–"}
-    answers = tables["cache_answers"].display
-    of_recall = answers.set_index(["texts", "measure"]).loc[("recall", "whole rows right")]
-    joint = of_recall[of_recall["method"] == "value-aware"].set_index("observed").loc["last 32"]
-    assert joint["r = 8"] == "1.000 (0.500 to 1.000)"
-    cells = tables["cache_cells"].data
-    errors = cells[(cells["method"] == "value_aware") & (cells["measure"] == "error")]
-    recall = errors[(errors["texts"] == "recall") & (errors["observed"] == "last 32")]
-    assert recall[["value", "trained_low", "trained_high"]].to_numpy().tolist() == [[0.2, 0.1, 0.3]]
-
-
 def test_recall_comes_first_and_a_further_training_has_no_panel(tables: dict[str, Table]) -> None:
     (methods,) = (table for name, table in tables.items() if name.startswith("cache_methods"))
     assert [name.split(":")[0] for name in methods.display.columns[2:]] == ["recall", "copying"]
@@ -97,18 +82,6 @@ def test_a_distance_of_zero_is_drawn_at_the_floor() -> None:
     shown = {one.name: one for one in cache_section([replace(record, cells=tuple(cells))]).exhibits}
     drawn = [row["value"] for row in rows(shown["cache_memory"].charts[0]) if "value" in row]
     assert min(drawn) == FLOOR < max(drawn)
-
-
-def test_a_budget_is_compared_with_equal_ones_of_the_same_method_and_queries() -> None:
-    tables = {one.name: one.table for one in cache_section([cache_record()]).exhibits if one.table}
-    gain = tables["cache_budgets"].data.squeeze()
-    assert (gain["method"], gain["observed"], gain["budget"]) == ("value_aware", "repeat", "model")
-    assert (gain["distance"], gain["error"]) == (0.5, 0.5)
-    assert tables["cache_keys"].display["keys"].tolist() == ["3", "13"]
-    series = tables["cache_memory"].data.set_index("series")["value"]
-    assert series.to_dict() == {"value-aware": 0.08, "value-aware, one budget": 0.04}
-    cells = tables["cache_cells"].data
-    assert set(cells["budget"]) == {"equal", "model"}
 
 
 def test_what_a_method_loses_is_one_bar_a_task_of_factors_end_to_end() -> None:

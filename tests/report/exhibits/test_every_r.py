@@ -10,8 +10,8 @@ from synthetic import with_cells
 from value_aware_study.cards import cards
 from value_aware_study.report import look
 from value_aware_study.report.exhibits.every_r import SMALLEST, figure_4, figure_5
-from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
-from value_aware_study.report.results import Results
+from value_aware_study.report.exhibits.paper import figure_1, figure_2, figure_3
+from value_aware_study.report.frame import Results
 from value_aware_study.report.words import method_label
 
 MODELS = ["causal, exponential", "causal, polynomial (deg 2)", "causal, elu", "masked, 512 tokens"]

@@ -7,16 +7,15 @@ from drawn import rows
 from synthetic import probed, with_attention, with_cells
 
 from value_aware_study.report.exhibits import layers
-from value_aware_study.report.exhibits.layers import BOUND_LABEL
-from value_aware_study.report.measured import (
+from value_aware_study.report.exhibits.layers import gap_findings
+from value_aware_study.report.frame import (
     FLOOR,
-    ORACLES,
-    gap_findings,
+    Results,
     gap_rows,
     of_kernels,
     of_models,
 )
-from value_aware_study.report.results import Results
+from value_aware_study.report.words import ORACLES
 
 
 def with_gaps(results, change):
@@ -39,14 +38,6 @@ def errors(measured):
     return layers.output_error(measured, "errors", "setting.", column="model")
 
 
-def test_the_output_error_has_a_panel_a_model_and_every_method(measured):
-    shown = errors(measured)
-    titles = [panel.to_dict()["title"] for panel in shown.charts]
-    assert titles == list(shown.choices) == [item.label for item in measured] and len(titles) == 4
-    drawn = {row["series"] for row in rows(shown.charts[0]) if "series" in row}
-    assert drawn >= {*ORACLES.values(), BOUND_LABEL, "CAOTE"} and len(drawn) == 8
-
-
 def test_no_error_is_drawn_below_the_floor(measured):
     drawn = [
         row["value"] for panel in errors(measured).charts for row in rows(panel) if "value" in row
@@ -67,16 +58,6 @@ def test_kernels_put_in_post_hoc_have_panels_and_known_intervals_bars():
     assert not any("Maurey" in note for note in shown.notes)
     [unknown] = of_kernels(probed(known=False))
     assert not any("high" in row for row in rows(errors([unknown]).charts[0]))
-
-
-def test_the_gap_is_the_ratio_of_the_two_errors_against_effective_keys(measured):
-    frame = gap_rows(measured[:1])
-    cells = measured[0].attention.skewness_gap.cells
-    assert len(frame) == len(cells) == 4 * 5
-    for row, cell in zip(frame.to_dict("records"), cells, strict=True):
-        assert row["gap"] == pytest.approx(cell.oblivious["4"] / cell.aware["4"])
-        assert row["share"] == pytest.approx(100 * cell.effective_keys / 256)
-        assert row["series"] == ("own kernel" if cell.own else f"degree {cell.degree}")
 
 
 def test_an_error_of_zero_keeps_the_gap_finite(results):
@@ -139,29 +120,6 @@ def test_the_hero_shows_trained_and_random_weights_in_both_panels():
     assert "(4 to 8 in the quartiles)" in shown.caption
 
 
-def test_the_heros_data_have_the_counts_and_the_end_metric_of_both():
-    data = layers.hero(Results([], probed=[with_random(6)])).table.data.set_index("r")
-    assert data.loc[4, "keys_needed"] == 8 and data.loc[4, "random_keys"] == 6
-    assert data.loc[4, "perplexity_optimal_v_oblivious"] == 30.25
-    assert data.loc[4, "perplexity_optimal_v_oblivious_low"] == pytest.approx(30.15)
-    assert data.loc[4, "random_perplexity_optimal_v_oblivious"] == 30.0025
-    alone = layers.hero(Results([], probed=[probed()]))
-    assert not any("random" in name for name in alone.table.data)
-    assert len(alone.charts) == 1 and "random" not in f"{alone.title} {alone.caption}"
-
-
-def test_bars_are_told_in_words():
-    losses, matching = layers.hero(Results([], probed=[with_random(6)])).charts
-    for panel in (losses, matching):
-        for layer in panel.to_dict()["layer"]:
-            assert layer["encoding"]["tooltip"]["field"] == "said"
-    told = {row["said"] for row in rows(matching)}
-    assert "trained, 8 (7 to 10) keys" in told and "random weights, 6 (6 to 6) keys" in told
-    assert "trained, 4 keys OVO: perplexity 30.25 (30.15 to 30.35)" in {
-        row["said"] for row in rows(losses)
-    }
-
-
 def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
     record = with_random(6)
     exact, *others = record.cells
@@ -169,15 +127,6 @@ def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
         Results([], probed=[replace(record, cells=(replace(exact, value=0.0), *others))])
     )
     assert len(shown.charts) == 1
-
-
-def test_kernels_put_in_post_hoc_have_no_control():
-    record = with_random(6, kernels=("exponential", "elu"))
-    shown = layers.matching_bars(of_kernels(record), "bars", "setting.")
-    assert {row["series"] for panel in shown.charts for row in rows(panel)} == {*ORACLES.values()}
-    text = shown.table.display
-    pooled = text[(text["layer"] == "all") & (text["r, value-aware keys"] == "4")]
-    assert pooled["random weights"].tolist() == ["6 (6 to 6)", "–"]
 
 
 def test_our_own_models_have_the_counts_of_random_weights(results):

@@ -6,65 +6,25 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from drawn import rows
 from synthetic import UNKNOWN, ends, record, with_cells
 
+from value_aware_attention.measurement.estimate import DASH, interval, number, signed, with_interval
 from value_aware_attention.measurement.record import Baseline, Cell
-from value_aware_study.report.exhibits.paper_figures import figure_1, figure_2, figure_3
-from value_aware_study.report.exhibits.paper_tables import (
+from value_aware_study.report.exhibits.paper import (
     OF_DIFFERENCE,
-    OF_RATIO,
+    figure_1,
+    figure_2,
+    figure_3,
+    setting_value,
     table_1,
     table_2,
     table_3,
     table_4,
-)
-from value_aware_study.report.published import TABLE_1, TABLE_3, TABLE_4_LONG
-from value_aware_study.report.results import Results
-from value_aware_study.report.words import (
-    DASH,
-    interval,
-    number,
-    sentences,
-    setting_value,
-    signed,
-    times,
     tokens_count,
-    with_interval,
 )
-
-
-def cell_of(results, model, approximation, **parameters):
-    (cell,) = (
-        cell
-        for cell in results.models(model)[0].cells
-        if cell.approximation == approximation and cell.parameters == parameters
-    )
-    return cell
-
-
-def numbers(exhibit, whose="ours"):
-    data = exhibit.table.data
-    return data[data["whose"] == whose]
-
-
-def test_table_1_has_our_cell_beside_the_papers(results):
-    shown = table_1(results).table.data.set_index("method")
-    cell = cell_of(results, "masked_long", "optimal_v_oblivious", r=65)
-    row = shown.loc["OVO 65"]
-    assert row["paper"] == 43.5 and shown.index.is_unique
-    for name in ("value", "difference", "difference_low", "count"):
-        assert row[name] == pytest.approx(getattr(cell, name))
-
-
-def test_table_2_has_perplexities_intervals_and_ratios(results):
-    shown = table_2(results).table.data.set_index(["kernel", "column"])
-    exact = cell_of(results, "causal_elu", "exact").value
-    cell = cell_of(results, "causal_elu", "optimal_v_aware", r=1)
-    row = shown.loc[("elu", "OVA-1")]
-    ratios = [value / exact for value in (cell.value, cell.low, cell.high)]
-    assert row[["ratio", "ratio_low", "ratio_high"]].tolist() == pytest.approx(ratios)
-    assert row["paper_ratio"] == pytest.approx(837.4 / 35.3)
+from value_aware_study.report.frame import Results
+from value_aware_study.report.published import TABLE_3, TABLE_4_LONG
+from value_aware_study.report.words import sentences, times
 
 
 def test_what_was_not_evaluated_is_a_dash_and_named(records):
@@ -116,27 +76,6 @@ ONE_KEY, ALONE = ("optimal_v_oblivious", '{"r": 1}'), ("sliding_window", '{"r": 
 ORF = ("orf", '{"features": 256, "scaling": "paper", "seed": 0}')
 
 
-def test_exact_attention_and_counts_have_an_interval_of_their_own_and_counts_stand_once():
-    counts = {"bigram": 82.6, "5gram": 29.9}
-    models = [
-        of_values(
-            f"causal_{kernel}", "causal", kernel, {("exact", ""): exact, ONE_KEY: 90.0}, counts
-        )
-        for kernel, exact in (("exponential", 33.8), ("elu", 35.5))
-    ]
-    shown = table_2(Results.of(models)).table.display
-    rows = shown.set_index(["kernel", "attention"])
-    low, high = (33.8 * math.exp(end) for end in (-0.0459, 0.0459))
-    assert rows.loc[("exponential", "exact"), OF_RATIO] == f"{low:.1f} to {high:.1f}"
-    assert rows.loc[("elu", "OVO-1"), OF_RATIO] == "× 2.54 to × 2.54"
-    assert shown["attention"].tolist()[-2:] == ["bigram", "5-gram"]
-    assert shown["kernel"].tolist()[-2:] == ["counts", "counts"]
-    assert (shown["attention"] == "5-gram").sum() == 1
-    assert rows.loc[("counts", "5-gram"), "ours (× exact)"] == "29.9"
-    low, high = (29.9 * math.exp(end) for end in (-0.0459, 0.0459))
-    assert rows.loc[("counts", "5-gram"), OF_RATIO] == f"{low:.1f} to {high:.1f}"
-
-
 @pytest.mark.parametrize(("orf", "said"), [(98.1, True), (92.0, False)])
 def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, said):
     model = of_values(
@@ -184,26 +123,6 @@ def test_the_papers_numbers_agree_and_disagree_as_its_notes_say():
     assert all(held == 2000 * 510 for *_, held in TABLE_3)
     instances = TABLE_4_LONG["steps"] * TABLE_4_LONG["batch_size"] / TABLE_4_LONG["epochs"]
     assert instances == 9_904_000 and "9.904M" in table_4({})[0].notes[0]
-
-
-def test_figure_1_draws_changes_from_exact_once_and_the_papers_values(results):
-    shown = figure_1(results)
-    ours = numbers(shown)
-    assert not ours.duplicated(["series", "r", "features"]).any() and len(ours) == 3 * 11 + 15 + 8
-    drawn = rows(*shown.charts)
-    said = {row["said"]: row["value"] for row in drawn if "said" in row}
-    assert len([one for one in said if not one.startswith("paper, ")]) == len(ours)
-    theirs = numbers(shown, "paper").set_index(["series", "r"])["value"]
-    assert theirs["OVO", 65.0] == pytest.approx(43.5 - TABLE_1[0].error) and len(theirs) == 7
-    hollow = [value for one, value in said.items() if one.startswith("paper, ")]
-    assert sorted(hollow) == pytest.approx(sorted(theirs))
-
-
-def test_figure_3_draws_the_curves_as_recorded(records, training):
-    drawn = [r for r in rows(*figure_3(Results.of(records, training)).charts) if "series" in r]
-    curve = {(r["count"], r["value"]) for r in drawn if r["series"] == "long, 512 tokens"}
-    assert curve == {(p["step"], p["error_percent"]) for p in training["masked_long"]["curve"]}
-    assert len({r["series"] for r in drawn}) == 5
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import DASH, number
 from value_aware_study.benchmarking.ratio import Ratio
 from value_aware_study.report.captions import machine
 from value_aware_study.report.charts import colour, direction, dots, toggled
 from value_aware_study.report.claim import VERDICTS, Answer, Finding
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import DASH, intervals, missing, number, sentences
+from value_aware_study.report.words import intervals, missing, sentences
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""

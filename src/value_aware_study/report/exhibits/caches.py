@@ -1,8 +1,11 @@
-"""The loss of every cache method on queries that it has not observed, and its gaps."""
+"""The loss of every cache method on queries that it has not observed, its gaps, and its budgets.
+
+Of budgets the gain of pooled keys over equal ones, and the heads that get them: every method is
+compared with itself, with the same queries, search and number of keys in all.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, floor, log10
-from typing import Any
 
 import altair as alt
 import numpy as np
@@ -10,29 +13,36 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
-from value_aware_attention.measurement.record import Estimate, estimate
+from value_aware_attention.measurement.estimate import (
+    DASH,
+    Estimate,
+    estimate,
+    number,
+    rounded,
+    whole,
+    with_interval,
+)
 from value_aware_study.cards import cache_cards
 from value_aware_study.report.charts import (
+    JOINED,
     LINE,
     OPACITY,
     OUTPUT_ERROR,
     colour,
+    count_axis,
+    curves,
+    direction,
     dots,
+    figure,
+    heat_map,
     of_field,
+    powers,
     toggled,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.look import Mark, Panel
-from value_aware_study.report.measured import FLOOR
-from value_aware_study.report.results import RANGE, with_range
-from value_aware_study.report.words import (
-    DASH,
-    intervals,
-    number,
-    rounded,
-    sentences,
-    with_interval,
-)
+from value_aware_study.report.frame import FLOOR, RANGE, Row, with_range
+from value_aware_study.report.look import SERIES, Mark, Panel
+from value_aware_study.report.words import intervals, sentences
 
 ORACLE = "hindsight (oracle)"
 MARKS = {
@@ -97,8 +107,21 @@ GAP_MARKS = {
     title: Mark.of(colour)
     for title, colour in zip(GAPS.values(), ("orange", "green", "purple", "brown"), strict=True)
 }
-WIDE = 40
-"""Least length of a part of a bar, in pixels, that has its factor written in it."""
+OWN_COLOURS = SERIES[2:]
+"""Colours of cache methods: neither of the two oracles'"""
+POOLED = "model"
+SEES = "repeat"
+"""Queries of the figures: every model with a prefix allows them."""
+BUDGET = (
+    "Equal: every head keeps r keys. A budget a layer, or one for the model: r keys a head on "
+    "average; in each text, the key whose loss costs the output least is dropped, again and again. "
+    "One budget where it helps: the prefix is read once more with either choice, and a text gets "
+    "the one budget if the model's outputs then stay nearer to the exact ones, otherwise r keys in "
+    "every head. Profiled: the number of keys of each layer or head is the same for all texts, "
+    "found on other texts by the KL that it costs there. Keys are counted as used, the 2 first and "
+    "4 last of each head among them."
+)
+GAINED = ["texts", "one key of", "r", "method", "observed", "budget"]
 COMPARED: dict[str, tuple[Callable[[CacheCell], bool], Callable[[CacheCell], bool]]] = {
     SCORES: (
         lambda cell: cell.joint and not cell.refits,
@@ -123,11 +146,11 @@ def keys_of(record: CacheRecord) -> int:
     return record.prefix or record.length
 
 
-def shown(one: CacheCell | CacheGaps) -> str:
+def observed_by(cell: CacheCell | CacheGaps) -> str:
     """Names the queries that it observed: "last 32"; others are all of the prefix, or so spaced."""
-    if one.observed == "last":
-        return f"last {one.rows}"
-    return ORACLE if one.observed == "hindsight" else one.observed
+    if cell.observed == "last":
+        return f"last {cell.rows}"
+    return ORACLE if cell.observed == "hindsight" else cell.observed
 
 
 def label(method: str) -> str:
@@ -148,12 +171,11 @@ def distance(cell: CacheCell) -> Estimate:
 
 def in_order(records: Sequence[CacheRecord]) -> list[CacheRecord]:
     """Sorts records: the study's texts as `OPENS` has them, the first training of a model first."""
-    known = {task: place for place, task in enumerate(OPENS)}
-
-    def place(one: CacheRecord) -> tuple[int, str, bool, str]:
-        return known.get(one.task, len(known)), one.task, is_again(one), one.model
-
-    return sorted(records, key=place)
+    places = {task: place for place, task in enumerate(OPENS)}
+    return sorted(
+        records,
+        key=lambda r: (places.get(r.task, len(places)), r.task, is_again(r), r.model),
+    )
 
 
 def is_again(record: CacheRecord) -> bool:
@@ -166,53 +188,57 @@ def by_text(records: Sequence[CacheRecord]) -> list[Exhibit]:
 
     Sizes at which every method observes repeated queries are those of the figure of budgets alone.
     """
-    cells = [(keys_of(record), cell) for record in records for cell in record.cells]
-    parts = {keys // cell.r for keys, cell in cells if cell.observed != "repeat"}
-    return [_of_part(records, part) for part in sorted(parts, reverse=True)]
-
-
-def _of_part(records: Sequence[CacheRecord], part: int) -> Exhibit:
-    found = {
-        (named(cell), shown(cell), record.task): cell
+    shares = {
+        keys_of(record) // cell.r
         for record in records
         for cell in record.cells
-        if keys_of(record) // cell.r == part
+        if cell.observed != "repeat"
     }
-    tasks = list(dict.fromkeys(task for *_, task in found))
-    rows = list(dict.fromkeys((method, observed) for method, observed, _ in found))
+    return [_of_share(records, share) for share in sorted(shares, reverse=True)]
+
+
+def _of_share(records: Sequence[CacheRecord], share: int) -> Exhibit:
+    cells = {
+        (named(cell), observed_by(cell), record.task): cell
+        for record in records
+        for cell in record.cells
+        if keys_of(record) // cell.r == share
+    }
+    tasks = list(dict.fromkeys(task for *_, task in cells))
+    rows = list(dict.fromkeys((method, observed) for method, observed, _ in cells))
     rows.sort(key=lambda row: row[1] == ORACLE)
     data = pd.DataFrame(rows, columns=["method", "observed"])
     display = data.copy()
     for task in tasks:
-        cells = [found.get((*row, task)) for row in rows]
-        data[f"{task} error"] = [cell.error.value if cell else None for cell in cells]
-        data[f"{task} distance"] = [distance(cell).value if cell else None for cell in cells]
-        far = next(name for name in END if any(cell and name in cell.ends for cell in cells))
-        texts = [_error_and_distance(cell) if cell else DASH for cell in cells]
-        display[f"{task}: error ({END[far]})"] = texts
+        of_task = [cells.get((*row, task)) for row in rows]
+        data[f"{task} error"] = [cell.error.value if cell else None for cell in of_task]
+        data[f"{task} distance"] = [distance(cell).value if cell else None for cell in of_task]
+        end = next(END[name] for name in END if any(cell and name in cell.ends for cell in of_task))
+        texts = [_error_and_distance(cell) if cell else DASH for cell in of_task]
+        display[f"{task}: error ({end})"] = texts
     units = "; ".join(f"{r.task}: {r.units} texts from {len(set(r.seeds))} draws" for r in records)
     return Exhibit(
-        f"cache_methods_{part}",
-        f"Caches that keep one key of {part}: error of the outputs",
+        f"cache_methods_{share}",
+        f"Caches that keep one key of {share}: error of the outputs",
         "On queries that were not observed, with 95% intervals over texts.",
         [MEANING, OBSERVED, f"{units}."],
-        [_panel(record, part) for record in records if record.task in tasks],
+        [_panel(record, share) for record in records if record.task in tasks],
         Table(data, display),
         choices=tasks,
     )
 
 
-def _panel(record: CacheRecord, part: int) -> Panel:
+def _panel(record: CacheRecord, share: int) -> Panel:
     """Draws every method's error on one model and its texts, a mark a way to observe."""
     frame = pd.DataFrame(
-        {"name": named(cell), "series": shown(cell), "value": cell.error.value,
+        {"name": named(cell), "series": observed_by(cell), "value": cell.error.value,
          "low": cell.error.low, "high": cell.error.high}
-        for cell in record.cells if keys_of(record) // cell.r == part
+        for cell in record.cells if keys_of(record) // cell.r == share
     )  # fmt: skip
     frame["said"] = sentences(frame, "{name}, queries observed: {series}, output error")
     numbers = ["value", "low", "high"]
     frame[numbers] = frame[numbers].astype(float).clip(FLOOR)
-    names = sorted(set(frame["series"]), key=lambda name: PLACES.get(name, 0))
+    names = sorted(frame["series"].unique(), key=lambda name: PLACES.get(name, 0))
     used = {name: MARKS.get(name, MARKS["last 32"]) for name in names}
     means = frame.assign(log=np.log(frame["value"])).groupby("name")["log"].mean()
     order = means.sort_values().index.tolist()
@@ -237,37 +263,32 @@ def _error_axis(numbers: pd.DataFrame) -> alt.X:
 
 
 def _error_and_distance(cell: CacheCell) -> str:
-    far = distance(cell).value
-    error = number(cell.error.value, 4)
+    far, error = distance(cell).value, number(cell.error.value, 4)
     return error if far is None else f"{error} ({number(1e3 * far, 1)})"
 
 
 def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Shows the tasks' own metrics: right answers, or the distance from Bayes' predictions."""
-    found = [
-        {"texts": record.task, "measure": title, "method": name, "observed": look,
-         "column": f"r = {r}", "value": one.value}
+    rows = [
+        {"texts": record.task, "measure": title, "method": name, "observed": observed,
+         "column": f"r = {r}", "value": answered.value}
         for record in records
         for end, title in OWN.items()
         if end in record.exact
-        for r, name, look, one in [
-            *((r, EXACT, "", record.exact[end]) for r in sorted({cell.r for cell in record.cells})),
-            *((cell.r, named(cell), shown(cell), cell.ends[end])
-              for cell in sorted(record.cells, key=lambda cell: (shown(cell) == ORACLE, cell.r))),
-        ]
+        for r, name, observed, answered in _answered(record, end)
     ]  # fmt: skip
-    if not found:
+    if not rows:
         return None
     head = ["texts", "measure", "method", "observed"]
-    long = with_range(pd.DataFrame(found), [*head, "column"], "value")
-    rows = long[head].drop_duplicates(ignore_index=True)
-    data, display = rows.copy(), rows.copy()
+    long = with_range(pd.DataFrame(rows), [*head, "column"], "value")
+    settings = long[head].drop_duplicates(ignore_index=True)
+    data, display = settings.copy(), settings.copy()
     for column in long["column"].drop_duplicates():
-        own = rows.merge(long[long["column"] == column], how="left")
-        own = own.reindex(columns=["value", *RANGE])
-        display[column] = _texts(own, "value", *RANGE, digits=3)
-        own = own.dropna(axis="columns", how="all")
-        data[[f"{column} {name}".removesuffix(" value") for name in own]] = own
+        ends = settings.merge(long[long["column"] == column], how="left")
+        ends = ends.reindex(columns=["value", *RANGE])
+        display[column] = _texts(ends, "value", *RANGE, digits=3)
+        ends = ends.dropna(axis="columns", how="all")
+        data[[f"{column} {name}".removesuffix(" value") for name in ends]] = ends
     return Exhibit(
         "cache_answers",
         "What a compressed cache leaves of the answers",
@@ -283,17 +304,25 @@ def answers(records: Sequence[CacheRecord]) -> Exhibit | None:
     )
 
 
+def _answered(record: CacheRecord, end: str) -> Iterator[tuple[int, str, str, Estimate]]:
+    """Yields the exact model's answers at every size, then those of each cell, oracles last."""
+    for r in sorted({cell.r for cell in record.cells}):
+        yield r, EXACT, "", record.exact[end]
+    for cell in sorted(record.cells, key=lambda cell: (observed_by(cell) == ORACLE, cell.r)):
+        yield cell.r, named(cell), observed_by(cell), cell.ends[end]
+
+
 def every_cell(records: Sequence[CacheRecord]) -> Exhibit:
     """Shows every measurement of every method, with its interval and the cost of choosing."""
     rows = [
         {"texts": record.task, "keys": keys_of(record), "r": cell.r, "method": cell.method,
-         "budget": cell.pool or "equal", "observed": shown(cell), "measure": name,
-         "value": one.value, "low": one.low, "high": one.high, **_of_draws(record, cell, name),
+         "budget": cell.pool or "equal", "observed": observed_by(cell), "measure": name,
+         "value": end.value, "low": end.low, "high": end.high, **_of_draws(record, cell, name),
          "multiply-adds": cell.multiply_adds, "seconds": cell.seconds,
          "prefills": cell.seconds / record.prefill_seconds}
         for record in records
         for cell in record.cells
-        for name, one in {"error": cell.error, **cell.ends}.items()
+        for name, end in {"error": cell.error, **cell.ends}.items()
     ]  # fmt: skip
     head = ["texts", "keys", "r", "method", "budget", "observed", "measure"]
     data = with_range(pd.DataFrame(rows), head, "value")
@@ -328,7 +357,7 @@ def _of_draws(record: CacheRecord, cell: CacheCell, name: str) -> dict[str, floa
 def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Shows the loss of each method in four factors, pooled over layers and heads."""
     rows = [
-        {"texts": record.task, "r": gap.r, "method": gap.method, "observed": shown(gap)}
+        {"texts": record.task, "r": gap.r, "method": gap.method, "observed": observed_by(gap)}
         | {name: getattr(gap, name) for name in GAPS}
         for record in records
         for gap in record.gaps
@@ -338,14 +367,14 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
         return None
     drawn, of = _drawn_gaps(records)
     head = ["texts", "r", "method", "observed"]
-    given = pd.DataFrame(rows)
-    data, display = given[head].copy(), given[head].astype(str)
+    factors = pd.DataFrame(rows)
+    data, display = factors[head].copy(), factors[head].astype(str)
     display["method"] = display["method"].map(label)
     for name in GAPS:
         for end in ("value", "low", "high"):
             column = name if end == "value" else f"{name} {end}"
-            data[column] = [getattr(one, end) for one in given[name]]
-        display[name] = [with_interval(one.value, one.low, one.high, 2) for one in given[name]]
+            data[column] = [getattr(factor, end) for factor in factors[name]]
+        display[name] = [with_interval(f.value, f.low, f.high, 2) for f in factors[name]]
     return Exhibit(
         "cache_gaps",
         "What a cache method loses, and which of four things it is",
@@ -365,7 +394,7 @@ def gaps(records: Sequence[CacheRecord]) -> Exhibit | None:
         ],
         [_gaps_panel(frame) for frame in drawn.values()],
         Table(data, display),
-        choices=[f"one key of {part} kept" for part in drawn],
+        choices=[f"one key of {share} kept" for share in drawn],
     )
 
 
@@ -378,7 +407,7 @@ def _drawn_gaps(records: Sequence[CacheRecord]) -> tuple[dict[int, pd.DataFrame]
     for record in records:
         firsts = {gap.r: gap for gap in reversed(record.gaps) if gap.layer is None}
         for r, gap in sorted(firsts.items()):
-            methods.append(f"{label(gap.method)} (queries observed: {shown(gap)})")
+            methods.append(f"{label(gap.method)} (queries observed: {observed_by(gap)})")
             ends = {True: 0.0, False: 0.0}
             for name, title in GAPS.items():
                 value = getattr(gap, name).value
@@ -386,12 +415,12 @@ def _drawn_gaps(records: Sequence[CacheRecord]) -> tuple[dict[int, pd.DataFrame]
                     begin = ends[value > 1]
                     ends[value > 1] = end = begin + log10(value)
                     rows.append(
-                        {"part": keys_of(record) // r, "name": record.task, "series": title,
+                        {"share": keys_of(record) // r, "name": record.task, "series": title,
                          "begin": begin, "end": end, **vars(getattr(gap, name))}
                     )  # fmt: skip
     frame = pd.DataFrame(rows)
-    parts = sorted(set(frame["part"]), reverse=True) if rows else []
-    return {part: frame[frame["part"] == part] for part in parts}, list(dict.fromkeys(methods))
+    shares = sorted(set(frame["share"]), reverse=True) if rows else []
+    return {n: frame[frame["share"] == n] for n in shares}, list(dict.fromkeys(methods))
 
 
 def _gaps_panel(frame: pd.DataFrame) -> Panel:
@@ -413,7 +442,7 @@ def _gaps_panel(frame: pd.DataFrame) -> Panel:
         x=x, x2="end:Q", color=colour(GAP_MARKS, orient="bottom", columns=2)
     )
     span = frame["end"].max() - min(frame["begin"].min(), 0.0)
-    wide = f"abs(datum.end - datum.begin) * width / {span} > {WIDE} ? datum.text : ''"
+    wide = f"abs(datum.end - datum.begin) * width / {span} > 40 ? datum.text : ''"
     numbers = base.mark_text(fontWeight="bold").encode(
         x=of_field(x, "middle"),
         text=alt.TextValue(alt.ExprRef(wide)),
@@ -444,14 +473,14 @@ def refit_gain(records: Sequence[CacheRecord]) -> Exhibit | None:
 
 
 def _comparison(
-    name: str, title: str, caption: str, rows: Sequence[dict[str, Any]], folded: bool = False
+    name: str, title: str, caption: str, rows: Sequence[Row], folded: bool = False
 ) -> Exhibit | None:
     """Shows ratios, with the methods compared and the cost of the choice."""
     if not rows:
         return None
     data = with_range(pd.DataFrame(rows), SAME, "error")
     order = list(dict.fromkeys(data["compared"]))
-    data = data.sort_values("compared", key=lambda one: one.map(order.index), kind="stable")
+    data = data.sort_values("compared", key=lambda names: names.map(order.index), kind="stable")
     head = [*(SAME[:1] if len(order) > 1 else []), "texts", "one key of", "r", "observed"]
     trainings = {"over trainings": intervals(data, 2, ends=RANGE)} if RANGE[0] in data else {}
     named = zip(data["any below"].map(label), data["any observed"], strict=True)
@@ -466,7 +495,7 @@ def _comparison(
                 "best": data["below"].map(label),
                 "error, over the best of any queries": ratios(data, "any error"),
                 "best of any queries": [f"{method} ({look})" for method, look in named],
-                "choice, in prefills": [number(one, 0) for one in data["prefills"]],
+                "choice, in prefills": [number(count, 0) for count in data["prefills"]],
             },
         )
     )
@@ -502,23 +531,23 @@ def _texts(data: pd.DataFrame, value: str, low: str, high: str, digits: int = 2)
     return [with_interval(*row, digits=digits) for row in rows]
 
 
-def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
+def _gains(record: CacheRecord) -> Iterator[Row]:
     """Yields the comparisons of a record: one for each of `COMPARED`, size and way to observe."""
     cells = [
         c for c in record.cells
         if c.error.value is not None and c.observed != "hindsight" and not c.pool
     ]  # fmt: skip
     for compared, (is_above, is_below) in COMPARED.items():
-        firsts = {(c.r, shown(c)): c for c in reversed(cells) if is_above(c)}
+        firsts = {(c.r, observed_by(c)): c for c in reversed(cells) if is_above(c)}
         for r, look in sorted(firsts, key=lambda place: (place[0], PLACES.get(place[1], 0))):
             above, others = firsts[r, look], [c for c in cells if c.r == r and is_below(c)]
-            same = [c for c in others if shown(c) in (look, "nothing")]
+            same = [c for c in others if observed_by(c) in (look, "nothing")]
             if not same:
                 continue
             below, best = (min(some, key=lambda c: c.error.value or 0.0) for some in (same, others))
             row = {"compared": compared, "texts": record.task, "one key of": keys_of(record) // r,
                    "r": r, "observed": look, "below": below.method, "any below": best.method,
-                   "any observed": shown(best),
+                   "any observed": observed_by(best),
                    "prefills": above.seconds / record.prefill_seconds}  # fmt: skip
             far = next(name for name in END if name in above.ends)
             row |= ratio(above, below, "error", "error") | ratio(above, below, far, "distance")
@@ -527,25 +556,29 @@ def _gains(record: CacheRecord) -> Iterator[dict[str, Any]]:
 
 def ratio(above: CacheCell, below: CacheCell, measure: str, name: str) -> dict[str, float | None]:
     units = (np.array(cell.by_unit[measure]) for cell in (above, below))
-    found = estimate(*units, least=0.0)
-    return {name: found.value, f"{name} low": found.low, f"{name} high": found.high}
+    ends = estimate(*units, least=0.0)
+    return {name: ends.value, f"{name} low": ends.low, f"{name} high": ends.high}
 
 
 def agreement(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Ranks methods by output error and by the model's own distance, and compares the two."""
-    rows = []
-    for record in records:
-        for r in sorted({cell.r for cell in record.cells}):
-            cells = [cell for cell in record.cells if cell.r == r and cell.error.value is not None]
-            if len(cells) > 2:
-                errors = [cell.error.value for cell in cells]
-                found = spearmanr(errors, [distance(cell).value for cell in cells]).statistic
-                row = {"texts": record.task, "r": r, "methods": len(cells)}
-                rows.append(row | {"Spearman": float(found)})
-    if not rows:
+    rows = [
+        {"texts": record.task, "r": cell.r, "error": cell.error.value}
+        | {"distance": distance(cell).value}
+        for record in records
+        for cell in sorted(record.cells, key=lambda cell: cell.r)
+        if cell.error.value is not None
+    ]
+    groups = pd.DataFrame(rows).groupby(["texts", "r"], sort=False)
+    data = pd.DataFrame(
+        {"texts": texts, "r": r, "methods": len(cells)}
+        | {"Spearman": spearmanr(cells["error"], cells["distance"]).statistic}
+        for (texts, r), cells in groups
+        if len(cells) > 2
+    )
+    if data.empty:
         return None
-    data = pd.DataFrame(rows)
-    display = data.astype(str).assign(Spearman=[number(one, 2) for one in data["Spearman"]])
+    display = data.astype(str).assign(Spearman=[number(rank, 2) for rank in data["Spearman"]])
     return Exhibit(
         "cache_agreement",
         "Whether the output error ranks methods as the model's output does",
@@ -553,4 +586,147 @@ def agreement(records: Sequence[CacheRecord]) -> Exhibit | None:
         ["A method counts once for each way to observe queries; hindsight is among them."],
         table=Table(data, display),
         folded=True,
+    )
+
+
+def by_memory(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """Draws the model's distance from the exact one against the keys kept, equal and pooled."""
+    of_task = {record.task: frame for record in records if len(frame := _curves(record))}
+    if not of_task:
+        return None
+    curved = {task: frame for task, frame in of_task.items() if frame["count"].nunique() >= JOINED}
+    of_task = curved or of_task  # the deeper models have two sizes
+    data = pd.concat([frame.assign(texts=task) for task, frame in of_task.items()])
+    milli = data.assign(**{end: 1e3 * data[end] for end in ("value", "low", "high")})
+    display = data[["texts", "series"]].assign(
+        r=data["count"].astype(str),
+        distance=[number(value, 2) for value in milli["value"]],
+        **{"95% interval": intervals(milli)},
+    )
+    return Exhibit(
+        "cache_memory",
+        "Quality against memory: one budget for the whole model, and equal ones",
+        "KL from the exact model's next tokens with the method in all layers, in nats.",
+        [BUDGET, "Queries observed: those of the prefix read once more (repeat). The table has "
+         "milli-nats."],
+        [_memory_panel(task, frame) for task, frame in of_task.items()],
+        Table(data, display),
+        choices=list(of_task),
+    )  # fmt: skip
+
+
+def _curves(record: CacheRecord) -> pd.DataFrame:
+    """Lists the cells of methods that were measured with one budget, at every size."""
+    cells = [cell for cell in record.cells if observed_by(cell) == SEES and not cell.refits]
+    pooled = {cell.method for cell in cells if cell.pool == POOLED}
+    return pd.DataFrame(
+        {"series": named(cell), "method": cell.method, "pool": cell.pool, "count": cell.r}
+        | vars(distance(cell))
+        for cell in cells
+        if cell.method in pooled and cell.pool in ("", POOLED)
+    )
+
+
+def _memory_panel(task: str, frame: pd.DataFrame) -> Panel:
+    methods = list(dict.fromkeys(frame["method"]))
+    series = frame.drop_duplicates("series")[["series", "method", "pool"]].to_numpy()
+    marks = {
+        name: Mark.of(OWN_COLOURS[methods.index(method)], "circle" if pool else "cross")
+        for name, method, pool in series
+    }
+    frame = frame.assign(said=sentences(frame, "{series}, {count:,.0f} keys a head", " nats"))
+    values = frame["value"].clip(FLOOR)
+    ends = frame[["low", "high"]].clip(values.min() / 2, 2 * values.max())
+    x = count_axis("keys kept of the prefix, a head on average", frame["count"].tolist())
+    y = powers(alt.Y, "value", direction("KL, nats", "lower"), values.tolist(), room=2)
+    return figure(curves(frame.assign(value=values, **ends), marks, x, y), task)
+
+
+def pooled_gains(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """Tabulates errors and the model's distances with other budgets over those with equal ones."""
+    rows = [row for record in records for row in _pooled_gains(record)]
+    if not rows:
+        return None
+    data = with_range(pd.DataFrame(rows), GAINED, "distance")
+    trainings = {"over trainings": intervals(data, 2, ends=RANGE)} if RANGE[0] in data else {}
+    display = (
+        data[GAINED]
+        .astype(str)
+        .assign(
+            method=data["method"].map(label),
+            **{"KL over equal": ratios(data, "distance")},
+            **trainings,
+            **{
+                "error over equal": ratios(data, "error"),
+                "own measure, equal → this": [
+                    f"{number(equal, 3)} → {number(pooled, 3)}" if pd.notna(equal) else ""
+                    for equal, pooled in zip(data["equal"], data["own"], strict=True)
+                ],
+            },
+        )
+    )
+    return Exhibit(
+        "cache_budgets",
+        "What budgets other than equal ones gain",
+        "Ratios to the same method with r keys in every head; below 1 it gains.",
+        [
+            BUDGET,
+            "Ratios of sums over the same texts, with paired 95% intervals. The own measure is the "
+            "share of right answers, or, of Markov chains, nats above Bayes.",
+            TRAININGS,
+            OBSERVED,
+        ],
+        table=Table(data, display),
+    )
+
+
+def _pooled_gains(record: CacheRecord) -> Iterator[Row]:
+    def place(cell: CacheCell) -> tuple[str, str, int]:
+        return cell.method, observed_by(cell), cell.r
+
+    equal = {place(cell): cell for cell in record.cells if not cell.pool}
+    for cell in record.cells:
+        base = equal.get(place(cell))
+        if not cell.pool or base is None:
+            continue
+        measure = next((name for name in OWN if name in cell.ends), None)
+        far = next(name for name in END if name in cell.ends)
+        yield {
+            "texts": record.task, "one key of": keys_of(record) // cell.r, "r": cell.r,
+            "method": cell.method, "observed": observed_by(cell), "budget": cell.pool,
+            **ratio(cell, base, far, "distance"), **ratio(cell, base, "error", "error"),
+            "equal": measure and base.ends[measure].value,
+            "own": measure and cell.ends[measure].value,
+        }  # fmt: skip
+
+
+def keys_by_head(records: Sequence[CacheRecord]) -> Exhibit | None:
+    """Draws the number of keys that each head keeps of one budget for the model."""
+    rows = [
+        {"texts": record.task, "r": cell.r, "observed": observed_by(cell)}
+        | {"layer": layer, "head": head, "value": keys}
+        for record in records
+        for cell in sorted(record.cells, key=lambda cell: cell.r)
+        if cell.joint and not cell.refits and cell.pool == POOLED and observed_by(cell) == SEES
+        for layer, heads in enumerate(cell.keys)
+        for head, keys in enumerate(heads)
+    ]
+    if not rows:
+        return None
+    data = pd.DataFrame(rows)
+    frame = data.assign(text=[whole(value) for value in data["value"]], low=None, high=None)
+    display = data[["texts", "r", "layer", "head"]].astype(str).assign(keys=frame["text"])
+    names = [f"{task}, r = {r}" for task, r in data[["texts", "r"]].drop_duplicates().to_numpy()]
+    panels = [
+        heat_map(heads.drop(columns=["texts", "observed", "r"]), name, data["value"], " keys")
+        for name, (_, heads) in zip(names, frame.groupby(["texts", "r"], sort=False), strict=True)
+    ]
+    return Exhibit(
+        "cache_keys",
+        "Which layers and heads keep the keys of one budget",
+        "Keys that each key-value head keeps, the mean over texts; r a head on average.",
+        [BUDGET],
+        panels,
+        Table(data, display),
+        choices=names,
     )

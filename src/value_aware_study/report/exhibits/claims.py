@@ -18,7 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from value_aware_attention.measurement.record import EndMetric, Record, ratio_of_sums
+from value_aware_attention.measurement.estimate import DASH, number, ratio_of_sums
+from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.report.claim import (
     VERDICTS,
     Answer,
@@ -28,16 +29,13 @@ from value_aware_study.report.claim import (
     quantile,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.measured import gap_rows, of_models
+from value_aware_study.report.frame import KERNELS, Results, Row, gap_rows, of_models
 from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
-from value_aware_study.report.results import KERNELS, Results
-from value_aware_study.report.words import DASH, number, setting_label, times
+from value_aware_study.report.words import setting_label, times
 
 SIZES = (1, 65)
 """Keys kept in the paper's tables."""
-WINDOWS = (4, 16, 65)
-"""Widths of the windows that claims compare."""
-EVERY = ("causal", "long", "short")
+ALL = ("causal", "long", "short")
 """All models, as `models` names them."""
 COUNTS = {
     "5gram": "5-grams of all training tokens",
@@ -46,8 +44,8 @@ COUNTS = {
 }
 """The strongest count models, and their labels"""
 ERRS = {True: "more than counting", False: "less than counting", None: "undecided"}
-ROUNDING = 1e-5
-"""Largest error, relative to the longest value, that is exact in single precision."""
+NUMBERS = ("what", "estimate", "low", "high", "unit", "trainings")
+"""Columns of a finding's numbers"""
 HOLDS = {True: "yes", False: "no", None: ""}
 Find = Callable[[Results], Iterable[Effect | Finding]]
 FloatArray = NDArray[np.float64]
@@ -86,7 +84,7 @@ class Sums:
     @classmethod
     def of(cls, measured: Sequence[EndMetric]) -> "Sums":
         """Averages several measurements on the same targets."""
-        totals = np.mean([one.unit_totals for one in measured], axis=0)
+        totals = np.mean([metric.unit_totals for metric in measured], axis=0)
         return cls(totals, np.array(measured[0].unit_counts))
 
 
@@ -159,13 +157,12 @@ FEW_LSH, MANY_LSH = (
 
 def models(results: Results, *names: str) -> list[Model]:
     """Selects models: "causal" (one a kernel), "long" and "short" (the masked ones)."""
-    causal = {kernel: results.of_kernel(kernel) for kernel in KERNELS}
-    known = {"causal": [Model(kernel, record) for kernel, record in causal.items() if record]}
-    known |= {
-        name: [Model(f"masked {name}", record) for record in results.models(f"masked_{name}")]
-        for name in ("long", "short")
+    models = {
+        "causal": [Model(k, record) for k in KERNELS if (record := results.of_kernel(k))],
+        "long": [Model("masked long", record) for record in results.models("masked_long")],
+        "short": [Model("masked short", record) for record in results.models("masked_short")],
     }
-    return [model for name in names for model in known[name]]
+    return [model for name in names for model in models[name]]
 
 
 def compares(names: Sequence[str], first: Setting, second: Setting, *, above: bool) -> Find:
@@ -176,12 +173,13 @@ def compares(names: Sequence[str], first: Setting, second: Setting, *, above: bo
 def one_more_than_head_size(results: Results) -> Iterator[Finding]:
     """Finds the largest output error of head size + 1 value-aware keys over all queries."""
     what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
-    for model in models(results, *EVERY):
+    for model in models(results, *ALL):
         r = model.record.head_dim + 1
         for cell in model.record.cells:
             error = cell.error.largest_error if cell.error else None
             if error is not None and Setting(cell.approximation, cell.parameters) == aware(r):
-                yield Finding(f"{model.label} {error:.0e}", error <= ROUNDING, what, model.label)
+                exact = error <= 1e-5  # in single precision
+                yield Finding(f"{model.label} {error:.0e}", exact, what, model.label)
 
 
 def order_of_kernels(results: Results) -> Iterator[Effect | Finding]:
@@ -196,11 +194,11 @@ def flatter_kernels_lose_more(results: Results) -> Iterator[Effect | Finding]:
 
     Pairs are named alike in every training, whichever of the two is flatter there.
     """
-    known = [one for one in _by_kernel(results) if one.flatness]
-    keys = ", ".join(f"{model.label} {model.flatness:.0f}" for model in known)
+    measured = [model for model in _by_kernel(results) if model.flatness]
+    keys = ", ".join(f"{model.label} {model.flatness:.0f}" for model in measured)
     how = f", more where attention is flatter (effective keys of the first training: {keys})"
     for setting in map(oblivious, SIZES):
-        for first, second in combinations(known, 2):
+        for first, second in combinations(measured, 2):
             if more := (first.flatness or 0) - (second.flatness or 0):
                 yield from _in_order(first, second, setting, how, above=more > 0)
 
@@ -208,15 +206,15 @@ def flatter_kernels_lose_more(results: Results) -> Iterator[Effect | Finding]:
 def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:
     """Correlates effective keys with OVO / OVA error over the kernels of each layer, by rank."""
     frame = gap_rows(of_models(results))
-    layers = (layer for _, layer in frame.groupby(["model", "layer"]))
-    ranks = [layer["share"].rank().corr(layer["gap"].rank()) for layer in layers]
-    known = np.array([rank for rank in ranks if math.isfinite(rank)])
-    if len(known):
+    layers = frame.groupby(["model", "layer"])
+    ranks = [rows["share"].rank().corr(rows["gap"].rank()) for _, rows in layers]
+    finite = np.array([rank for rank in ranks if math.isfinite(rank)])
+    if len(finite):
         what = (
             "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put "
-            f"on a layer's queries and keys (mean of {len(known)} layers)"
+            f"on a layer's queries and keys (mean of {len(finite)} layers)"
         )
-        yield effect(what, "all models", "correlation", known, np.ones(len(known)))
+        yield effect(what, "all models", "correlation", finite, np.ones(len(finite)))
 
 
 def longer_is_better(results: Results) -> Iterator[Effect | Finding]:
@@ -232,7 +230,7 @@ def longer_is_better(results: Results) -> Iterator[Effect | Finding]:
 
 def against_counts(results: Results) -> Iterator[Effect | Finding]:
     """Tells whether each model's loss is below that of the n-grams that count its training text."""
-    for model in models(results, *EVERY):
+    for model in models(results, *ALL):
         for name, label in COUNTS.items():
             if counted := model.record.baselines.get(name):
                 metric, sums = model.record.metric, (model.sums(EXACT), Sums.of([counted]))
@@ -251,8 +249,8 @@ def lsh_against_oblivious(
 
 def _by_kernel(results: Results) -> list[Model]:
     """Lists the causal models: polynomial, elu, exponential."""
-    known = {model.record.kernel: model for model in models(results, "causal")}
-    return [known[name] for name in ("polynomial", "elu", "exponential") if name in known]
+    of_kernel = {model.label: model for model in models(results, "causal")}
+    return [of_kernel[name] for name in ("polynomial", "elu", "exponential") if name in of_kernel]
 
 
 def _in_order(
@@ -272,11 +270,11 @@ def _in_order(
 def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
     """Selects the LSH of most keys and rounds, up to the paper's, that leaves keys out."""
     most = paper.parameters
-    given = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
+    settings = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
     fitting = [
-        (its["r"], its["rounds"])
-        for its in given
-        if its["r"] <= most["r"] and its["rounds"] <= most["rounds"] and its["r"] < record.length
+        (lsh["r"], lsh["rounds"])
+        for lsh in settings
+        if lsh["r"] <= most["r"] and lsh["rounds"] <= most["rounds"] and lsh["r"] < record.length
     ]
     if not fitting:
         return None
@@ -287,14 +285,14 @@ def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
 def _table_1(*settings: Setting) -> str:
     """Returns "error 88.6 (OVA 1), 96.6 (OVO 1) %" """
     errors = {Setting(cell.approximation, cell.parameters).label: cell.error for cell in TABLE_1}
-    each = (f"{errors[one.label]:g} ({one.label})" for one in settings)
+    each = (f"{errors[setting.label]:g} ({setting.label})" for setting in settings)
     return f"error {', '.join(each)} % (Table 1)"
 
 
 def _table_2(first: Setting, second: Setting) -> str:
     """Returns "perplexity 280.3 against 1,031.1 (exponential), ..." """
     columns = {(name, r): place for place, (_, name, r) in enumerate(TABLE_2_COLUMNS)}
-    places = [columns[one.approximation, one.parameters.get("r")] for one in (first, second)]
+    places = [columns[s.approximation, s.parameters.get("r")] for s in (first, second)]
     pairs = (
         f"{' against '.join(number(row[place]) for place in places)} ({kernel})"
         for kernel, row in TABLE_2.items()
@@ -327,7 +325,7 @@ CLAIMS = (
     Claim(
         "One value-aware key loses less than one chosen by weight.",
         f"{_table_2(aware(1), oblivious(1))}; {_table_1(aware(1), oblivious(1))}.",
-        [compares(EVERY, aware(1), oblivious(1), above=False)],
+        [compares(ALL, aware(1), oblivious(1), above=False)],
         expected=5,
     ),
     Claim(
@@ -380,7 +378,7 @@ CLAIMS = (
         "Figure 1, masked LM; no number is printed.",
         [
             compares(("causal", "long"), Setting("sliding_window", {"r": r}), other, above=True)
-            for r in WINDOWS
+            for r in (4, 16, 65)
             for other in (EXACT, oblivious(r))
         ],
         expected=24,
@@ -395,7 +393,10 @@ def answers(results: Results) -> list[Answer]:
         Answer(
             claim.text,
             over_trainings(
-                [[found for find in claim.finds for found in find(one)] for one in trainings],
+                [
+                    [finding for find in claim.finds for finding in find(training)]
+                    for training in trainings
+                ],
                 results.spreads,
             ),
             claim.published,
@@ -405,73 +406,80 @@ def answers(results: Results) -> list[Answer]:
     ]
 
 
-def about(found: Sequence[Answer]) -> str:
+def about(answered: Sequence[Answer]) -> str:
     """Explains how to read the verdicts."""
-    over = Counter(one.over for answer in found for one in answer.findings if one.over)
-    said = ", ".join(f"{count} over {what}" for what, count in over.items()) or "none"
+    over = Counter(f.over for answer in answered for f in answer.findings if f.over)
+    counts = ", ".join(f"{count} over {what}" for what, count in over.items()) or "none"
     once = " An interval over text alone is about one training run." * ("text alone" in over)
     return (
         f"{VERDICTS} Numbers with × are ratios of perplexities; points are percentage points of "
         "masked-token error. Each is the mean over the trainings of a model, with the 95% interval "
         "of this mean in brackets; it covers text and training (for correlations: layers). Draws "
         "of random methods are not covered; they are averaged over seeds. Intervals: "
-        f"{said}.{once}"
+        f"{counts}.{once}"
     )
 
 
 def claims(results: Results) -> list[Exhibit]:
     """Shows the verdicts, one row a claim, the models' strength, and every finding."""
-    counted = over_trainings(
-        [list(against_counts(one)) for one in results.trainings()], results.spreads
+    strength = over_trainings(
+        [list(against_counts(training)) for training in results.trainings()], results.spreads
     )
-    found = answers(results)
-    strength = [_strength(counted)] if counted else []
-    return [_verdicts(found), *strength, _findings(found)]
+    answered = answers(results)
+    return [
+        _verdicts(answered),
+        *([_strength(strength)] if strength else []),
+        _findings(answered),
+    ]
 
 
-def _verdicts(found: Sequence[Answer]) -> Exhibit:
+def _verdicts(answered: Sequence[Answer]) -> Exhibit:
     data = pd.DataFrame(
         {
-            "claim": [answer.claim for answer in found],
-            "verdict": [answer.verdict for answer in found],
-            "ours": ["; ".join(answer.found()) or "not measured" for answer in found],
-            "the paper's": [answer.published for answer in found],
+            "claim": [answer.claim for answer in answered],
+            "verdict": [answer.verdict for answer in answered],
+            "ours": ["; ".join(answer.lines()) or "not measured" for answer in answered],
+            "the paper's": [answer.published for answer in answered],
         }
     )
     display = data[["claim", "verdict"]].assign(
-        comparisons=[answer.agreement for answer in found],
-        firmest=[one.full if (one := answer.firmest) else DASH for answer in found],
+        comparisons=[answer.agreement for answer in answered],
+        firmest=[answer.firmest.full if answer.firmest else DASH for answer in answered],
     )
     counts = data["verdict"].value_counts(sort=False)
-    said = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
+    verdicts = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     return Exhibit(
         "claims",
         "The paper's claims, measured here",
-        f"Of {len(found)} claims: {said}. Beside each verdict stands the comparison that agrees "
-        "most firmly, or, where none agrees, the firmest; all are in the section's last table.",
-        [about(found), *(f"The paper on “{one.claim}” {one.published}" for one in found)],
+        f"Of {len(answered)} claims: {verdicts}. Beside each verdict stands the comparison that "
+        "agrees most firmly, or, where none agrees, the firmest; all are in the section's last "
+        "table.",
+        [
+            about(answered),
+            *(f"The paper on “{answer.claim}” {answer.published}" for answer in answered),
+        ],
         table=Table(data, display),
     )
 
 
-def _strength(found: Sequence[Finding]) -> Exhibit:
+def _strength(findings: Sequence[Finding]) -> Exhibit:
     """Says whether the models predict better than counts of their training text."""
-    errs = [None if one.holds is None else not one.holds for one in found]
-    data = pd.DataFrame([_numbers(one) for one in found]).assign(errs=[ERRS[one] for one in errs])
+    errs = [None if finding.holds is None else not finding.holds for finding in findings]
+    data = pd.DataFrame(map(_numbers, findings)).assign(errs=[ERRS[more] for more in errs])
     display = pd.DataFrame(
         {
             "model": data["model"],
             "compared": data["what"],
-            "measured": [one.sentence.removeprefix(f"{one.label} ") for one in found],
+            "measured": [f.sentence.removeprefix(f"{f.label} ") for f in findings],
             "errs": data["errs"],
         }
     )
-    worse, better, open_ = (errs.count(one) for one in (True, False, None))
     return Exhibit(
         "strength",
         "The models against counting",
-        f"Of {len(found)} comparisons of exact attention with n-grams of the same text, the model "
-        f"predicts worse in {worse} and better in {better}; {open_} are undecided.",
+        f"Of {len(findings)} comparisons of exact attention with n-grams of the same text, the "
+        f"model predicts worse in {errs.count(True)} and better in {errs.count(False)}; "
+        f"{errs.count(None)} are undecided.",
         [
             "Numbers with × are ratios of perplexities, points are percentage points of "
             "masked-token error, on the same targets; in brackets 95% intervals over text and "
@@ -483,32 +491,35 @@ def _strength(found: Sequence[Finding]) -> Exhibit:
     )
 
 
-def _numbers(one: Finding) -> dict[str, Any]:
+def _numbers(finding: Finding) -> Row:
     """Returns what the files hold of a finding, for later runs to be compared with."""
-    spread = {"spread": one.spread.deviation, "seeds": one.spread.seeds} if one.spread else {}
-    found = {"model": one.label, "what": one.what, "estimate": one.estimate, "low": one.low}
-    found |= {"high": one.high, "unit": one.unit, "trainings": one.trainings}
-    return found | {"spread": None, "seeds": ""} | spread
+    spread = finding.spread
+    return {
+        "model": finding.label,
+        **{name: getattr(finding, name) for name in NUMBERS},
+        "spread": spread.deviation if spread else None,
+        "seeds": spread.seeds if spread else "",
+    }
 
 
-def _findings(found: Sequence[Answer]) -> Exhibit:
+def _findings(answered: Sequence[Answer]) -> Exhibit:
     """Shows one row for each finding; a claim without findings has an empty row."""
-    pairs = [(answer, one) for answer in found for one in answer.findings or [Finding("", None)]]
+    pairs = [(answer, f) for answer in answered for f in answer.findings or [Finding("", None)]]
     data = pd.DataFrame(
         {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published}
-        | {"holds": HOLDS[one.holds], "sentence": one.sentence}
-        | _numbers(one)
-        for answer, one in pairs
+        | {"holds": HOLDS[finding.holds], "sentence": finding.sentence}
+        | _numbers(finding)
+        for answer, finding in pairs
     )
     display = pd.DataFrame(
         {
             "claim": answer.claim,
-            "compared": one.what,
-            "measured": one.sentence,
-            "interval over": one.over,
-            "agrees": one.mark if answer.findings else "not measured",
+            "compared": finding.what,
+            "measured": finding.sentence,
+            "interval over": finding.over,
+            "agrees": finding.mark if answer.findings else "not measured",
         }
-        for answer, one in pairs
+        for answer, finding in pairs
     )
     intervals = int(data["low"].notna().sum())
     chance = (
@@ -520,7 +531,7 @@ def _findings(found: Sequence[Answer]) -> Exhibit:
         "findings",
         "Every comparison behind the verdicts",
         "One line a comparison, with its interval: ✓ agrees, ✗ contradicts, ? is open.",
-        [about(found), *([chance] if intervals else [])],
+        [about(answered), *([chance] if intervals else [])],
         table=Table(data, display),
         folded=True,
     )

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.look import Panel
-from value_aware_study.report.measured import AWARE, OBLIVIOUS, ORACLE_MARKS, ORACLES
+from value_aware_study.report.look import ORACLE_MARKS, Panel
+from value_aware_study.report.words import ORACLES
 
 VALUES = np.array(
     [
@@ -48,7 +49,7 @@ def drawing() -> Exhibit:
             "with a mixture nearest to o. With three keys, one more than the plane has dimensions, "
             "OVA would have no error: an output of d numbers is a mixture of at most d + 1 values."
         ],
-        [_panel(part, str(name)) for name, part in data.groupby("choice", sort=False)],
+        [_panel(rows, str(name)) for name, rows in data.groupby("choice", sort=False)],
         Table(data, display),
         shared=True,
     )
@@ -56,20 +57,20 @@ def drawing() -> Exhibit:
 
 def by_weight() -> Array:
     """Returns the shares of the values in the mixture of the two largest weights, Eq. 2."""
-    kept = np.where(np.arange(len(WEIGHTS)) < 2, WEIGHTS, 0.0)
-    return kept / kept.sum()
+    largest = np.where(np.arange(len(WEIGHTS)) < 2, WEIGHTS, 0.0)
+    return largest / largest.sum()
 
 
 def for_output() -> Array:
     """Returns the shares in the mixture of two values that is nearest to the output."""
-    output, found = WEIGHTS @ VALUES, []
+    output, pairs = WEIGHTS @ VALUES, []
     for i, j in combinations(range(len(VALUES)), 2):
         way = VALUES[j] - VALUES[i]
         share = np.clip((output - VALUES[i]) @ way / (way @ way), 0, 1)
         shares = np.zeros(len(VALUES))
         shares[[i, j]] = 1 - share, share
-        found.append(shares)
-    return min(found, key=lambda shares: float(((shares @ VALUES - output) ** 2).sum()))
+        pairs.append(shares)
+    return min(pairs, key=lambda shares: float(((shares @ VALUES - output) ** 2).sum()))
 
 
 def _rows(choice: str, shares: Array) -> pd.DataFrame:
@@ -95,20 +96,21 @@ def _panel(data: pd.DataFrame, choice: str) -> Panel:
     }
     values, error = data[data["what"] == "value"], data[data["what"] != "value"]
     shares = zip(values["weight"], values["share"], strict=True)
-    values = values.assign(
-        said=[f"attention weight {one:.0%}, share of the mixture {two:.0%}" for one, two in shares]
-    )
-    kept = alt.Chart(values[values["share"] > 0]).encode(
+    told = [
+        f"attention weight {weight:.0%}, share of the mixture {share:.0%}"
+        for weight, share in shares
+    ]
+    values = values.assign(said=told)
+    mixed = alt.Chart(values[values["share"] > 0]).encode(
         **place, color=alt.value(ORACLE_MARKS[ORACLES[choice]].colour)
     )
     size = alt.Size("weight:Q", scale=alt.Scale(range=[60, 900]), legend=None)
-    tooltip = "said:N"
-    every = alt.Chart(values).encode(**place, color=MUTED, size=size, tooltip=tooltip)
+    discs = alt.Chart(values).encode(**place, color=MUTED, size=size, tooltip="said:N")
     line = alt.Chart(error).encode(**place, color=INK)
     layers = [
-        kept.mark_line(strokeWidth=1.6),
-        every.mark_point(strokeWidth=1.4),
-        kept.mark_circle(opacity=1).encode(size=size, tooltip=tooltip),
+        mixed.mark_line(strokeWidth=1.6),
+        discs.mark_point(strokeWidth=1.4),
+        mixed.mark_circle(opacity=1).encode(size=size, tooltip="said:N"),
         line.mark_line(strokeDash=[4, 3], strokeWidth=1.6),
         line.mark_point(filled=True, opacity=1, size=90, shape="diamond"),
     ]

@@ -3,14 +3,12 @@
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import number, short, signed
 from value_aware_study.cards import cards
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     OPACITY,
     OUTPUT_ERROR,
-    PLAIN,
-    QUIET,
-    Weight,
     colour,
     count_axis,
     curves,
@@ -24,7 +22,7 @@ from value_aware_study.report.charts import (
     upright,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.exhibits.paper_figures import (
+from value_aware_study.report.exhibits.paper import (
     KEYS,
     PALE,
     PUBLISHED,
@@ -34,18 +32,9 @@ from value_aware_study.report.exhibits.paper_figures import (
     published_losses,
     told_changes,
 )
-from value_aware_study.report.look import OTHER, Mark, Panel, method_marks
-from value_aware_study.report.measured import OPTIMAL
-from value_aware_study.report.results import KERNELS, Results
-from value_aware_study.report.words import (
-    intervals,
-    method_label,
-    number,
-    sentences,
-    setting_label,
-    short,
-    signed,
-)
+from value_aware_study.report.frame import KERNELS, OPTIMAL, Results
+from value_aware_study.report.look import OTHER, Panel, method_marks
+from value_aware_study.report.words import intervals, method_label, sentences, setting_label
 
 BASELINES = [name for name, card in cards().items() if card.oracle and name not in OPTIMAL]
 """Methods that Figure 5 draws beside the two oracles."""
@@ -62,18 +51,25 @@ REST = "other methods"
 
 def figure_4(results: Results) -> Exhibit | None:
     """Shows a panel a model, with the rank correlation; None where no output error was recorded."""
-    frame = results.changes
+    frame, names = results.changes, results.names()
     frame = frame[frame["relative_output_error"] >= SMALLEST]
     frame = frame[frame["approximation"] != "exact"]
     if frame.empty:
         return None
-    names = results.names()
     frame = frame.assign(
         name=frame["model"].map(names),
         setting=[setting_label(row) for row in frame.to_dict("records")],
         series=[method_label(n) if n in NAMED else REST for n in frame["approximation"]],
     )
     drawn = [name for name in names.values() if name in set(frame["name"])]
+    columns = ["model", "setting", *EXPLAINING, "value", "low", "high"]
+    data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
+    display = {
+        "model": frame["name"].tolist(),
+        "setting": data["setting"],
+        **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
+        "change from exact": [signed(value, 3) for value in data["change"]],
+    }
     return Exhibit(
         "figure_4",
         "Figure 4. Output error of the attention against the loss of the model",
@@ -85,52 +81,38 @@ def figure_4(results: Results) -> Exhibit | None:
             f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
         ],
         [_scatter(frame[frame["name"] == name], name) for name in drawn],
-        _scatter_table(frame),
+        Table(data, pd.DataFrame(display)),
         choices=drawn,
     )
 
 
 def _scatter(frame: pd.DataFrame, name: str) -> Panel:
-    marks, values = _scatter_marks(frame), frame["relative_output_error"].tolist()
-    task = frame["task"].iloc[0]
-    unit = " nats" if task == "causal" else " points"
+    task, named = frame["task"].iloc[0], frame[frame["series"] != REST]
+    marks = method_marks(named) | ({REST: OTHER} if len(named) < len(frame) else {})
     where = "{setting}, output error {relative_output_error:.3g}, cosine {cosine:.3g}"
-    shown = frame[["series", "relative_output_error", "value"]]
-    shown = shown.assign(said=sentences(frame, where, unit, "+"))
-    shown = shown.sort_values("series", key=lambda series: series != REST)
-    x, y = (
-        powers(alt.X, "relative_output_error", OUTPUT_ERROR, values),
-        loss_axis(task, frame["value"]),
-    )
-    points = alt.Chart(shown).mark_point(filled=True, size=62)
-    points = points.encode(
-        x=x,
-        y=y,
-        color=colour(marks, orient="bottom"),
-        shape=shape(marks),
-        opacity=OPACITY,
+    told = sentences(frame, where, " nats" if task == "causal" else " points", "+")
+    drawn = frame[["series", "relative_output_error", "value"]].assign(said=told)
+    drawn = drawn.sort_values("series", key=lambda series: series != REST)
+    errors = frame["relative_output_error"].tolist()
+    x = powers(alt.X, "relative_output_error", OUTPUT_ERROR, errors)
+    y = loss_axis(task, frame["value"])
+    points = (
+        alt.Chart(drawn)
+        .mark_point(filled=True, size=62)
+        .encode(
+            x=x,
+            y=y,
+            color=colour(marks, orient="bottom"),
+            shape=shape(marks),
+            opacity=OPACITY,
+        )
     )
     ranks = frame[[*EXPLAINING, "value"]].rank().corr()["value"]
     error, cosine, _, _ = (signed(rank, 2) for rank in ranks)
     return figure(
-        [*level(0.0), points, nearest(shown, x, y)],
+        [*level(0.0), points, nearest(drawn, x, y)],
         f"{name}: rank correlation {error}, of the cosine {cosine}",
     )
-
-
-def _scatter_marks(frame: pd.DataFrame) -> dict[str, Mark]:
-    named = frame[frame["series"] != REST]
-    return method_marks(named) | ({REST: OTHER} if len(named) < len(frame) else {})
-
-
-def _scatter_table(frame: pd.DataFrame) -> Table:
-    columns = ["model", "setting", *EXPLAINING, "value", "low", "high"]
-    data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
-    display = pd.DataFrame({"model": frame["name"].tolist(), "setting": data["setting"]})
-    for column, title in EXPLAINING.items():
-        display[title] = [number(value, 4) for value in data[column]]
-    display["change from exact"] = [signed(value, 3) for value in data["change"]]
-    return Table(data, display)
 
 
 def figure_5(results: Results) -> Exhibit | None:
@@ -165,19 +147,13 @@ def figure_5(results: Results) -> Exhibit | None:
 
 def _models(results: Results) -> dict[str, pd.DataFrame]:
     """Returns settings with an r of the causal models and of the long masked one, by label."""
-    frame = results.changes
+    frame, names = results.changes, results.names()
     frame = frame[frame["approximation"].isin([*OPTIMAL, *BASELINES]) & frame["r"].notna()]
+    frame = frame.assign(name=frame["model"].map(names), count=frame["r"].astype(float))
     firsts = [record for kernel in KERNELS if (record := results.of_kernel(kernel))]
-    names = results.names()
-    of_model = {
-        names[one.model]: frame[frame["model"] == one.model]
-        for one in [*firsts, *results.models("masked_long")]
-    }
-    return {
-        name: rows.assign(name=name, count=rows["r"].astype(float))
-        for name, rows in of_model.items()
-        if len(rows)
-    }
+    drawn = [names[record.model] for record in (*firsts, *results.models("masked_long"))]
+    of_model = {name: frame[frame["name"] == name] for name in drawn}
+    return {name: rows for name, rows in of_model.items() if len(rows)}
 
 
 def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -186,10 +162,9 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     both = pd.concat([masked, published_losses().assign(task="causal")])
     both = both[both["approximation"].isin(OPTIMAL)]
     both = both.assign(series=both["approximation"].map(method_label), count=both["r"])
+    same = ["task", "kernel"]
     return pd.concat(
-        both[
-            (both["task"] == frame["task"].iloc[0]) & (both["kernel"] == frame["kernel"].iloc[0])
-        ].assign(name=name, model=name)
+        both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)
         for name, frame in models.items()
     )
 
@@ -198,23 +173,23 @@ def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[Panel]
     """Draws the optimal choices before a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
     others = frame[~optimal]
-    panels = [_panel(frame[optimal], theirs, PLAIN, others)]
+    panel = _panel(frame[optimal], theirs, others)
+    panels = [panel.properties(title=f"{name}: optimal choices")]
     if len(others):
-        panels.append(_panel(others, theirs.head(0), QUIET, others.head(0)))
-    titles = ("optimal choices", "other choices")
-    return [
-        panel.properties(title=f"{name}: {of}") for panel, of in zip(panels, titles, strict=False)
-    ]
+        panel = _panel(others, theirs.head(0), others.head(0), thin=True)
+        panels.append(panel.properties(title=f"{name}: other choices"))
+    return panels
 
 
-def _panel(rows: pd.DataFrame, theirs: pd.DataFrame, weight: Weight, others: pd.DataFrame) -> Panel:
-    keys = int(rows["head_dim"].iloc[0]) + 1
+def _panel(
+    rows: pd.DataFrame, theirs: pd.DataFrame, others: pd.DataFrame, thin: bool = False
+) -> Panel:
+    task, keys = rows["task"].iloc[0], int(rows["head_dim"].iloc[0]) + 1
     x = count_axis(KEYS, rows["count"].tolist())
-    y = loss_axis(rows["task"].iloc[0], extent(rows, theirs, others[["value"]]))
+    y = loss_axis(task, extent(rows, theirs, others[["value"]]))
     marked = upright(keys) if rows["count"].max() >= keys else []
-    task = rows["task"].iloc[0]
     rows, theirs = told_changes(rows, task), told_changes(theirs, task, PUBLISHED)
-    lines = curves(rows, method_marks(rows), x, y, weight, theirs)
+    lines = curves(rows, method_marks(rows), x, y, theirs, thin)
     return figure([*_band(others, x, y), *level(0.0), *marked, *lines])
 
 
@@ -229,18 +204,16 @@ def grid(results: Results) -> Exhibit:
     """Shows every cell: all columns as CSV; as text the metric, its change and the output error."""
     data = results.cells
     ends = ("difference_low", "difference_high")
-    display = pd.DataFrame(
-        {
-            "model": data["model"],
-            "setting": [setting_label(row) for row in data.to_dict("records")],
-            "seed": [number(seed, 0) for seed in data["seed"]],
-            "metric": data["metric"],
-            "value": [number(value, 2) for value in data["value"]],
-            "difference": [signed(value, 2) for value in data["difference"]],
-            "95% interval of the difference": intervals(data, 2, signed, ends),
-            **{title: [short(value) for value in data[name]] for name, title in EXPLAINING.items()},
-        }
-    )
+    display = {
+        "model": data["model"],
+        "setting": [setting_label(row) for row in data.to_dict("records")],
+        "seed": [number(seed, 0) for seed in data["seed"]],
+        "metric": data["metric"],
+        "value": [number(value, 2) for value in data["value"]],
+        "difference": [signed(value, 2) for value in data["difference"]],
+        "95% interval of the difference": intervals(data, 2, signed, ends),
+        **{title: [short(value) for value in data[name]] for name, title in EXPLAINING.items()},
+    }
     return Exhibit(
         "grid",
         "Every cell",
@@ -249,6 +222,6 @@ def grid(results: Results) -> Exhibit:
             "The CSV has every column: parameters, intervals, output error by layer, and counts. "
             f"{captions.DIRECTION}"
         ],
-        table=Table(data, display),
+        table=Table(data, pd.DataFrame(display)),
         folded=True,
     )

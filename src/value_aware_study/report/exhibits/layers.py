@@ -1,25 +1,31 @@
 """Exhibits of the attention layers: keys that match, the output error for every r, and skewness."""
 
-from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from statistics import fmean
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import (
+    NONE,
+    counted,
+    interval,
+    number,
+    short,
+    whole,
+    with_interval,
+)
 from value_aware_attention.measurement.headline import (
     NAMES,
+    match,
     matches,
     matches_at_random,
     shown_size,
     with_keys,
 )
-from value_aware_attention.measurement.headline import (
-    match as match_of,
-)
-from value_aware_attention.measurement.record import ErrorAtSize, OutputError, Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     ENDS,
@@ -42,42 +48,32 @@ from value_aware_study.report.charts import (
 )
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.model import METRICS
-from value_aware_study.report.look import Mark, Panel
-from value_aware_study.report.measured import (
-    AWARE,
+from value_aware_study.report.frame import (
     FLOOR,
-    OBLIVIOUS,
     OPTIMAL,
-    ORACLE_MARKS,
-    ORACLES,
+    RANGE,
     SIZE,
     Measured,
-    Rows,
+    Results,
+    Row,
     error_rows,
-    full_name,
-    gap_findings,
+    filled,
     gap_rows,
-    measured_on,
     of_kernels,
-    oracle_marks,
-    own,
+    own_attention,
+    with_range,
 )
-from value_aware_study.report.results import RANGE, Results, known, with_range
+from value_aware_study.report.look import ORACLE_MARKS, Mark, Panel, oracle_marks
 from value_aware_study.report.words import (
-    NONE,
-    counted,
-    interval,
+    ORACLES,
+    full_name,
     intervals,
     method_label,
     missing,
     model_label,
-    number,
     sentences,
     series_label,
-    short,
     times,
-    whole,
-    with_interval,
 )
 
 LARGEST = 16
@@ -91,22 +87,12 @@ NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 SCORES = (*NORMS, "leave_one_out_keys")
 """Scores of single keys by weight and value"""
 ALIKE = 0.1
-BOUND = "maurey_bound"
 BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
 OTHERS = (
     f"{captions.BASELINES} Sampled from α: the expected error of the mean of r values drawn from "
     "α, Var/r (Maurey), which the optimum is never above."
 )
-TICKS = [step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)]
 SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
-EXPLAINED = (
-    "Section 3 argues that the flatter the attention weights, the more the values decide which "
-    "keys matter: for a polynomial kernel of degree 0 all weights are equal, and with the degree "
-    "they become skewed. A small point is one layer, with polynomials put in its kernel's place "
-    "on the same queries, keys and values (post hoc) and with its own kernel; a large one, joined "
-    "by a line, is the geometric mean of a model's layers. Effective keys, in the table: exp of "
-    "the weights' entropy, as a share of all keys (a causal query sees fewer)."
-)
 
 
 def hero(results: Results) -> Exhibit | None:
@@ -118,7 +104,7 @@ def hero(results: Results) -> Exhibit | None:
     for record in [*results.probed, *results.causal, *results.records]:
         for measured in of_kernels(record)[:1]:
             if measured.output_error.matching_keys:
-                again = own(results.replicates_of(record))
+                again = own_attention(*results.replicates_of(record))
                 name = model_label(record) if record.scale else record.model  # ours, else probed
                 seeds = captions.seeds(results) if again else ""
                 measured = replace(measured, label=name, replicates=again)
@@ -138,17 +124,20 @@ def _answer(
     record: Record, measured: Measured, name: str, seeds: str = "", notes: Sequence[str] = ()
 ) -> Exhibit:
     r, (metric, _, digits) = shown_size(record), METRICS[record.metric]
-    found = [one for one in measured.output_error.matching_keys if one.layer is None]
-    titled = next((one for one in found if one.r == r), found[-1])
-    ends, panels = with_keys(record, r), _losses(record)
-    said = f"{titled.r} keys chosen for the output do as well as {whole(titled.keys)} by weight"
+    pooled = {
+        match.r: match for match in measured.output_error.matching_keys if match.layer is None
+    }
+    titled = pooled.get(r, [*pooled.values()][-1])
+    panels = _losses(record)
+    sentence = f"{titled.r} keys chosen for the output do as well as {whole(titled.keys)} by weight"
     if panels:
-        aware, oblivious = (number(ends[one].value, min(digits, 3)) for one in (AWARE, OBLIVIOUS))
-        said = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
+        cells = with_keys(record, r)
+        aware, oblivious = (number(cells[m].value, min(digits, 3)) for m in (AWARE, OBLIVIOUS))
+        sentence = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
     first = "The end metric with few keys in every layer, and the keys" if panels else "Keys"
     return Exhibit(
         name,
-        f"{measured.label} at {record.length:,} tokens: {said}",
+        f"{measured.label} at {record.length:,} tokens: {sentence}",
         f"{first} chosen by weight that have the output error of r chosen for the output, all "
         f"layers pooled. Of single queries, {titled.r} match {titled.median:,} in the median "
         f"({titled.lower_quartile:,} to {titled.upper_quartile:,} in the quartiles)."
@@ -166,18 +155,18 @@ def _answer(
 
 def _counted(record: Record, measured: Measured) -> Table:
     """Tabulates the counts pooled over layers; the data also has the end metric with r keys."""
-    every = counts([measured])
-    found = every[(every["layer"] == "all") & (every["r"] <= LARGEST)].reset_index(drop=True)
-    ends = [
+    data = counts([measured])
+    data = data[(data["layer"] == "all") & (data["r"] <= LARGEST)].reset_index(drop=True)
+    metrics = [
         {
             f"{net}{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
             for net, of in (("", record), ("random_", record.control))
             for method, cell in with_keys(of, r).items()
             for end in ("", *ENDS)
         }
-        for r in found["r"]
+        for r in data["r"]
     ]
-    return Table(found.join(pd.DataFrame(ends, found.index)), counts_table(found).display)
+    return Table(data.join(pd.DataFrame(metrics, data.index)), counts_table(data).display)
 
 
 def _losses(record: Record) -> list[Panel]:
@@ -187,23 +176,25 @@ def _losses(record: Record) -> list[Panel]:
     if not with_keys(record.control, r) or not all(of.cells[0].value for _, of in nets):
         return []
     what = metric if record.metric == "cosine" else f"{metric.removesuffix(', %')}, exact = 1"
-    rows: Rows = []
+    rows: list[Row] = []
     for net, of in nets:
-        for method, cell in sorted(with_keys(of, r).items(), key=lambda one: one[0] != AWARE):
+        for method, cell in sorted(with_keys(of, r).items(), key=lambda item: item[0] != AWARE):
             ends = {end: getattr(cell, end) for end in ("value", *ENDS)}
-            shares = {end: one and round(one / of.cells[0].value, 3) for end, one in ends.items()}
             loss = with_interval(**ends, digits=digits)
-            said = f"{net}, {r} keys {method_label(method)}: {metric} {loss}"
-            name = NAMES.get(method, method_label(method))
-            rows.append({"name": name, "series": net, "said": said} | shares)
+            rows.append(
+                {"name": NAMES.get(method, method_label(method)), "series": net}
+                | {"said": f"{net}, {r} keys {method_label(method)}: {metric} {loss}"}
+                | {end: x and round(x / of.cells[0].value, 3) for end, x in ends.items()}
+            )
     return [_paired(rows, direction(what, better), f"{r} keys in every layer")]
 
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
     """Shows bars for every kernel of a probed model; None where nothing was counted."""
-    kernels = [one for one in measured if one.output_error.matching_keys]
+    kernels = [kernel for kernel in measured if kernel.output_error.matching_keys]
     if not kernels:
         return None
+    findings = {kernel.label: matches(kernel.output_error) for kernel in kernels}
     return Exhibit(
         name,
         "The same output error with fewer keys",
@@ -211,12 +202,12 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.BEST_FOUND} {captions.CONSERVATIVE}",
-            *(f"{o.label}: {said}." for o in kernels if (said := matches(o.output_error))),
+            *(f"{label}: {finding}." for label, finding in findings.items() if finding),
             setting,
         ],
         [
-            _bars(replace(one, control=None), one.label if len(kernels) > 1 else "")
-            for one in kernels
+            _bars(replace(kernel, control=None), kernel.label if len(kernels) > 1 else "")
+            for kernel in kernels
         ],
         counts_table(counts(kernels), "kernel"),
     )
@@ -228,27 +219,27 @@ def _bars(measured: Measured, title: str = "") -> Panel:
     nets = {ORACLES[OBLIVIOUS]: errors}
     if measured.control:
         nets = {TRAINED: errors, RANDOM: measured.control.output_error}
-    rows: Rows = [
-        {"name": f"r = {one.r}", "series": net, "value": one.keys, "low": one.low}
-        | {"high": one.high, "said": f"{net}, {counted(one.keys, one.low, one.high)} keys"}
+    rows: list[Row] = [
+        {"name": f"r = {match.r}", "series": net, "value": match.keys, "low": match.low}
+        | {"high": match.high}
+        | {"said": f"{net}, {counted(match.keys, match.low, match.high)} keys"}
         for net, of in nets.items()
-        for one in of.matching_keys
-        if one.layer is None and one.r <= LARGEST
+        for match in of.matching_keys
+        if match.layer is None and match.r <= LARGEST
     ]
     if not measured.control:
+        sizes = [match.r for match in errors.matching_keys if match.layer is None]
         aware = {"series": ORACLES[AWARE], "low": None, "high": None}
-        sizes = [int(row["name"].removeprefix("r = ")) for row in rows]
-        said = f"{ORACLES[AWARE]}, {{}} keys".format
         rows = [
-            *({"name": f"r = {r}", "value": r, "said": said(r)} | aware for r in sizes),
-            *rows,
-        ]
-    return _paired(
-        rows, f"keys by weight (of {errors.keys:,}) with the error of r value-aware", title
-    )
+            {"name": f"r = {r}", "value": r, "said": f"{ORACLES[AWARE]}, {r} keys"} | aware
+            for r in sizes
+            if r <= LARGEST
+        ] + rows
+    title_of_axis = f"keys by weight (of {errors.keys:,}) with the error of r value-aware"
+    return _paired(rows, title_of_axis, title)
 
 
-def _paired(rows: Rows, what: str, title: str) -> Panel:
+def _paired(rows: Sequence[Row], what: str, title: str) -> Panel:
     """Draws a bar with its interval for each series of each row."""
     frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *ENDS), float))
     domain = [min(0.0, frame["value"].min()), 1.19 * frame[["value", *ENDS]].max().max()]
@@ -270,7 +261,7 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
         "Keys by weight (OVO) with at most the output error of r keys chosen for the output (OVA).",
         [
             f"{captions.MATCH} Bars: that interval. {captions.MATCH_OF_QUERIES}",
-            f"{captions.BEST_FOUND} {captions.CONSERVATIVE} {measured_on(measured)}",
+            f"{captions.BEST_FOUND} {captions.CONSERVATIVE} {captions.queries_of(measured)}",
         ],
         [_counts_panel(pooled, {item.label: item.mark for item in measured})],
         counts_table(pooled),
@@ -294,15 +285,11 @@ def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
 
 def counts(measured: Sequence[Measured]) -> pd.DataFrame:
     """Tabulates counts by size, pooled and in each layer, with the range over trainings."""
-    rows = [
-        row
-        for item in measured
-        for one in (item.attention, *item.replicates)
-        for row in _count_rows(item, one.output_error)
-    ]
-    data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE])
+    data = pd.DataFrame(
+        [row for item in measured for row in _count_rows(item)], columns=[*COLUMNS, *BESIDE]
+    )
     data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), "Int64"))
-    if not known(data, BESIDE):
+    if not filled(data, BESIDE):
         data = data.drop(columns=[*BESIDE])
     return with_range(data, ["model", "layer", "r"], "keys_needed")
 
@@ -316,60 +303,59 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     return Table(data, display)
 
 
-def _count_rows(measured: Measured, errors: OutputError) -> Iterator[dict[str, Any]]:
-    for match in errors.matching_keys:
-        error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, match.layer)}
-        random = measured.control and match_of(measured.control.output_error, match.r, match.layer)
-        yield {
-            "model": measured.label,
-            "layer": "all" if match.layer is None else match.layer,
-            "r": match.r,
-            "keys_needed": match.keys,
-            "keys": errors.keys,
-            "share": None if match.keys is None else match.keys / errors.keys,
-            "value_aware_error": error[match.r],
-            **{name: getattr(random, name.removeprefix("random_"), None) for name in BESIDE},
-            **{name: getattr(match, name) for name in COUNTS},
-        }
+def _count_rows(measured: Measured) -> Iterator[Row]:
+    """Yields the counts of a model, and those of its further trainings under the same name."""
+    random = measured.control and measured.control.output_error
+    for errors in (of.output_error for of in (measured.attention, *measured.replicates)):
+        for at in errors.matching_keys:
+            error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, at.layer)}
+            beside = random and match(random, at.r, at.layer)
+            yield {
+                "model": measured.label,
+                "layer": "all" if at.layer is None else at.layer,
+                "r": at.r,
+                "keys_needed": at.keys,
+                "keys": errors.keys,
+                "share": None if at.keys is None else at.keys / errors.keys,
+                "value_aware_error": error[at.r],
+                **{name: getattr(beside, name.removeprefix("random_"), None) for name in BESIDE},
+                **{name: getattr(at, name) for name in COUNTS},
+            }
 
 
-def _count_text(row: Mapping[str, Any]) -> dict[str, str]:
+def _count_text(row: Row) -> dict[str, str]:
     lowest, highest = (row.get(name) for name in RANGE)
     over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
+    random = {}
+    if BESIDE[0] in row:
+        keys, low, high = (row[name] for name in BESIDE)
+        random = {RANDOM: with_interval(keys, low, high, 0)}
     none = missing(row["keys_needed"])
-    share = NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}"
     return {
         "model": row["model"],
         "r, value-aware keys": str(row["r"]),
         "keys by weight": NONE if none else whole(row["keys_needed"]),
         "95% interval": interval(row["low"], row["high"], 0),
         **over_seeds,
-        **(
-            {RANDOM: with_interval(row["random_keys"], row["random_low"], row["random_high"], 0)}
-            if BESIDE[0] in row
-            else {}
-        ),
-        "share of all keys": share,
+        **random,
+        "share of all keys": NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}",
         "median query": whole(row["median"]),
         "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
     }
 
 
-def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Any]) -> Panel:
+def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     names = {"model": "series", "r": "count", "keys_needed": "value"}
-    frame = pooled.rename(columns=names)
-    drawn = ["value", "low", "high", *known(frame, RANGE)]
-    frame = frame.astype(dict.fromkeys(drawn, float))
-    highest = float(frame[drawn].max().max())
+    numbers = ["value", "low", "high", *filled(pooled, RANGE)]
+    frame = pooled.rename(columns=names).astype(dict.fromkeys(numbers, float))
+    highest = float(frame[numbers].max().max())
     x = count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
     scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.4], nice=False)
     axis = alt.Axis(values=powers_of_two([1, highest]), format="d", labelOverlap="parity")
     y = alt.Y("value:Q", title="keys chosen by weight", scale=scale, axis=axis)
-    where = "{series}, r = {count:,.0f}"
-    said = sentences(frame, where, " keys by weight match", digits=0, text=number)
-    frame = frame.assign(said=said)
-    last = int(frame["count"].max())
-    return figure([*_equal(last), *curves(frame, marks, x, y)], height=380)
+    where, unit = "{series}, r = {count:,.0f}", " keys by weight match"
+    frame = frame.assign(said=sentences(frame, where, unit, digits=0, text=number))
+    return figure([*_equal(int(frame["count"].max())), *curves(frame, marks, x, y)], height=380)
 
 
 def _equal(last: int) -> list[alt.Chart]:
@@ -394,8 +380,18 @@ def output_error(
     """
     if not measured:
         return None
-    data = pd.DataFrame([{column: one.label} | row for one in measured for row in _error_rows(one)])
-    several = any(len(one.output_error.methods) > len(OPTIMAL) for one in measured)
+    data = pd.DataFrame(
+        [{column: item.label} | row for item in measured for row in _error_rows(item)]
+    )
+    several = any(len(item.output_error.methods) > len(OPTIMAL) for item in measured)
+    display = {
+        column: data[column],
+        "method": data["method"].map(_label),
+        "layer": data["layer"],
+        "r, keys": [f"{r:,}" for r in data["r"]],
+        "error": [NONE if missing(error) else short(error) for error in data["error"]],
+        "95% interval": intervals(data, 3, short),
+    }
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
@@ -407,17 +403,17 @@ def output_error(
             *([OTHERS] if several else []),
             setting,
         ],
-        [_error_panel(one) for one in measured],
-        Table(data, _error_text(data, column)),
-        choices=[one.label for one in measured],
+        [_error_panel(item) for item in measured],
+        Table(data, pd.DataFrame(display)),
+        choices=[item.label for item in measured],
     )
 
 
 def _coinciding(measured: Sequence[Measured]) -> str:
     """Names the models in which scores of weight and value leave the error of the weights alone."""
     names = []
-    for one in measured:
-        errors = one.output_error
+    for item in measured:
+        errors = item.output_error
         by_weight = {row["r"]: row["error"] or 0.0 for row in error_rows(errors, OBLIVIOUS)}
         ratios = [
             row["error"] / by_weight[row["r"]]
@@ -427,42 +423,36 @@ def _coinciding(measured: Sequence[Measured]) -> str:
             if by_weight.get(row["r"], 0.0) > FLOOR
         ]
         if ratios and max(abs(ratio - 1) for ratio in ratios) < ALIKE:
-            names.append(one.label)
-    said = (
+            names.append(item.label)
+    if not names:
+        return ""
+    return (
         f" The scores α|v| and CAOTE leave the error of the weights alone (OVO) within {ALIKE:.0%}"
+        f", so that their curves lie on one another: {'; '.join(names)}."
     )
-    return f"{said}, so that their curves lie on one another: {'; '.join(names)}." if names else ""
 
 
 def _label(method: str) -> str:
     if method in NORMS:
         return series_label({"approximation": "norm_weighted_keys", "norm": NORMS[method]})
-    return BOUND_LABEL if method == BOUND else full_name(method)
+    return BOUND_LABEL if method == "maurey_bound" else full_name(method)
 
 
-def _shown(
-    output_error: OutputError, method: str, layer: int | None, measured: Container[int]
-) -> list[dict[str, Any]]:
-    """Selects points of the curve: powers of two, the last, and sizes with an interval."""
-    rows = error_rows(output_error, method, layer)
-    last = rows[-1]["r"]
-    return [row for row in rows if (r := row["r"]).bit_count() == 1 or r == last or r in measured]
+def _error_rows(measured: Measured) -> Iterator[Row]:
+    """Yields one row a point: every method pooled, and each layer of the oracles.
 
-
-def _error_rows(measured: Measured) -> Iterator[dict[str, Any]]:
-    """Yields one row a point: every method pooled, and each layer of the oracles."""
+    Points are powers of two, the last size, and sizes with an interval.
+    """
     errors = measured.output_error
-    ends: dict[Any, dict[int, ErrorAtSize]] = defaultdict(dict)
-    for one in errors.errors:
-        if one.head is None:
-            ends[one.method, one.layer][one.r] = one
+    ends = {(at.method, at.layer, at.r): at for at in errors.errors if at.head is None}
     for method in errors.methods:
         for layer in (None, *(range(errors.layers) if method in OPTIMAL else ())):
-            of_curve = ends[method, layer]
-            for row in _shown(errors, method, layer, of_curve):
-                at = of_curve.get(row["r"])
-                place = {"method": method, "layer": "all" if layer is None else str(layer)}
-                yield place | {"low": at and at.low, "high": at and at.high} | row
+            place = {"method": method, "layer": "all" if layer is None else str(layer)}
+            rows = error_rows(errors, method, layer)
+            for row in rows:
+                at = ends.get((method, layer, row["r"]))
+                if at or row is rows[-1] or row["r"].bit_count() == 1:
+                    yield place | {"low": at and at.low, "high": at and at.high} | row
 
 
 def _error_panel(measured: Measured) -> Panel:
@@ -471,7 +461,8 @@ def _error_panel(measured: Measured) -> Panel:
     frame["said"] = sentences(frame, "{series}, r = {count:,.0f}, output error")
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].astype(float).clip(FLOOR)
     pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
-    x = count_axis("keys kept for each query, r", [1, measured.output_error.keys])
+    keys, head = measured.output_error.keys, measured.output_error.head_dim + 1
+    x = count_axis("keys kept for each query, r", [1, keys])
     y = powers(alt.Y, "value", OUTPUT_ERROR, [FLOOR, float(frame["value"].max())])
     thin = alt.Chart(single[["count", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
     thin = thin.encode(
@@ -481,23 +472,9 @@ def _error_panel(measured: Measured) -> Panel:
         color="series:N",
         opacity=alt.when(SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
     )
-    keys, head = measured.output_error.keys, measured.output_error.head_dim + 1
     marked = upright(head) if head <= keys else []
     marks = oracle_marks(pooled.assign(approximation="")) | {BOUND_LABEL: BOUND_MARK}
     return figure([*marked, thin, *curves(pooled, marks, x, y)], measured.label)
-
-
-def _error_text(data: pd.DataFrame, column: str) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            column: data[column],
-            "method": data["method"].map(_label),
-            "layer": data["layer"],
-            "r, keys": [f"{r:,}" for r in data["r"]],
-            "error": [NONE if missing(error) else short(error) for error in data["error"]],
-            "95% interval": intervals(data, 3, short),
-        }
-    )
 
 
 def skewness_gap(
@@ -509,18 +486,29 @@ def skewness_gap(
         return None
     rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
     on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
-    shown = {
-        "effective keys, % of all": [number(share, 2) for share in frame["share"]],
-        f"OVO error / OVA error, r = {SIZE}": [times(gap) for gap in frame["gap"]],
-    }
-    display = frame[["model", "layer", "series"]].astype(str).assign(**shown)
+    display = (
+        frame[["model", "layer", "series"]]
+        .astype(str)
+        .assign(
+            **{
+                "effective keys, % of all": [number(share, 2) for share in frame["share"]],
+                f"OVO error / OVA error, r = {SIZE}": [times(gap) for gap in frame["gap"]],
+            }
+        )
+    )
     return Exhibit(
         name,
         f"{begins}Skewness of the attention and what choosing for the output gains",
         f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
         "the degree of the kernel. Large marks are models, small ones their single layers.",
         [
-            EXPLAINED,
+            "Section 3 argues that the flatter the attention weights, the more the values decide "
+            "which keys matter: for a polynomial kernel of degree 0 all weights are equal, and "
+            "with the degree they become skewed. A small point is one layer, with polynomials put "
+            "in its kernel's place on the same queries, keys and values (post hoc) and with its "
+            "own kernel; a large one, joined by a line, is the geometric mean of a model's layers. "
+            "Effective keys, in the table: exp of the weights' entropy, as a share of all keys (a "
+            "causal query sees fewer).",
             f"Errors under {FLOOR:g} count as {FLOOR:g}. {captions.BEST_FOUND} "
             f"{gap_findings(measured)} {on}",
             *([setting] if setting else []),
@@ -531,35 +519,81 @@ def skewness_gap(
     )
 
 
+def gap_findings(measured: Sequence[Measured]) -> str:
+    """Describes the skewness gap by its points: rank correlations, and equal first keys."""
+    frame = gap_rows(measured)
+    if frame.empty:
+        return ""
+    of_own, post_hoc = (frame[frame["own"] == is_own] for is_own in (True, False))
+    gaps = post_hoc.pivot_table(index=["model", "layer"], columns="degree", values="gap")
+    first, last = gaps.columns.min(), gaps.columns.max()
+    wider = int((gaps[first] > gaps[last]).sum())
+    same = post_hoc.groupby("degree")["same"].mean()
+    shares = ", ".join(f"{100 * share:.0f}% at {int(degree)}" for degree, share in same.items())
+    return (
+        f"Rank correlation of the two axes: {_correlation(of_own)} over the own "
+        f"kernels, {_correlation(post_hoc)} over the polynomials. The gap is wider at degree "
+        f"{first:.0f} than at degree {last:.0f} in {wider} of {len(gaps)} layers. OVA-1 and OVO-1 "
+        f"keep the same key for a mean share of queries, by degree: {shares}."
+        + _uniform_shares(measured)
+    )
+
+
+def _correlation(frame: pd.DataFrame) -> str:
+    """Writes Spearman's rank correlation of the two axes, from at least three points."""
+    rank = frame["share"].rank().corr(frame["gap"].rank())
+    return "not computed" if len(frame) < 3 or missing(rank) else f"{rank:+.2f}".replace("-", "−")
+
+
+def _uniform_shares(measured: Iterable[Measured]) -> str:
+    """Says which value the value-aware key has where all weights are equal (degree 0)."""
+    gaps = [gap for item in measured if (gap := item.attention.skewness_gap)]
+    nearest, smallest = (
+        [share for gap in gaps for cell in gap.cells if (share := getattr(cell, name)) is not None]
+        for name in ("closest_to_mean_key", "smallest_norm_key")
+    )
+    if not nearest or not smallest:
+        return ""
+    return (
+        f" At degree 0 the value-aware key is the value closest to the mean of the values for "
+        f"{100 * fmean(nearest):.0f}% of the queries, and the shortest value, as for orthogonal "
+        f"values, for {100 * fmean(smallest):.0f}%."
+    )
+
+
 def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     marks = {name: mark for name, mark in marks.items() if name in set(frame["model"])}
     frame = frame.rename(columns={"model": "series", "series": "kernel"})
     logs = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
     mean = np.exp(logs["log"].mean()).rename("gap").reset_index()
-    means, one = mean.rename(columns={"gap": "value"}), frame.rename(columns={"gap": "value"})
     gap = f", OVO's error over OVA's with {SIZE} keys"
-    said = [
-        *sentences(one, f"{{series}}, layer {{layer}}, {{kernel}}{gap}"),
-        *sentences(means, f"{{series}}, mean of the layers, {{kernel}}{gap}"),
-    ]
-    told = pd.concat([one, means])[["kernel", "value"]].assign(said=said)
+    told = []
+    for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers")):
+        where = f"{{series}}, {of}, {{kernel}}{gap}"
+        told.append(rows.assign(said=sentences(rows.rename(columns={"gap": "value"}), where)))
     named = alt.Axis(labelAngle=0, labelExpr=SHORT)
     order = sorted(frame["kernel"].unique())
     x = alt.X("kernel:N", title="degree, or the model's own kernel", sort=order, axis=named)
     title = f"OVO error / OVA error, r = {SIZE}"
     ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
     scale = alt.Scale(type="log", domain=ends, nice=False)
-    axis = alt.Axis(values=TICKS, format="~r")
+    axis = alt.Axis(
+        values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
+    )
     y = alt.Y("gap:Q", title=title, scale=scale, axis=axis)
-    shown: dict[str, Any] = {"color": colour(marks, **LEGEND), "opacity": OPACITY}
+    colours = colour(marks, **LEGEND)
     of_layers, line, of_models = (
-        alt.Chart(rows[["series", "kernel", "gap"]]).encode(x=x, y=y, **shown)
+        alt.Chart(rows[["series", "kernel", "gap"]]).encode(
+            x=x, y=y, color=colours, opacity=OPACITY
+        )
         for rows in (frame, mean[mean["kernel"].str.startswith("degree")], mean)
     )
-    layers = [
-        of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(shape=shape(marks)),
-        line.mark_line(strokeWidth=1.6),
-        of_models.mark_point(filled=True, size=90).encode(shape=shape(marks)),
-        nearest(told.rename(columns={"value": "gap"}), x, y),
-    ]
-    return figure(layers)
+    points = pd.concat(told)[["kernel", "gap", "said"]]
+    return figure(
+        [
+            of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(shape=shape(marks)),
+            line.mark_line(strokeWidth=1.6),
+            of_models.mark_point(filled=True, size=90).encode(shape=shape(marks)),
+            nearest(points, x, y),
+        ]
+    )

@@ -1,13 +1,16 @@
-"""A probed model: its end metric against r, and the keys that its layers and heads need."""
+"""Exhibits of one model: its end metric, the keys that it needs, and a text token by token."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from statistics import median_low
+from typing import Literal
 
 import altair as alt
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import NONE, counted, interval, number, short, whole
 from value_aware_attention.measurement.headline import SHARE, by_layer, shown_size
-from value_aware_attention.measurement.record import KeysNeeded, Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, KeysNeeded, Record
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     count_axis,
@@ -21,58 +24,31 @@ from value_aware_study.report.charts import (
     upright,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.look import Panel
-from value_aware_study.report.measured import (
-    AWARE,
-    OBLIVIOUS,
-    ORACLE_MARKS,
-    ORACLES,
-    Rows,
-    full_name,
-    oracle_marks,
-)
+from value_aware_study.report.frame import DIRECTION, MEASURES, Results, Row
+from value_aware_study.report.look import ORACLE_MARKS, Panel, oracle_marks
 from value_aware_study.report.words import (
-    NONE,
-    counted,
-    interval,
+    ORACLES,
+    full_name,
+    grouped,
     intervals,
     missing,
-    number,
     sentences,
-    short,
-    whole,
 )
 
-Better = Literal["lower", "higher"]
-METRICS: dict[str, tuple[str, Better, int]] = {
+METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "error": ("hidden tokens predicted wrongly, %", "lower", 1),
     "perplexity": ("perplexity", "lower", 2),
     "cosine": ("cosine to the exact hidden states", "higher", 4),
 }
 """Title of a metric, its better direction, and its digits."""
-COLUMNS = ("value", "low", "high", "difference", "difference_low", "difference_high", "count")
 ALL = "all layers"
 ALIKE = {"own": "", "equal": ", all heads alike"}
-SCALE = (
-    "Both panels have one logarithmic scale of colours, from the first percentile on; the "
-    "brighter, the more."
-)
 
 
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     """Shows one curve a method, with its intervals; dashed: exact attention."""
     title, better, digits = METRICS[record.metric]
-    exact = record.cells[0]
-    rows = [
-        {"approximation": cell.approximation, "r": cell.parameters.get("r")}
-        | {column: getattr(cell, column) for column in COLUMNS}
-        | {
-            "output_error": cell.error and cell.error.relative,
-            "cosine": cell.error and cell.error.cosine,
-            "relative_length": cell.error and cell.error.relative_length,
-        }
-        for cell in record.cells
-    ]
+    exact, rows = record.cells[0], [_metric_row(cell) for cell in record.cells]
     data = pd.DataFrame(rows).astype({"r": "Int64"})
     return Exhibit(
         name,
@@ -88,6 +64,20 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
         [_metric_panel(record, data)],
         Table(data, pd.DataFrame([_metric_text(row, digits) for row in rows])),
     )
+
+
+def _metric_row(cell: Cell) -> Row:
+    return (
+        {"approximation": cell.approximation, "r": cell.parameters.get("r")}
+        | _measures(cell)
+        | {"output_error": cell.error and cell.error.relative}
+        | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
+    )
+
+
+def _measures(cell: Cell) -> Row:
+    """Returns the end metric with its interval, the change from exact attention's, and targets."""
+    return {name: getattr(cell, name) for name in (*MEASURES[1:], MEASURES[0])}
 
 
 def _metric_panel(record: Record, data: pd.DataFrame) -> Panel:
@@ -115,7 +105,7 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> Panel:
     return figure([*layers, *curves(drawn, marks, x, y)])
 
 
-def _metric_text(row: dict[str, Any], digits: int) -> dict[str, str]:
+def _metric_text(row: Row, digits: int) -> dict[str, str]:
     return {
         "method": full_name(row["approximation"]),
         "r, keys": "all" if row["r"] is None else f"{row['r']:,}",
@@ -132,12 +122,30 @@ def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
     errors = record.attention[0].output_error
     layers: dict[str, list[KeysNeeded]] = {ALL: []}
     layers |= {f"layer {layer}": [] for layer in range(errors.layers)}
-    for one in errors.keys_needed:
-        if one.head is None:
-            layers[ALL if one.layer is None else f"layer {one.layer}"].append(one)
-    shares = sorted({one.share for one in layers[ALL]})
-    data = pd.DataFrame([_layer_numbers(place, needed) for place, needed in layers.items()])
-    counts = [column for column in data if column.endswith(("keys", "low", "high"))]
+    for needed in errors.keys_needed:
+        if needed.head is None:
+            layers[ALL if needed.layer is None else f"layer {needed.layer}"].append(needed)
+    shares = sorted({needed.share for needed in layers[ALL]})
+    data = pd.DataFrame(
+        {"layer": layer}
+        | {
+            f"{needed.method}_{needed.share:g}_{name}": getattr(needed, name)
+            for needed in counts
+            for name in ("keys", "low", "high")
+        }
+        for layer, counts in layers.items()
+    )
+    display = pd.DataFrame(
+        {"layer": layer}
+        | {
+            f"{needed.share:.0%} error, {ORACLES[needed.method]}": counted(
+                needed.keys, needed.low, needed.high
+            )
+            for needed in counts
+        }
+        for layer, counts in layers.items()
+    )
+    columns = [column for column in data if column.endswith(("keys", "low", "high"))]
     return Exhibit(
         name,
         "Keys that each layer needs",
@@ -149,50 +157,33 @@ def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
             setting,
         ],
         [_layers_panel(layers, share, errors.keys) for share in shares],
-        Table(
-            data.astype(dict.fromkeys(counts, "Int64")),
-            pd.DataFrame([_layer_text(place, needed) for place, needed in layers.items()]),
-        ),
+        Table(data.astype(dict.fromkeys(columns, "Int64")), display),
     )
 
 
 def _layers_panel(layers: Mapping[str, Sequence[KeysNeeded]], share: float, keys: int) -> Panel:
-    rows = [
-        {"name": place, "series": ORACLES[one.method], "value": one.keys}
-        | {"low": one.low, "high": one.high}
-        for place, needed in layers.items()
-        for one in needed
-        if one.share == share
-    ]
+    frame = pd.DataFrame(
+        {"name": layer, "series": ORACLES[needed.method], "value": needed.keys}
+        | {"low": needed.low, "high": needed.high}
+        for layer, counts in layers.items()
+        for needed in counts
+        if needed.share == share
+    )
     x = count_axis(direction("keys needed", "lower"), [1, keys], "value")
-    frame = pd.DataFrame(rows)
     frame["said"] = sentences(frame, "{name}, {series}", " keys", digits=0, text=number)
     drawn = dots(frame, ORACLE_MARKS, x, order=list(layers))
     return toggled(drawn, title=f"{share:.0%} error")
 
 
-def _layer_numbers(place: str, needed: Sequence[KeysNeeded]) -> dict[str, Any]:
-    """Returns the counts of a layer: by share and method, with the ends of their intervals."""
-    return {"layer": place} | {
-        f"{one.method}_{one.share:g}_{name}": getattr(one, name)
-        for one in needed
-        for name in ("keys", "low", "high")
-    }
-
-
-def _layer_text(place: str, needed: Sequence[KeysNeeded]) -> dict[str, str]:
-    return {"layer": place} | {
-        f"{one.share:.0%} error, {ORACLES[one.method]}": counted(one.keys, one.low, one.high)
-        for one in needed
-    }
-
-
 def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
     """Shows the relative output error of each head with few keys, in percent."""
     size = shown_size(record)
-    rows: Rows = [
+    rows: list[Row] = [
         {"method": at.method, "layer": at.layer, "head": at.head}
-        | {"value": _percent(at.error), "low": _percent(at.low), "high": _percent(at.high)}
+        | {
+            name: None if share is None else 100 * share
+            for name, share in {"value": at.error, "low": at.low, "high": at.high}.items()
+        }
         for at in record.attention[0].output_error.errors
         if at.r == size and at.head is not None
     ]
@@ -210,7 +201,7 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
 
 def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
     """Shows the keys that each head needs for 5% error."""
-    rows: Rows = [
+    rows: list[Row] = [
         {"method": row.method, "layer": row.layer, "head": row.head}
         | {"value": row.keys, "low": row.low, "high": row.high}
         for row in record.attention[0].output_error.keys_needed
@@ -232,55 +223,50 @@ def two_digits(value: float) -> str:
     return "<.01" if value < 0.01 else f"{float(f'{value:.2g}'):g}"
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
 def _heat_maps(
     name: str,
     title: str,
     caption: str,
     setting: str,
-    rows: Rows,
+    rows: Sequence[Row],
     text: Callable[[float], str],
     unit: str,
 ) -> Exhibit:
     frame = pd.DataFrame(rows)
-    shown = [NONE if missing(value) else text(value) for value in frame["value"]]
-    frame = frame.astype({"value": float}).assign(text=shown)
-    return Exhibit(
-        name,
-        title,
-        caption,
-        [SCALE, captions.BEST_FOUND, setting],
-        [
-            heat_map(frame[frame["method"] == one], ORACLES[one], frame["value"], unit)
-            for one in (OBLIVIOUS, AWARE)
-        ],
-        _heads_table(frame),
-    )
-
-
-def _heads_table(frame: pd.DataFrame) -> Table:
-    """Tabulates the values by layer, head and method."""
+    texts = [NONE if missing(value) else text(value) for value in frame["value"]]
+    frame = frame.astype({"value": float}).assign(text=texts)
     display = (
         frame[["layer", "head"]]
         .astype(str)
         .assign(
             method=frame["method"].map(ORACLES),
-            value=frame["text"],
+            value=texts,
             **{"95% interval": intervals(frame, 2)},
         )
     )
-    return Table(frame.drop(columns="text"), display)
+    return Exhibit(
+        name,
+        title,
+        caption,
+        [
+            "Both panels have one logarithmic scale of colours, from the first percentile on; the "
+            "brighter, the more.",
+            captions.BEST_FOUND,
+            setting,
+        ],
+        [
+            heat_map(frame[frame["method"] == method], ORACLES[method], frame["value"], unit)
+            for method in (OBLIVIOUS, AWARE)
+        ],
+        Table(frame.drop(columns="text"), display),
+    )
 
 
 def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
     """Tabulates the end metric with the keys that each head needs, in all heads together."""
     title, better, digits = METRICS[record.metric]
     rows = [
-        {"approximation": cell.approximation, **cell.parameters}
-        | {column: getattr(cell, column) for column in COLUMNS}
+        {"approximation": cell.approximation, **cell.parameters} | _measures(cell)
         for cell in record.budgets
     ]
     if not rows:
@@ -307,3 +293,82 @@ def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
         ],
         table=Table(pd.DataFrame(rows), pd.DataFrame(display)),
     )
+
+
+def explorer(explored: Exploration | None, labels: Mapping[str, str]) -> Exhibit | None:
+    """Shows the models that have a label, in this order; None where none was explored."""
+    selected = explored and explored.labelled(labels)
+    if not selected or not selected.models:
+        return None
+    first, r = selected.models[0], median_low(selected.sizes)
+    left = first.median_errors(selected.sizes.index(r))
+    medians = " and ".join(
+        f"{number(100 * error, 0 if error >= 0.1 else 1)}% for keys {name}"
+        for error, name in zip(left, selected.methods, strict=True)
+    )
+    return Exhibit(
+        "explorer",
+        "Token by token: which keys each choice keeps",
+        "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
+        f"left in its output. With {r} keys the median error in {first.label} is {medians}.",
+        [
+            "A model reads this text alone. Under every token is its weight in hundredths; a "
+            f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
+            "The hardest tokens are, for each head, the query with the largest difference between "
+            "the error by weight and the error for the output. An error above 100%, which an "
+            "output of zeros has, counts as 100%. The page opens on the first of them, which is "
+            "no typical query: the median over all queries is shown next to it.",
+            "The address of the page names what is shown, and can be copied.",
+        ],
+        exploration=selected,
+    )
+
+
+def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibit:
+    """Shows one row a model: its sizes, its text, and its metric with exact attention.
+
+    `machines` pair the measurements of other sections with the machine that made them.
+    """
+    named = [
+        (record, record.model if record is first else again(first, record))
+        for first in results.causal_first
+        for record in (first, *results.replicates_of(first))
+    ]
+    records = [record for record, _ in named]
+    data = pd.DataFrame(
+        {name: getattr(record, name) for name in ("model", "kernel", "length", "head_dim")}
+        | {"measured_on": captions.measured_on(record)}
+        | {"metric": record.metric, "value": record.cells[0].value}
+        for record in records
+    )
+    exact = [
+        f"{metric} {number(value)}{' %' if metric == 'error' else ''}"
+        for metric, value in zip(data["metric"], data["value"], strict=True)
+    ]
+    display = data.drop(columns=["metric", "value"]).assign(model=[name for _, name in named])
+    display = display.assign(**{"exact attention": exact}).rename(
+        columns=lambda n: n.replace("_", " ")
+    )
+    runs = grouped((on, measured) for measured, on in [*captions.machines(records), *machines])
+    read = {on: "; ".join(dict.fromkeys(measured)) for on, measured in runs.items()}
+    return Exhibit(
+        "models",
+        "Models, text and machine",
+        " ".join(f"{texts}; {on.partition('; ')[0]}." for on, texts in read.items()),
+        [
+            "Language models are trained with exact attention, then evaluated with the attention "
+            "of every layer replaced by an approximation. Numbers called the paper's are those "
+            "printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to "
+            "larger models trained on other text.",
+            *(f"{texts}; {on}" for on, texts in read.items()),
+            "Every number and picture on this page is written by the report stage of the pipeline "
+            "from the records of the evaluation. make repro makes all of them but for the survey "
+            "(make survey), caches (make caches) and probed models (python -m pipelines.probe).",
+        ],
+        table=Table(data, display.astype(str)),
+    )
+
+
+def again(first: Record, record: Record) -> str:
+    """Names a further training of a model: "causal_elu, second training"."""
+    return f"{first.model}, {record.model.removeprefix(f'{first.model}_')} training"

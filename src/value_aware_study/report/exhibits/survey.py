@@ -9,8 +9,16 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement import record as records
-from value_aware_attention.measurement.record import Cell, Record
+from value_aware_attention.measurement.estimate import (
+    DASH,
+    interval,
+    number,
+    short,
+    signed,
+    with_interval,
+)
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Picture, Record
+from value_aware_attention.measurement.record import Panel as Weights
 from value_aware_study.cards import cards
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
@@ -24,22 +32,9 @@ from value_aware_study.report.charts import (
     toggled,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.frame import FLOOR, OUTPUT_ERRORS, Results, Row
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.measured import AWARE, FLOOR, OBLIVIOUS
-from value_aware_study.report.results import OUTPUT_ERRORS, Results
-from value_aware_study.report.words import (
-    DASH,
-    interval,
-    intervals,
-    method_label,
-    model_label,
-    number,
-    sentences,
-    short,
-    signed,
-    times,
-    with_interval,
-)
+from value_aware_study.report.words import intervals, method_label, model_label, sentences, times
 
 LIMIT = "OVA, best found"
 BUDGETS = (
@@ -49,12 +44,6 @@ BUDGETS = (
     "output (OVA), which look at the exact weights, is not counted. "
     f"{captions.DRAWS} One seed a layer."
 )
-READ = (
-    "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the best "
-    f"choice of as many keys that was found. Errors under {FLOOR:g}, zero included, are drawn "
-    "there. A number before ▸ is a cost too large for the axis; several are in the order of the "
-    "budgets."
-)
 BEYOND = 6.0
 """A cost this many times above the third quartile of all is beyond the axis."""
 SEEDS = ("seeds_low", "seeds_high")
@@ -63,29 +52,14 @@ ROW = 21
 VALUES = ("value", "low", "high")
 CHANGES = ("change", "change_low", "change_high")
 
-CELL = 17
-SEEN = 0.005
-"""Share of a query's largest weight below which a weight is not drawn."""
 SAID = "datum.from + ' attends to ' + datum.to + ' with weight ' + datum.weight"
 """Writes what a cell of a pattern says, in Vega's expressions."""
 ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
-PATTERNS = (
-    "Rows are queries, columns keys, from the text's first token on; the stronger the colour, the "
-    "larger the weight, relative to the largest of its row; vermillion: negative. First layer, "
-    "first head, attention restricted to the tokens shown; less than half a percent is not drawn. "
-    "Each method has the setting that costs nearest to the budget; its cost, in brackets, is in "
-    "keys a query."
-)
 MIXING = {
     "fourier_mixing": "Fourier mixing (FNet)",
     "linear_mixing": "linear mixing",
     "random_mixing": "random mixing",
 }
-TRAINED = (
-    "The same model, text and steps, trained with the method in every layer and evaluated with it; "
-    "beside it the model trained with exact attention, with the same method only swapped in. "
-    "One training run each: the intervals cover the choice of evaluation text only."
-)
 UNSAID = ("seed", "length", "width", "engine")
 """Arguments that a method trained with does not share with the same method swapped in."""
 
@@ -96,13 +70,18 @@ def distance(results: Results) -> Exhibit | None:
     if frame.empty:
         return None
     drawn = [record for record in results.records if record.model in set(frame["model"])]
-    of_model = {model_label(one): (frame[frame["model"] == one.model], one) for one in drawn}
+    of_model = {
+        model_label(record): (frame[frame["model"] == record.model], record) for record in drawn
+    }
     return Exhibit(
         "distance",
         "Distance to the optimum at equal budgets",
         "How far each method's output is from exact attention's, and what that costs the model.",
         [
-            READ,
+            "Dots are the budgets in keys a query, bars 95% intervals. Shaded: closer than the "
+            f"best choice of as many keys that was found. Errors under {FLOOR:g}, zero included, "
+            "are drawn there. A number before ▸ is a cost too large for the axis; several are in "
+            "the order of the budgets.",
             f"{BUDGETS} {captions.BEST_FOUND}",
             f"{captions.OUTPUT_ERROR} {captions.recorded_on(drawn)}",
             *(f"{name}: {findings(rows)}" for name, (rows, _) in of_model.items()),
@@ -197,71 +176,66 @@ def findings(frame: pd.DataFrame) -> str:
     for budget, group in frame.groupby("budget"):
         errors = group.set_index("approximation")["relative_output_error"]
         practical = group[~group["approximation"].isin(oracles)]
-        ranked = practical.sort_values("relative_output_error", kind="stable")
-        if ranked.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
+        if practical.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
             continue
-        best = ranked.iloc[0]
+        best = practical.sort_values("relative_output_error", kind="stable").iloc[0]
         if best["relative_output_error"] < FLOOR:
             sentences.append(
                 f"At {int(budget)} keys the output error of {best['series']}, a practical method, "
                 f"is below {FLOOR:g}."
             )
             continue
-        compared = f"{_error(best)}, {_over(best, errors, AWARE)} OVA's"
+        aware, oblivious = (
+            "far above" if error < FLOOR else times(best["relative_output_error"] / error)
+            for error in (errors[AWARE], errors[OBLIVIOUS])
+        )
         sentences.append(
             f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
-            f"{compared} ({errors[AWARE]:.2g}) and {_over(best, errors, OBLIVIOUS)} OVO's "
+            f"{_error(best)}, {aware} OVA's ({errors[AWARE]:.2g}) and {oblivious} OVO's "
             f"({errors[OBLIVIOUS]:.2g})."
         )
     return " ".join(sentences)
 
 
-def _error(row: Any) -> str:
+def _error(row: Row | pd.Series) -> str:
     value, low, high = (row[name] for name in OUTPUT_ERRORS)
     return with_interval(value, low, high, 2, short)
-
-
-def _over(row: pd.Series, errors: pd.Series, other: str) -> str:
-    if errors[other] < FLOOR:
-        return "far above"
-    return times(row["relative_output_error"] / errors[other])
 
 
 def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
     """Tabulates every method at every budget: cost, output error, and end metric."""
     labels = {record.model: model_label(record) for record in records}
+    places = {model: place for place, model in enumerate(labels)}
     columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
     columns += ["value", "low", "high", *CHANGES, "seeds", *SEEDS]
-    order = frame["model"].map({model: place for place, model in enumerate(labels)})
-    data = (
-        frame[columns]
-        .assign(order=order)
-        .sort_values(["order", "budget", "relative_output_error"], kind="stable")
-        .drop(columns="order")
-        .reset_index(drop=True)
-    )
-    shown = [_row(labels[row["model"]], row) for row in data.to_dict("records")]
-    return Table(data, pd.DataFrame(shown))
+    order = frame.assign(place=frame["model"].map(places))
+    order = order.sort_values(["place", "budget", "relative_output_error"], kind="stable")
+    data = order[columns].reset_index(drop=True)
+    display = [
+        {
+            "model": labels[row["model"]],
+            "budget, keys": number(row["budget"], 0),
+            "method": row["series"],
+            "cost, keys": number(row["cost"]),
+            "output error": _error(row),
+            "loss or error": number(row["value"], 2),
+            "interval": interval(row["low"], row["high"], 2),
+            "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2)
+            if row["seeds"] > 1
+            else DASH,
+        }
+        for row in data.to_dict("records")
+    ]
+    return Table(data, pd.DataFrame(display))
 
 
-def _row(model: str, row: Mapping[str, Any]) -> dict[str, str]:
-    several = row["seeds"] > 1
-    return {
-        "model": model,
-        "budget, keys": number(row["budget"], 0),
-        "method": row["series"],
-        "cost, keys": number(row["cost"]),
-        "output error": _error(row),
-        "loss or error": number(row["value"], 2),
-        "interval": interval(row["low"], row["high"], 2),
-        "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2) if several else DASH,
-    }
-
-
-def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
+def patterns(measured: Sequence[Record]) -> Exhibit | None:
     """Shows exact attention beside a method that the reader picks, model by model."""
-    found = {model_label(one): one.picture for one in measured if one.picture}
-    drawn = {model: picture for model, picture in found.items() if len(picture.panels) > 1}
+    drawn = {
+        model_label(record): picture
+        for record in measured
+        if (picture := record.picture) and len(picture.panels) > 1
+    }
     if not drawn:
         return None
     data = pd.DataFrame(
@@ -280,7 +254,13 @@ def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
         "What each method attends to",
         "The weights of every method on the same words, beside exact attention's; in brackets its "
         "cost in keys a query.",
-        [PATTERNS],
+        [
+            "Rows are queries, columns keys, from the text's first token on; the stronger the "
+            "colour, the larger the weight, relative to the largest of its row; vermillion: "
+            "negative. First layer, first head, attention restricted to the tokens shown; less "
+            "than half a percent is not drawn. Each method has the setting that costs nearest to "
+            "the budget; its cost, in brackets, is in keys a query."
+        ],
         [
             panel
             for place, (model, picture) in enumerate(drawn.items())
@@ -291,27 +271,23 @@ def patterns(measured: Sequence[records.Record]) -> Exhibit | None:
     )
 
 
-def _drawable(token: str) -> str:
-    """Replaces control characters, which SVG, an XML format, cannot hold."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token
-    )
-
-
-def _pattern_panels(model: str, picture: records.Picture, param: str) -> list[Panel]:
+def _pattern_panels(model: str, picture: Picture, param: str) -> list[Panel]:
     """Draws exact attention, and the other methods behind a list to pick one from, by `param`."""
-    tokens = [_drawable(token) for token in picture.tokens]
+    tokens = [  # SVG, an XML format, holds no control characters
+        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token)
+        for token in picture.tokens
+    ]
     exact, *others = picture.panels
     frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
     names = list(dict.fromkeys(frame["method"]))
     pick = alt.binding_select(options=names, name="method ")
     picked = alt.selection_point(name=param, fields=["method"], bind=pick, value=names[0])
-    title = json.dumps(f"{model}: ")
+    title = alt.ExprRef(f"{json.dumps(f'{model}: ')} + {param}_method")
     left = _heat_map(pd.DataFrame(_cells(exact)), tokens)
     right = _heat_map(frame, tokens).add_params(picked).transform_filter(picked)
     return [
         left.properties(title=f"{model}: exact attention"),
-        right.properties(title=alt.Title(alt.ExprRef(f"{title} + {param}_method"))),
+        right.properties(title=alt.Title(title)),
     ]
 
 
@@ -320,7 +296,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
     axis = alt.Axis(labelExpr=f"{words}[datum.value]", labelOverlap=False, ticks=False)
     strength = alt.Scale(domain=[0, 1], range=[0.08, 1], clamp=True)
     return (
-        alt.Chart(frame, width="container", height=CELL * len(tokens))
+        alt.Chart(frame, width="container", height=17 * len(tokens))
         .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
         .transform_calculate(size="abs(datum.weight)")
         .transform_joinaggregate(largest="max(size)", groupby=["method", "query"])
@@ -336,7 +312,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
     )
 
 
-def _cells(panel: records.Panel) -> list[dict[str, Any]]:
+def _cells(panel: Weights) -> list[Row]:
     """Lists the pairs that are drawn, with their weights."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
     name = method_label(panel.approximation) + cost
@@ -344,7 +320,7 @@ def _cells(panel: records.Panel) -> list[dict[str, Any]]:
         {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
         for query, row in enumerate(panel.weights)
         for key, weight in enumerate(row)
-        if abs(weight) > SEEN * max(map(abs, row))
+        if abs(weight) > 0.005 * max(map(abs, row))
     ]
 
 
@@ -352,38 +328,45 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
     """Shows one row a trained variant; `records` are the survey's, of the exact models."""
     if not trained:
         return None
-    rows = [_trained_row(variant, records) for variant in trained]
-    data = pd.DataFrame(rows)
-    display = pd.DataFrame(
-        {
-            "model": [row["model"] for row in rows],
-            "attention": [row["label"] for row in rows],
-            "trained with it": [number(row["trained"], 2) for row in rows],
-            "swapped in": [number(row["swapped"], 2) for row in rows],
-            "change, 95%": intervals(data, 2, signed, ("swapped_low", "swapped_high")),
-            "exact": [number(row["exact"], 2) for row in rows],
-        }
-    )
+    data = pd.DataFrame([_trained_row(variant, records) for variant in trained])
+    display = {
+        "model": data["model"],
+        "attention": data["label"],
+        "trained with it": [number(value, 2) for value in data["trained"]],
+        "swapped in": [number(value, 2) for value in data["swapped"]],
+        "change, 95%": intervals(data, 2, signed, ("swapped_low", "swapped_high")),
+        "exact": [number(value, 2) for value in data["exact"]],
+    }
     return Exhibit(
         "trained",
         "Trained with a method, and only swapped in",
         "Masked tokens predicted wrongly in percent, or perplexity; lower is better.",
-        [TRAINED, captions.settings_of(trained)],
-        table=Table(data, display),
+        [
+            "The same model, text and steps, trained with the method in every layer and evaluated "
+            "with it; beside it the model trained with exact attention, with the same method only "
+            "swapped in. One training run each: the intervals cover the choice of evaluation text "
+            "only.",
+            captions.settings_of(trained),
+        ],
+        table=Table(data, pd.DataFrame(display)),
     )
 
 
-def _trained_row(variant: Record, records: Sequence[Record]) -> dict[str, Any]:
+def _trained_row(variant: Record, records: Sequence[Record]) -> Row:
     """Describes a variant; `exact` is the model with exact attention that it varies."""
     exact = next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
-    arguments = variant.arguments
     name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
-    swapped = _swapped(exact, name, arguments) if exact else None
+    arguments = _compared(variant.arguments)
+    label = MIXING.get(name) or method_label(name)
+    if arguments:
+        label += f" ({', '.join(f'{key} = {arguments[key]}' for key in sorted(arguments))})"
+    alike = (cell for cell in exact.cells if cell.approximation == name) if exact else ()
+    swapped = next((cell for cell in alike if _compared(cell.parameters) == arguments), None)
     return {
         "model": exact.model if exact else variant.model,
         "attention": name,
-        "label": _label(MIXING.get(name) or method_label(name), arguments),
-        "arguments": json.dumps(arguments, sort_keys=True),
+        "label": label,
+        "arguments": json.dumps(variant.arguments, sort_keys=True),
         "trained": variant.cells[0].value,
         "exact": exact.cells[0].value if exact else None,
         "swapped": swapped.value if swapped else None,
@@ -392,16 +375,6 @@ def _trained_row(variant: Record, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _label(name: str, arguments: Mapping[str, Any]) -> str:
-    given = ", ".join(f"{k} = {v}" for k, v in sorted(arguments.items()) if k not in UNSAID)
-    return f"{name} ({given})" if given else name
-
-
-def _swapped(exact: Record, name: str, arguments: Mapping[str, Any]) -> Cell | None:
-    """Returns the first cell of the exact model with the same method and the same arguments."""
-
-    def said(given: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in given.items() if key not in UNSAID}
-
-    alike = (cell for cell in exact.cells if cell.approximation == name)
-    return next((cell for cell in alike if said(cell.parameters) == said(arguments)), None)
+def _compared(arguments: Mapping[str, Any]) -> Row:
+    """Returns the arguments that a model trained with a method shares with it swapped in."""
+    return {key: value for key, value in arguments.items() if key not in UNSAID}

@@ -1,0 +1,753 @@
+"""The paper's Tables 1 to 4 and Figures 1 to 3, with our numbers beside the published ones."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from value_aware_attention.measurement.estimate import (
+    DASH,
+    Writer,
+    estimate,
+    interval,
+    number,
+    signed,
+    whole,
+)
+from value_aware_attention.measurement.record import EndMetric
+from value_aware_study.report import captions
+from value_aware_study.report.charts import (
+    change_axis,
+    count_axis,
+    curves,
+    direction,
+    extent,
+    figure,
+    level,
+    upright,
+)
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.frame import KERNELS, RANGE, Results, Row, filled
+from value_aware_study.report.look import (
+    KERNEL_MARKS,
+    LONG,
+    SHORT,
+    Mark,
+    Panel,
+    kernel_mark,
+    method_marks,
+)
+from value_aware_study.report.published import (
+    CAUSAL_SETTINGS,
+    SHORT_EXACT,
+    TABLE_1,
+    TABLE_2,
+    TABLE_2_COLUMNS,
+    TABLE_3,
+    TABLE_4_LONG,
+    TABLE_4_SHORT,
+)
+from value_aware_study.report.words import (
+    KERNEL_LABELS,
+    intervals,
+    missing,
+    sentences,
+    series_label,
+    setting_label,
+    times,
+)
+
+ENDS = ("low", "high")
+OWN = ("own_low", "own_high", "own_trained_low", "own_trained_high")
+"""Columns of the interval over units of the value itself, and of its range over trainings"""
+CHANGE = tuple(f"difference{end}" for end in ("", "_low", "_high", "_trained_low", "_trained_high"))
+MASKED_MEASURES = ("value", *OWN, *CHANGE, "seeds", "seeds_low", "seeds_high", "count")
+MASKED = ("masked_long", "masked_short")
+RANDOM = ("lsh", "orf")
+"""Methods of which all our settings are shown, and two digits of the paper's numbers."""
+ALONE = "itself alone (window 1)"
+MASKED_COUNTS = {
+    "unigram": "counts: most frequent token",
+    "shown_token": "counts: the token shown",
+    "both_neighbours": "counts: both neighbours",
+    "4grams": "counts: 4-grams on both sides",
+    "4grams_shown_token": "counts: 4-grams, the token shown",
+}
+CAUSAL_COUNTS = {
+    **{name: name for name in ("unigram", "bigram", "trigram")},
+    "trigram_tokens_read": "trigram, tokens read",
+    "5gram": "5-gram",
+    "5gram_tokens_read": "5-gram, tokens read",
+}
+OF_DIFFERENCE, OF_RATIO = "95% interval (±: of the difference)", "95% interval (×: of the ratio)"
+"""Columns of the paired intervals; exact attention and counts have their own there"""
+MASKED_ROWS = {
+    "initialisation": "initialisation (init)",
+    "instances": "training instances (INS)",
+    "batch_size": "instances in a batch (BSZ)",
+    "instance_length": "instance size (ISZ)",
+    "length": "sequence length (SQL)",
+    "learning_rate": "learning rate (LR)",
+    "warmup_proportion": "linear warm-up, proportion (WRM)",
+    "epochs": "epochs (EP)",
+    "steps": "optimizer steps (STP)",
+    "gradient_accumulation": "gradient accumulation (GAC)",
+    "block_positions": "block part of the positions (POSq)",
+    "dropout": "dropout",
+    "optimizer": "optimizer",
+    "beta_1": "β₁",
+    "beta_2": "β₂",
+    "momentum": "momentum (Muon)",
+    "adamw_rate": "AdamW's learning rate, in parts of Muon's",
+    "weight_decay": "weight decay",
+    "max_grad_norm": "largest gradient norm",
+    "seed": "seed",
+    "schedule": "learning-rate schedule",
+    "layers": "layers",
+    "width": "hidden size",
+    "heads": "heads",
+    "feedforward": "feed-forward size",
+    "block": "positions of the initial model (block)",
+    "vocabulary_size": "vocabulary",
+    "parameters": "parameters",
+}
+"""Names of hyperparameters in Table 4, with the paper's abbreviations."""
+CAUSAL_ROWS = {
+    "data": "data",
+    "layers": "decoder layers",
+    "width": "hidden size",
+    "heads": "heads",
+    "head_dim": "head size",
+    "feedforward": "feed-forward size",
+    "vocabulary_size": "vocabulary",
+    "parameters": "parameters",
+    "training_examples": "training examples",
+    "length": "sequence length",
+    "batch_size": "batch size",
+    "epochs": "epochs",
+    "steps": "optimizer steps",
+    "learning_rate": "learning rate",
+    "schedule": "learning-rate schedule",
+    "warmup_steps": "warm-up steps",
+    "optimizer": "optimizer",
+    "beta_1": "β₁",
+    "beta_2": "β₂",
+    "momentum": "momentum (Muon)",
+    "adamw_rate": "AdamW's learning rate, in parts of Muon's",
+    "weight_decay": "weight decay",
+    "max_grad_norm": "largest gradient norm",
+    "dropout": "dropout",
+    "context": "least context in evaluation",
+    "seed": "seed",
+}
+
+KEYS = "r, keys per query (log scale)"
+CURVES = {"error": "masked tokens predicted wrongly, %", "loss": "evaluation loss, nats per token"}
+PALE = " (pale bars)"
+PUBLISHED = "paper, "
+"""Begins the sentence of a hollow mark"""
+
+
+def table_1(results: Results) -> Exhibit | None:
+    """Shows the paper's rows, our other LSH and ORF, and baselines without attention."""
+    if not results.models(*MASKED):
+        return None
+    rows = _masked_rows(results)
+    return Exhibit(
+        "table_1",
+        "Table 1. Masked-LM error under approximate attention",
+        "Masked tokens predicted wrongly, %, and in brackets the ratio to exact attention's."
+        f"{captions.seeds(results, tasks=['masked'])}",
+        [
+            "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
+            "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and "
+            "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
+            f"{captions.keys(results.models('masked_long'), 4096)} LSH with as many keys as the "
+            "sequence sees all of them.",
+            f"The last rows need no attention: {ALONE} lets each token see nothing else, and "
+            "counts of all training tokens choose the most frequent token, the likeliest given the "
+            "token shown in its place (masking leaves one token in ten as it is), the likeliest "
+            "between both neighbours, and the likeliest between three tokens on each side, by "
+            "Kneser-Ney 4-grams, without and with the token shown. A model that errs more than the "
+            "last row has learned less than these counts.",
+            *_worse_than_no_text(rows),
+            f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL} {captions.SEEDS}",
+            *captions.not_evaluated(results, MASKED),
+        ],
+        table=Table(
+            pd.DataFrame(rows).drop(columns="approximation").dropna(axis="columns", how="all"),
+            pd.DataFrame(list(map(_masked_text, rows))),
+        ),
+    )
+
+
+def baselines(results: Results, model: str) -> dict[str, Row]:
+    """Returns scores of count models, or of another model, on the targets of a model, by name."""
+    return {
+        name: vars(baseline) | own_interval(baseline, record.metric)
+        for record in results.models(model)
+        for name, baseline in record.baselines.items()
+    }
+
+
+def exact_of(results: Results, model: str) -> Row:
+    """Returns the setting of exact attention, with its own interval; {} for no model."""
+    row = results.find(model, "exact")
+    row |= {f"own_{end}": row[end] for end in RANGE if end in row}
+    for record in results.models(model):
+        row |= own_interval(record.cells[0], record.metric)
+    return row
+
+
+def own_interval(metric: EndMetric, name: str) -> Row:
+    """Computes the 95% interval over units of a mean loss, not of its change from another."""
+    totals, counts = np.array(metric.unit_totals), np.array(metric.unit_counts)
+    if name == "perplexity":
+        nats = vars(estimate(totals, counts))
+        return {f"own_{end}": math.exp(nats[end]) for end in ENDS if nats[end] is not None}
+    percent = estimate(100 * totals, counts, least=0.0, most=100.0)
+    return {"own_low": percent.low, "own_high": percent.high}
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    if value is None or missing(value) or missing(base) or not base:
+        return None
+    return value / base
+
+
+def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
+    """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's where it has one."""
+    beside = "" if missing(value) or missing(share) else f" ({times(share)})"
+    return f"{number(value, digits)}{beside}"
+
+
+def ends(row: Row, begun: str, text: Writer = number) -> str:
+    """Writes "1.0 to 2.5; seeds 1.2 to 1.4": an interval, with the range over trainings if known.
+
+    `begun` begins the names of the row's columns.
+    """
+    over_text, seeds = (
+        interval(row.get(f"{name}low"), row.get(f"{name}high"), text=text)
+        for name in (begun, f"{begun}trained_")
+    )
+    return over_text if seeds == DASH else f"{over_text}; seeds {seeds}"
+
+
+def _masked_rows(results: Results) -> list[Row]:
+    """Lists the paper's cells and our other ones, the short model, and what needs no attention."""
+    exact = exact_of(results, "masked_long")
+    short, long = baselines(results, "masked_short"), baselines(results, "masked_long")
+    alone = results.find("masked_long", "sliding_window", r=1)
+    rows = [
+        *_approximate_rows(results, exact),
+        _masked_row("short model, exact", SHORT_EXACT, exact_of(results, "masked_short"), "exact"),
+        _masked_row("short model, exact, same text", None, short.get("longer_text", {}), "exact"),
+        _masked_row(ALONE, None, alone, "sliding_window"),
+        *(_masked_row(label, None, long.get(name, {})) for name, label in MASKED_COUNTS.items()),
+    ]
+    return [
+        row
+        | {"ratio": ratio(row["value"], exact.get("value"))}
+        | {"paper_ratio": ratio(row["paper"], TABLE_1[0].error)}
+        for row in rows
+    ]
+
+
+def _masked_row(label: str, paper: float | None, ours: Row, approximation: str = "") -> Row:
+    """Makes a row of Table 1; with `approximation` "exact" it has no change."""
+    row = {"method": label, "approximation": approximation, "paper": paper}
+    row |= {name: ours.get(name) for name in MASKED_MEASURES}
+    return row | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
+
+
+def _approximate_rows(results: Results, exact: Row) -> Iterator[Row]:
+    """Yields the paper's cells in the paper's order, then our other LSH and ORF cells.
+
+    Ranges over trainings are of the change from exact attention, and of its own value.
+    """
+    frame = results.changes[results.changes["model"] == "masked_long"]
+    frame = frame.assign(value=frame["value"] + exact.get("value", 0.0))
+    frame = frame.rename(columns={end: f"difference_{end}" for end in RANGE})
+    random = frame[frame["approximation"].isin(RANDOM)]
+    random = random.sort_values(["approximation", "rounds", "r", "features"])
+    others = {setting_label(row): row for row in random.to_dict("records")}
+    for cell in TABLE_1:
+        setting: Row = {"approximation": cell.approximation, **cell.parameters}
+        ours = results.find("masked_long", among=frame, **setting)
+        ours = exact if cell.approximation == "exact" else ours
+        yield _masked_row(setting_label(setting), cell.error, ours, cell.approximation)
+        others.pop(setting_label(setting), None)
+    for label, row in others.items():
+        yield _masked_row(label, None, row, row["approximation"])
+
+
+def _worse_than_no_text(rows: Sequence[Row]) -> list[str]:
+    """Names the ORF that errs more than the most frequent token, where exact attention does not."""
+    value = {row["method"]: row["value"] for row in rows}
+    least = value.get(MASKED_COUNTS["unigram"])
+    if least is None or (value["exact"] or 0.0) >= least:
+        return []
+    orf = (row["method"] for row in rows if row["approximation"] == "orf")
+    worse = [f"{name} ({number(value[name])})" for name in orf if (value[name] or 0.0) > least]
+    return worse and [
+        f"More often wrong than the most frequent token alone ({number(least)}): "
+        f"{', '.join(worse)}. The layers after such attention meet outputs that training never "
+        "showed them (docs/methods)."
+    ]
+
+
+def _masked_text(row: Row) -> dict[str, str]:
+    several = row["seeds"] is not None and row["seeds"] > 1
+    draws = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
+    value, change = ends(row, "own_"), ends(row, "difference_", signed)
+    return {
+        "method": row["method"],
+        "ours (× exact)": beside_exact(row["value"], row["ratio"]),
+        "paper (× exact)": beside_exact(
+            row["paper"], row["paper_ratio"], 2 if row["approximation"] in RANDOM else 1
+        ),
+        "change from exact, points": signed(row["difference"]),
+        OF_DIFFERENCE: change if value == DASH else value,
+        "range over draws (number)": draws if several else DASH,
+    }
+
+
+def table_2(results: Results) -> Exhibit | None:
+    """Shows the columns of the paper's table as rows, by kernel; None without causal models."""
+    if not results.causal:
+        return None
+    rows = [row for kernel in KERNELS for row in _causal_rows(results, kernel)]
+    rows += _counting_rows(results)
+    models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
+    return Exhibit(
+        "table_2",
+        "Table 2. Perplexity under approximate attention, for each kernel",
+        "Perplexity, and in brackets its ratio to exact attention's: compare the ratios."
+        f"{captions.seeds(results, tasks=['causal'])}",
+        [
+            "One model trained with each kernel, then evaluated with its attention replaced. The "
+            "paper's models have 156M parameters and were trained on WikiText-103. "
+            f"{captions.keys(models, 512)}",
+            f"The last rows need no attention: {ALONE} lets each token see nothing else; n-grams "
+            "are counts of all training tokens, or of the tokens that the model read, smoothed by "
+            "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens "
+            "read has learned less than these counts.",
+            *_worse_than_alone(rows),
+            f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+        ],
+        table=Table(
+            pd.DataFrame(rows).dropna(axis="columns", how="all"),
+            pd.DataFrame(list(map(_causal_text, rows))),
+        ),
+    )
+
+
+def _causal_rows(results: Results, kernel: str) -> Iterator[Row]:
+    """Yields the paper's perplexity and ours by column for a kernel, None for missing ones."""
+    model = results.of_kernel(kernel)
+    name = model.model if model else ""
+    exact = exact_of(results, name)
+    paper = dict(zip((column for column, _, _ in TABLE_2_COLUMNS), TABLE_2[kernel], strict=True))
+    for column, approximation, r in (*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)):
+        size = {} if r is None else {"r": r}
+        cell = results.find(name, approximation, **size) if size else exact
+        change = results.find(name, approximation, results.changes, **size) if size else {}
+        yield (
+            {"kernel": kernel, "column": column, "paper": paper.get(column)}
+            | {end: cell.get(end) for end in ("value", "count", *OWN)}
+            | {"ratio": ratio(cell.get("value"), exact.get("value"))}
+            | {f"ratio_{e}": math.exp(change[e]) for e in (*ENDS, *RANGE) if e in change}
+            | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
+        )
+
+
+def _counting_rows(results: Results) -> list[Row]:
+    """Lists the count models, which are those of every kernel: the same text and targets."""
+    counts: dict[str, Row] = {}
+    for record in results.causal:
+        counts = baselines(results, record.model) | counts
+    return [
+        {"kernel": "counts", "column": label}
+        | {end: counts[name].get(end) for end in ("value", "count", *OWN)}
+        for name, label in CAUSAL_COUNTS.items()
+        if name in counts
+    ]
+
+
+def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
+    """Names the kernels where one key by weight loses more than a token that sees itself alone."""
+    value = {(row["kernel"], row["column"]): row.get("value") for row in rows}
+    pairs = ((kernel, value[kernel, "OVO-1"], value[kernel, ALONE]) for kernel in KERNELS)
+    worse = [
+        f"{kernel} ({number(by_weight)} against {number(alone)})"
+        for kernel, by_weight, alone in pairs
+        if by_weight is not None and alone is not None and by_weight > alone
+    ]
+    return worse and [
+        "The one key of most weight (OVO-1) loses more than a token that sees itself alone with "
+        f"{', '.join(worse)}: it puts the whole weight on another token, which in flat attention "
+        "has little (docs/methods)."
+    ]
+
+
+def _causal_text(row: Row) -> dict[str, str]:
+    value, change = ends(row, "own_"), ends(row, "ratio_", lambda end, _: times(end))
+    return {
+        "kernel": KERNEL_LABELS.get(row["kernel"], row["kernel"]),
+        "attention": row["column"],
+        "ours (× exact)": beside_exact(row["value"], row.get("ratio")),
+        "paper (× exact)": beside_exact(row.get("paper"), row.get("paper_ratio")),
+        OF_RATIO: change if value == DASH else value,
+    }
+
+
+def table_3(tokens: Row) -> Exhibit:
+    """Shows one row a source, ours and the paper's: all, training and evaluation tokens."""
+    sources, types = tokens.get("sources", {}), tokens.get("vocabulary_size")
+    sizes = ("all", "training", "evaluation")
+    counts = [
+        *("training_documents", "evaluation_documents"),
+        *("training_instances", "evaluation_instances"),
+    ]
+    data = pd.DataFrame(
+        [
+            *(_source_row(name, splits) for name, splits in sorted(sources.items())),
+            *(
+                {"whose": "paper"} | dict(zip(("corpus", *sizes), row, strict=True))
+                for row in TABLE_3
+            ),
+        ],
+        columns=["whose", "corpus", *sizes, *counts, "copied"],
+    )
+    display = data[["whose", "corpus"]].assign(
+        **{f"{name} tokens": [tokens_count(count) for count in data[name]] for name in sizes},
+        **{name.replace("_", " "): [whole(count) for count in data[name]] for name in counts},
+        **{"copied words, %": [number(100 * share) for share in data["copied"].astype(float)]},
+    )
+    held = [splits.get("evaluation", {}) for splits in sources.values()]
+    words, copied = (
+        sum(split.get(name, 0) for split in held) for name in ("words", "copied_words")
+    )
+    return Exhibit(
+        "table_3",
+        "Table 3. Tokens of the training text",
+        "Ours beside the paper's.",
+        [
+            "All: tokens of the source in training, validation and evaluation text together. "
+            "Training and evaluation: tokens in the instances of the masked language models, a "
+            "dash where they do not use the source. Copied: words of the evaluation text that lie "
+            "in a 13-gram of the training text of any source"
+            f"{f', {100 * copied / words:.1f}% in all' if words else ''}. Our vocabulary: "
+            f"{'not recorded' if types is None else f'{types:,} types'}. The paper prints more "
+            "training tokens than tokens for PubMed."
+        ],
+        table=Table(data, display),
+        folded=True,
+    )
+
+
+def tokens_count(value: float | None) -> str:
+    """Writes a count of tokens as the paper prints it: 1.53B, 1.02M, 482K."""
+    if value is None or missing(value):
+        return DASH
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return str(int(value))
+
+
+def _source_row(name: str, splits: Mapping[str, Mapping[str, int]]) -> Row:
+    row: Row = {"whose": "ours", "corpus": name}
+    totals = [split["tokens"] for split in splits.values() if split.get("tokens") is not None]
+    row["all"] = sum(totals) if totals else None
+    for label, split in (("training", "train"), ("evaluation", "evaluation")):
+        counts = splits.get(split, {})
+        row[label] = counts.get("instance_tokens")
+        row[f"{label}_documents"] = counts.get("documents")
+        row[f"{label}_instances"] = counts.get("instances")
+    words = splits.get("evaluation", {}).get("words")
+    return row | {"copied": splits["evaluation"]["copied_words"] / words if words else None}
+
+
+def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
+    """Shows the masked models, and the causal ones, ours beside the paper's."""
+    short, long = (_hyperparameters(training, f"masked_{name}") for name in ("short", "long"))
+    causal = {
+        f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS
+    }
+    causal = {name: settings for name, settings in causal.items() if settings} or {"ours": {}}
+    masked = Exhibit(
+        "table_4",
+        "Table 4. Hyperparameters of the masked language models",
+        "Ours beside the paper's.",
+        [
+            f"A {DASH} means: not stated, or not recorded. Our instances and batches count "
+            "sequences of the model's full length (SQL), the paper's count instances of 512 "
+            "tokens. The paper's numbers do not quite agree with each other: 2 epochs of 10M "
+            "instances in batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of 9.904M "
+            "instances. The paper does not say whether its largest gradient norm is of the whole "
+            "gradient or of each parameter; Bert-Adam's own clipping, which we use, is of each "
+            "parameter."
+        ],
+        table=_settings(
+            MASKED_ROWS,
+            {"paper, RoBERTa-512": TABLE_4_SHORT, "ours, short": short}
+            | {"paper, RoBERTa-4096": TABLE_4_LONG, "ours, long": long},
+        ),
+        folded=True,
+    )
+    continued = Exhibit(
+        "table_4_causal",
+        "Table 4, continued. Hyperparameters of the causal language models",
+        "Ours beside the paper's.",
+        [
+            f"The paper's section A.2. A {DASH} means: not stated, or not recorded. The paper's "
+            "1,801,350 training examples are the lines of WikiText-103's training file, not blocks "
+            "of 512 tokens."
+        ],
+        table=_settings(CAUSAL_ROWS, {"paper": CAUSAL_SETTINGS, **causal}),
+        folded=True,
+    )
+    return [masked, continued]
+
+
+def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
+    """Collects a model's hyperparameters, its size and steps, and the seeds of its trainings."""
+    first = training.get(model, {})
+    again = (training[name] for name in sorted(training) if name.startswith(f"{model}_"))
+    settings = [metrics.get("hyperparameters", {}) for metrics in (first, *again)]
+    seeds = [values["seed"] for values in settings if "seed" in values]
+    values = {name: first.get(name) for name in ("parameters", "steps")} | settings[0]
+    values |= {"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Tabulates hyperparameters by model; keys that no row names get rows at the end."""
+    present = {key for settings in columns.values() for key in settings}
+    labels = {key: label for key, label in rows.items() if key in present}
+    labels |= {key: key.replace("_", " ") for key in sorted(present - set(rows))}
+    data = pd.DataFrame(
+        [
+            {"hyperparameter": key} | {name: values.get(key) for name, values in columns.items()}
+            for key in labels
+        ],
+        dtype=object,
+    )
+    text = [
+        {"hyperparameter": label}
+        | {name: setting_value(values.get(key)) for name, values in columns.items()}
+        for key, label in labels.items()
+    ]
+    return Table(data, pd.DataFrame(text))
+
+
+def setting_value(value: Any) -> str:
+    """Writes a hyperparameter as text; flags as y and n, the way Table 4 has them."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+
+
+def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
+    """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
+    title, around = (
+        (direction("nats per token above exact", "lower"), 0.1)
+        if task == "causal"
+        else (direction("points of error above exact", "lower"), 1.0)
+    )
+    return change_axis(title, values, around)
+
+
+def told_changes(frame: pd.DataFrame, task: str, whose: str = "", of: str = "r") -> pd.DataFrame:
+    """Adds the sentences of changes from exact attention: "OVA, r = 4: +0.15 nats"."""
+    at = "{count:,.0f} features" if of == "features" else "r = {count:,.0f}"
+    unit = " nats" if task == "causal" else " points"
+    return frame.assign(said=sentences(frame, f"{whose}{{series}}, {at}", unit, "+"))
+
+
+def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
+    """Tabulates all that is drawn, ours first; the paper's values have no interval."""
+    over_seeds = filled(ours, RANGE)
+    numbers = ["r", "features", "value", "low", "high", *over_seeds]
+    data = pd.concat(
+        [
+            frame.reindex(columns=["model", "series", *numbers])
+            .astype(dict.fromkeys(numbers, float))
+            .assign(whose=whose)
+            for whose, frame in {"ours": ours, "paper": theirs}.items()
+        ],
+        ignore_index=True,
+    )
+    of_seeds = {"range over seeds": intervals(data, 2, signed, over_seeds)} if over_seeds else {}
+    display = pd.DataFrame(
+        {
+            "whose": data["whose"],
+            "model": data["model"].fillna(""),
+            "method": data["series"].fillna(""),
+            "r or features": [whole(n) for n in data["r"].fillna(data["features"])],
+            "change from exact": [signed(value, 2) for value in data["value"]],
+            "95% interval": intervals(data, 2, signed),
+            **of_seeds,
+        }
+    )
+    return Table(data, display)
+
+
+def figure_1(results: Results) -> Exhibit | None:
+    """Shows every setting with its interval, and the paper's; None where none was evaluated."""
+    frame = results.changes[results.changes["model"] == "masked_long"]
+    methods = ["optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf"]
+    ours, theirs = frame[frame["approximation"].isin(methods)], published_errors()
+    if ours.empty:
+        return None
+    marks = method_marks(pd.concat([ours, theirs]))
+    titles = (("r", KEYS, "sparse methods"), ("features", "random features (log scale)", "ORF"))
+    return Exhibit(
+        "figure_1",
+        "Figure 1. Masked-LM error of the long model under approximate attention",
+        "What each method adds to exact attention's error, by keys or features; hollow: the paper."
+        f"{captions.seeds(results, PALE, ['masked'])}",
+        [
+            "Differences from exact attention, ours from ours and the paper's (Table 1, hollow) "
+            "from the paper's; the axis is even up to one point and logarithmic beyond. LSH of "
+            "more than one round sees more keys than r.",
+            "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
+            f"and with Performer's scaling. {captions.BEST_FOUND}",
+            f"{captions.INTERVAL} {captions.SEEDS} {captions.NOT_JOINED}",
+        ],
+        [
+            _figure_1_panel(ours[ours[of].notna()], theirs[theirs[of].notna()], marks, of, *titled)
+            for of, *titled in titles
+            if ours[of].notna().any()
+        ],
+        change_table(ours, theirs),
+    )
+
+
+def published_errors() -> pd.DataFrame:
+    """Computes Table 1's changes from the paper's exact error, in points."""
+    rows = [
+        {"approximation": cell.approximation, **cell.parameters}
+        | {"value": cell.error - TABLE_1[0].error}
+        for cell in TABLE_1[1:]
+    ]
+    frame = pd.DataFrame(rows).assign(series=[series_label(row) for row in rows])
+    return frame.astype({"r": float, "features": float})
+
+
+def _figure_1_panel(
+    ours: pd.DataFrame,
+    theirs: pd.DataFrame,
+    marks: Mapping[str, Mark],
+    of: str,
+    title: str,
+    name: str,
+) -> Panel:
+    """Draws the changes against r, or against the features (`of`)."""
+    drawn, hollow = (
+        told_changes(frame.assign(count=frame[of].astype(float)), "masked", whose, of)
+        for whose, frame in {"": ours, PUBLISHED: theirs}.items()
+    )
+    x = count_axis(title, [*drawn["count"], *hollow["count"]])
+    y = loss_axis("masked", extent(ours, theirs))
+    marked = upright(int(ours["head_dim"].iloc[0]) + 1) if of == "r" else []
+    return figure([*level(0.0), *marked, *curves(drawn, marks, x, y, published=hollow)], name)
+
+
+def figure_2(results: Results) -> Exhibit | None:
+    """Shows the change of each kernel's loss, and the paper's; None where none was evaluated."""
+    ours = results.changes
+    ours = ours[(ours["task"] == "causal") & ours["kernel"].isin(KERNELS)]
+    ours = ours[ours["approximation"] == "optimal_v_oblivious"]
+    if ours.empty:
+        return None
+    ours = ours.assign(series=ours["kernel_label"], count=ours["r"].astype(float))
+    ours = ours.drop_duplicates(["series", "count"])
+    theirs = published_losses("optimal_v_oblivious")
+    theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS), count=theirs["r"])
+    x, y = count_axis(KEYS, ours["count"].tolist()), loss_axis("causal", extent(ours, theirs))
+    ours, theirs = told_changes(ours, "causal"), told_changes(theirs, "causal", PUBLISHED)
+    return Exhibit(
+        "figure_2",
+        "Figure 2. Loss of keys chosen by weight, for each kernel",
+        "What the r largest weights add to each model's loss; hollow: the paper."
+        f"{captions.seeds(results, PALE, ['causal'])}",
+        [
+            "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
+            "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the "
+            "axis is even up to 0.1 nats and logarithmic beyond. The paper's order of loss is "
+            "polynomial, elu, exponential; whether ours is the same is among the claims.",
+            captions.INTERVAL,
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+        ],
+        [figure([*level(0.0), *curves(ours, KERNEL_MARKS, x, y, published=theirs)])],
+        change_table(ours, theirs),
+    )
+
+
+def published_losses(approximation: str | None = None) -> pd.DataFrame:
+    """Computes Table 2's changes from the paper's exact loss, in nats, of one or all methods."""
+    rows = [
+        {"kernel": kernel, "approximation": name, "r": float(r)}
+        | {"value": math.log(perplexity / row[0])}
+        for kernel, row in TABLE_2.items()
+        for (_, name, r), perplexity in zip(TABLE_2_COLUMNS, row, strict=True)
+        if r is not None and approximation in (None, name)
+    ]
+    return pd.DataFrame(rows)
+
+
+def figure_3(results: Results) -> Exhibit | None:
+    """Shows learning curves, masked models and causal ones apart; None where none was kept."""
+    lengths = {record.model: f", {record.length} tokens" for record in results.records}
+    drawn = [
+        (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
+        for name, mark in (("short", SHORT), ("long", LONG))
+    ]
+    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], kernel_mark(k)) for k in KERNELS]
+    rows = [
+        {"series": name, "metric": metric, "count": point["step"], "value": value}
+        for model, metric, name, _ in drawn
+        for point in results.training.get(model, {}).get("curve", [])
+        if (value := point.get("error_percent" if metric == "error" else metric)) is not None
+    ]
+    if not rows:
+        return None
+    data = pd.DataFrame(rows)
+    marks = {name: mark for _, _, name, mark in drawn}
+    display = {
+        "model": data["series"],
+        "metric": data["metric"],
+        "optimizer step": [whole(step) for step in data["count"]],
+        "value": [number(value, 2) for value in data["value"]],
+    }
+    return Exhibit(
+        "figure_3",
+        "Figure 3. Learning curves with exact attention",
+        "The metric of every model while it was trained.",
+        [
+            "The long masked model starts from the trained short one, with new positions; a step "
+            "of one model need not see as many tokens as a step of another."
+        ],
+        [_figure_3_panel(rows, str(metric), marks) for metric, rows in data.groupby("metric")],
+        Table(data.rename(columns={"count": "step"}), pd.DataFrame(display)),
+    )
+
+
+def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, Mark]) -> Panel:
+    unit = "% wrong" if metric == "error" else " nats per token"
+    frame = frame.assign(said=sentences(frame, "{series}, step {count:,.0f}", unit))
+    axis = alt.Axis(grid=False, tickCount=5, format=",d")
+    x = alt.X("count:Q", title="optimizer steps", axis=axis, scale=alt.Scale(domainMin=0))
+    scale = alt.Scale(zero=False)
+    y = alt.Y("value:Q", title=direction(CURVES[metric], "lower"), scale=scale)
+    return figure(curves(frame, marks, x, y))

@@ -1,0 +1,277 @@
+"""Frames of SYNTHETIC records: settings over seeds and trainings, errors in the layers."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from synthetic import TEXT, curve, output_error, probed, trained_again, without_attention
+from synthetic import match as match_of
+
+from value_aware_attention.measurement.headline import match as matching_keys
+from value_aware_study.report import captions
+from value_aware_study.report.exhibits import every_r, layers, paper
+from value_aware_study.report.frame import (
+    Results,
+    error_rows,
+    of_kernels,
+    of_models,
+)
+from value_aware_study.report.records import read_folder
+
+
+def written(folder, records):
+    for record in records:
+        (folder / f"{record.model}.json").write_text(record.to_json())
+    return folder
+
+
+def test_a_folder_of_records_is_read_in_the_order_of_its_files(records, tmp_path):
+    found = read_folder(written(tmp_path, records))
+    assert found == sorted(records, key=lambda record: record.model)
+
+
+def test_a_folder_without_records_says_what_makes_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no records; run dvc repro first"):
+        read_folder(tmp_path)
+
+
+def test_a_record_of_another_version_is_refused_with_its_file_and_how_to_rebuild_it(
+    records, tmp_path
+):
+    file = written(tmp_path, records[:1]) / f"{records[0].model}.json"
+    for version in (0, None):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"version": version}))
+        with pytest.raises(ValueError, match="dvc repro") as error:
+            read_folder(tmp_path)
+        assert str(file) in str(error.value) and f"version {version}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("scales", {"scale": "other"}),
+        ("corpora", {"text": replace(TEXT, description="other")}),
+    ],
+)
+def test_records_of_different_runs_are_not_one_report(records, tmp_path, what, change):
+    mixed = written(tmp_path, [records[0], replace(records[1], **change)])
+    with pytest.raises(ValueError, match=f"one of its {what}") as error:
+        read_folder(mixed)
+    message = str(error.value)
+    assert f"'other': {mixed / records[1].model}.json" in message and "\n" not in message
+    assert f"{records[0].model}.json" in message and "'synthetic" in message
+
+
+def test_a_random_method_is_the_mean_of_its_seeds(results):
+    wanted = {"r": 64, "rounds": 4}
+    values = [
+        cell.value
+        for cell in results.models("masked_long")[0].cells
+        if cell.approximation == "lsh" and wanted.items() <= cell.parameters.items()
+    ]
+    row = results.find("masked_long", "lsh", **wanted)
+    assert len(values) == row["seeds"] == 3
+    assert row["value"] == pytest.approx(fmean(values))
+    assert (row["seeds_low"], row["seeds_high"]) == (min(values), max(values))
+
+
+def of_cells(record, *changes):
+    """Builds results of a record whose cells are changes of its first cell."""
+    return Results.of(
+        [replace(record, cells=tuple(replace(record.cells[0], **c) for c in changes))]
+    )
+
+
+def test_perplexities_of_seeds_are_averaged_in_nats(results):
+    ends = [
+        {"value": 100.0, "low": 90.0, "high": 110.0},
+        {"value": 400.0, "low": 1.0, "high": 9.0},
+    ]
+    cells = [
+        {"approximation": "random_keys", "parameters": {"r": 4, "seed": seed}, **of_seed}
+        for seed, of_seed in enumerate(ends)
+    ]
+    row = of_cells(results.models("causal_elu")[0], *cells).find("causal_elu", "random_keys", r=4)
+    assert row["value"] == pytest.approx(200.0)
+    assert row["low"] == pytest.approx(math.sqrt(90))
+
+
+def test_parameters_nobody_listed_keep_settings_apart(results):
+    cells = [
+        {"approximation": "strided", "parameters": {"r": 4, "stride": stride}} for stride in (1, 2)
+    ]
+    found = of_cells(results.models("masked_short")[0], *cells)
+    assert len(found.settings) == 2
+    assert found.find("masked_short", "strided", stride=2)["r"] == 4
+
+
+def test_cells_whose_output_error_was_not_measured_have_none(results):
+    found = of_cells(results.models("masked_short")[0], {"error": None})
+    [row] = found.cells.to_dict("records")
+    assert math.isnan(row["relative_output_error"])
+    assert row["relative_output_error_by_layer"] == ""
+
+
+def test_the_order_of_records_does_not_matter(records):
+    shuffled = random.Random(1).sample(records, len(records))
+    assert Results.of(shuffled).settings.equals(Results.of(records).settings)
+
+
+def test_what_is_not_there_is_empty(results):
+    assert results.find("masked_long", "optimal_v_aware", r=3) == {}
+    assert results.find("no_such_model", "exact") == {}
+    assert results.models("no_such_model") == [] and results.of_kernel("none") is None
+
+
+# Two layers of norms 1 and 9: weighed by them, errors pool to the numbers in the tests.
+OBLIVIOUS = [[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.0], [9.0, 8.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.0]]
+AWARE = [[0.8, 0.3, 0.3, 0.0, 0.0], [6.0, 4.4, 2.3, 0.7, 0.0]]
+
+
+def measured(oblivious=OBLIVIOUS, aware=AWARE, keys=100, sizes=(1, 2)):
+    methods = {
+        "optimal_v_oblivious": curve(range(1, len(oblivious[0]) + 1), oblivious),
+        "optimal_v_aware": curve(range(1, len(aware[0]) + 1), aware),
+    }
+    matching = [match(layer, r) for layer in (None, 0, 1) for r in sizes]
+    return output_error(keys, (1.0, 9.0), methods, matching, head_dim=4)
+
+
+def match(layer, r):
+    """Matches r keys with ten times as many, and one more for each layer."""
+    return match_of(layer, r, 10 * r + (layer or 0))
+
+
+def errors_of(*given, **options):
+    return [row["error"] for row in error_rows(*given, **options)]
+
+
+def test_errors_pool_as_sums_over_the_sum_of_norms():
+    pooled = errors_of(measured(), "optimal_v_aware")
+    assert pooled == pytest.approx([0.68, 0.47, 0.26, 0.07, 0.0])
+    assert errors_of(measured(), "optimal_v_aware", layer=1)[0] == pytest.approx(6 / 9)
+    assert [row["r"] for row in error_rows(measured(), "optimal_v_aware")] == [1, 2, 3, 4, 5]
+
+
+def test_models_are_named_causal_ones_first_and_those_without_the_measurement_left_out(results):
+    found = of_models(results)
+    assert [item.label for item in found] == [
+        "causal, exponential",
+        "causal, polynomial (deg 2)",
+        "causal, elu",
+        "masked, 512 tokens",
+    ]
+    assert [item.output_error.keys for item in found] == [256, 256, 256, 512]
+    assert len({item.mark for item in found}) == 4
+
+
+def test_only_the_models_own_kernel_is_called_its_own():
+    found = of_kernels(probed(("exponential", "polynomial", "elu", "made_up")))
+    assert [item.label for item in found] == [
+        "exponential, its own",
+        "polynomial (deg 2), post hoc",
+        "elu, post hoc",
+        "made_up, post hoc",
+    ]
+    assert len({item.mark for item in found}) == 4
+
+
+def test_the_answer_is_of_the_first_record_that_has_one(results):
+    first, second, *others = results.causal
+    shown = layers.hero(replace(results, records=[*without_attention([first]), second, *others]))
+    needed = matching_keys(second.attention[0].output_error, 4)
+    assert shown.title.startswith("causal, polynomial (deg 2) at 256 tokens: 4 keys chosen")
+    assert f"as well as {needed.keys} by weight" in shown.title
+    assert shown.table.data["r"].tolist() == [1, 2, 4, 8, 16]
+    assert "tiny at 16" in layers.hero(replace(results, probed=[probed()])).title
+    assert layers.hero(replace(results, records=without_attention(results.records))) is None
+
+
+ELU = {"model": "causal_elu", "approximation": "optimal_v_oblivious", "r": 4}
+OVER_SEEDS, SAID = "range over seeds", "Each causal model was trained 3 times, "
+
+
+@pytest.fixture(scope="module")
+def again(records):
+    """Every causal model three times: approximations add half as much, then twice."""
+    return trained_again(records, 0.5, 2.0)
+
+
+def test_the_range_of_a_change_is_of_each_training_against_its_own_exact_attention(again, results):
+    found = Results.of(again)
+    once = results.find(among=results.changes, **ELU)["value"]
+    row = found.find(among=found.changes, **ELU)
+    assert row["value"] == once and "trained_low" not in results.changes
+    assert [row["trained_low"], row["trained_high"]] == pytest.approx([once / 2, once * 2])
+    assert math.exp(found.find(among=found.nats, **ELU)["trained_high"]) == pytest.approx(
+        found.find(**ELU)["trained_high"]
+    )
+
+
+def test_the_first_training_is_shown_and_what_was_trained_once_has_no_range(again, results):
+    found = Results.of(again)
+    assert len(found.settings) == len(results.settings)
+    masked = found.settings[found.settings["task"] == "masked"]
+    assert len(masked) and masked["trained_low"].isna().all()
+    assert [one.label for one in of_models(found)] == [one.label for one in of_models(results)]
+
+
+def test_a_training_is_the_models_that_were_trained_as_often_under_their_first_names(
+    again, records
+):
+    trainings = Results.of(again).trainings()
+    assert [len(one.records) for one in trainings] == [len(records), 3, 3]
+    third = trainings[2].of_kernel("elu")
+    assert third.model == "causal_elu" and third.cells in [one.cells for one in again[5:]]
+    assert len(Results.of(records).trainings()) == 1
+    every = trained_again(records, 0.5, 0.9, tasks=("causal", "masked"))
+    for one in (trainings := Results.of(every).trainings())[1:]:
+        assert [r.model for r in one.records] == [r.model for r in trainings[0].records]
+
+
+def test_another_method_or_length_of_training_is_no_replicate(records):
+    long = next(record for record in records if record.model == "masked_long")
+    others = [
+        replace(long, model="masked_long_window", trained_with="SlidingWindow"),
+        replace(long, model="masked_long_short", length=64),
+    ]
+    assert not Results.of([long, *others]).replicates
+    assert len(Results.of([long, replace(long, model="masked_long_second")]).replicates) == 1
+
+
+def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
+    elu = next(record for record in records if record.model == "causal_elu")
+    again = [replace(elu, model=f"causal_elu_{name}") for name in ("second", "third")]
+    said = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
+    assert (
+        said
+        == " Each causal model was trained 1 to 3 times: range over seeds; interval: over text."
+    )
+    assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == ""
+
+
+def test_without_replicates_nothing_is_said_of_seeds(records, results):
+    for exhibit in (
+        paper.table_2(results), every_r.figure_5(results), layers.hero(results)
+    ):  # fmt: skip
+        assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
+        assert "trained_" not in exhibit.table.csv()
+        assert "trained_" not in "".join(panel.to_json() for panel in exhibit.charts)
+
+
+def test_the_hyperparameters_have_the_seed_of_every_training(training):
+    def seeded(seed):
+        return {"hyperparameters": {"seed": seed}}
+
+    numbered = {"": 0, "_third": 2, "_second": 1}
+    given = {
+        f"{model}{name}": seeded(seed)
+        for model in ("causal_elu", "masked_short")
+        for name, seed in numbered.items()
+    }
+    shown = [exhibit.table.data for exhibit in paper.table_4(given)]
+    rows = [data.set_index("hyperparameter").loc["seed"] for data in shown]
+    assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")
