@@ -19,7 +19,7 @@ LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Order:
+class Ranking:
     """Orders the keys of caches: the first r of them are a set to keep, for every r."""
 
     keys: Int[Tensor, "*batch M"]
@@ -39,15 +39,15 @@ class Order:
 
 
 def pooled_counts(
-    orders: Sequence[Order], total: int | Int[Tensor, " B"], least: int = 0
+    rankings: Sequence[Ranking], total: int | Int[Tensor, " B"], least: int = 0
 ) -> list[Int[Tensor, "B H"]]:
     """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
 
-    `orders` are of layers; `total` keys of a text are kept, at least `least` by each
+    `rankings` are of layers; `total` keys of a text are kept, at least `least` by each
     head. A head's next key may cost less than its last one: it then goes with it, so that each
     head keeps the first keys of its order.
     """
-    costs = [order.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
+    costs = [ranking.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for ranking in rankings]
     for cost in costs:
         cost[..., :least] = torch.inf
     every = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
@@ -140,29 +140,6 @@ class CacheProfile:
         chosen = sizes[_cheapest(costs, (total // alike - self.sizes[0] * len(curves)) // step)]
         by_layer = torch.from_numpy(chosen).view(len(self.kl), -1)
         return by_layer.expand(-1, self.key_value_heads)
-
-    def pruned_shares(self) -> Float[Tensor, "99 L H"]:
-        """Returns the share of keys that each head loses, where 1% to 99% of all keys are dropped.
-
-        As `LUKVPress` of kvpress reads it from an .npy file (float32). Shares that would need fewer
-        keys than the smallest size are those of that size.
-        """
-        prefix, rows = self.sizes[-1], []
-        for percent in range(1, 100):
-            total = round((1 - percent / 100) * prefix * self.heads)
-            rows.append(1 - self.budgets(max(total, self.sizes[0] * self.heads)) / prefix)
-        return torch.stack(rows)
-
-    def head_shares(self, total: int) -> dict[str, float]:
-        """Returns the share of `total` keys that each head keeps, by "L0H0" and so on.
-
-        As the code of Attention Matching (arXiv 2602.16284) reads its budgets from JSON.
-        """
-        kept = self.budgets(total)
-        return {
-            f"L{layer}H{head}": float(kept[layer, head] / kept.sum())
-            for layer, head in np.ndindex(*kept.shape)
-        }
 
     def to_json(self) -> str:
         """Returns JSON with sorted keys."""

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.budgets import Order, first_of
+from value_aware_attention.caches.budgets import Ranking, first_of
 from value_aware_attention.caches.method import (
     CacheMethod,
     candidates,
@@ -41,21 +41,23 @@ class CriticalValues(CacheMethod):
         scores = self.method.scores(seen)
         # a key without any score is still ranked by its value
         sizes = (scores + 1e-4) * projected_norms(seen)
-        ranked = self.ranked(seen, scores, seen.keys)
-        return sizes.masked_fill(first_of(ranked, (counts // 2).clamp_min(1)), torch.inf)
+        first = self.leading(seen, scores, seen.keys)
+        return sizes.masked_fill(first_of(first, (counts // 2).clamp_min(1)), torch.inf)
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
+    def rank(self, seen: Observed) -> Ranking:
         """Orders keys by the method's scores: only the keys of a head are chosen by values."""
-        return self.method.order(seen)
+        return self.method.rank(seen)
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        return self.method.counts(orders, total, least)
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        return self.method.share(rankings, total, least)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        keys = self.ranked(seen, self._scores(seen, counts), seen.keys)
-        return self.kept_of(seen, first_of(keys, counts))
+    def cut(self, seen: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        keys = self.leading(seen, self._scores(seen, counts), seen.keys)
+        return self.pack(seen, first_of(keys, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts the projection as value_dim x value_dim multiply-adds a key."""
@@ -108,6 +110,6 @@ class DefensiveKV(CacheMethod):
         share = by_layer(seen, mean * late).sum(dim=-1).mean(dim=1)
         least = 0.9 - share.view(-1, *(1,) * (mean.ndim - 1))
         mean = mean / mean.sum(dim=-1, keepdim=True)
-        order = mean.masked_fill(~counted, -1.0).argsort(dim=-1, descending=True, stable=True)
-        count = (mean.gather(-1, order).cumsum(dim=-1) < least).sum(dim=-1)
-        return first_of(order, count.minimum(self.r - protected(seen).sum(dim=-1)))
+        ranking = mean.masked_fill(~counted, -1.0).argsort(dim=-1, descending=True, stable=True)
+        count = (mean.gather(-1, ranking).cumsum(dim=-1) < least).sum(dim=-1)
+        return first_of(ranking, count.minimum(self.r - protected(seen).sum(dim=-1)))

@@ -1,14 +1,13 @@
 """Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
-from value_aware_attention.caches.budgets import Order, first_of, pooled_counts
+from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.kernels import check_kernel
 
@@ -41,17 +40,18 @@ class CacheMethod(nn.Module):
         that the method has no meaning for.
         """
         self.check(seen)
-        return self.kept(seen, self.ranked(seen, self.scores(seen), self.r))
+        first = self.leading(seen, self.scores(seen), self.r)
+        return self.pack(seen, torch.zeros_like(available(seen)).scatter(-1, first, value=True))
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
+    def rank(self, seen: Observed) -> Ranking:
         """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
         self.check(seen)
         loss = self.losses(seen).double()
-        keys = self.ranked(seen, loss, seen.keys)
+        keys = self.leading(seen, loss, seen.keys)
         loss = loss.masked_fill(protected(seen), torch.inf)
         loss = loss.masked_fill(~available(seen), -torch.inf)
-        return Order(keys, loss.gather(-1, keys), self.preference(seen))
+        return Ranking(keys, loss.gather(-1, keys), self.preference(seen))
 
     def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys so that heads and layers compare; by default those of a head."""
@@ -61,20 +61,16 @@ class CacheMethod(nn.Module):
         """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
         return None
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        """Counts the keys of each head where those of `orders`, one a layer, keep `total`."""
-        return pooled_counts(orders, total, least)
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        """Counts the keys of each head where those of `rankings`, one a layer, keep `total`."""
+        return pooled_counts(rankings, total, least)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        """Keeps `counts` keys of each cache; `order` is this method's."""
-        return self.kept_of(seen, first_of(order.keys, counts))
-
-    def after(self, prefix: int | None, **options: Any) -> Any:
-        """Returns the `AfterPrefix` of this method with these options."""
-        from value_aware_attention.caches.after_prefix import AfterPrefix
-
-        return AfterPrefix(self, prefix=prefix, **options)
+    def cut(self, seen: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        """Keeps `counts` keys of each cache; `ranking` is this method's."""
+        return self.pack(seen, first_of(ranking.keys, counts))
 
     def check(self, seen: Observed) -> None:
         """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
@@ -100,7 +96,7 @@ class CacheMethod(nn.Module):
             )
 
     @staticmethod
-    def ranked(
+    def leading(
         seen: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
         """Returns the r keys that come first: protected, by score, then padding."""
@@ -111,25 +107,18 @@ class CacheMethod(nn.Module):
         return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def kept(
-        seen: Observed,
-        indices: Int[Tensor, "*batch R"],
-        chosen: Bool[Tensor, "*batch M"] | None = None,
-    ) -> KeptKeys:
-        """Returns keys as they are, in order; slots of padding, or of none chosen, are unused."""
-        usable = available(seen) if chosen is None else available(seen) & chosen
+    def pack(seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+        """Packs sets of keys, as they are, into slots.
+
+        Slots of padding, and of a cache that keeps fewer keys than others, are unused.
+        """
+        slots = max(1, int(chosen.sum(dim=-1).max()))
+        indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
         indices = indices.sort(dim=-1).values
-        unused = ~usable.take_along_dim(indices, dim=-1)
+        unused = ~(available(seen) & chosen).take_along_dim(indices, dim=-1)
         dtype = torch.promote_types(seen.key.dtype, torch.float32)
         weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
-
-    @classmethod
-    def kept_of(cls, seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
-        """Returns sets of keys as they are; caches with fewer than others have unused slots."""
-        slots = max(1, int(chosen.sum(dim=-1).max()))
-        first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
-        return cls.kept(seen, first, chosen)
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
@@ -140,24 +129,6 @@ class CacheMethod(nn.Module):
         By default those of every score, or, without queries, one pass over the keys.
         """
         return float((rows if self.observes else 1) * keys * head_dim)
-
-
-class Given(CacheMethod):
-    """Keeps keys that were chosen before."""
-
-    def __init__(self, kept: KeptKeys) -> None:
-        super().__init__(kept.indices.shape[-1])
-        self.given = kept
-        self.refits = kept.value is not None
-
-    def keep(self, seen: Observed) -> KeptKeys:
-        shape = (*seen.batch, -1)  # a group of one query head is a dimension too
-        value = self.given.value
-        return KeptKeys(
-            self.given.indices.reshape(shape),
-            self.given.log_weight.reshape(shape),
-            None if value is None else value.reshape(*shape, value.shape[-1]),
-        )
 
 
 def check_cache_method(method: CacheMethod) -> None:
@@ -171,8 +142,8 @@ def check_cache_method(method: CacheMethod) -> None:
 
 def available(seen: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that may be kept."""
-    every = torch.ones((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
-    return every if seen.available is None else every & seen.available
+    keys = torch.ones((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
+    return keys if seen.available is None else keys & seen.available
 
 
 def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:

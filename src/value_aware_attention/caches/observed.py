@@ -43,12 +43,6 @@ class KeptKeys:
         }
         return KeptKeys(**found)
 
-    def after(self, prefix: int) -> Any:
-        """Returns the `AfterPrefix` in which later queries see these keys of the prefix."""
-        from value_aware_attention.caches.method import Given
-
-        return Given(self).after(prefix, sinks=0, recent=0)
-
     def padded(self, slots: int) -> "KeptKeys":
         """Returns at least so many slots; those added are unused copies of the last one."""
         more = max(0, slots - self.indices.shape[-1])

@@ -85,7 +85,7 @@ def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
     kept, *numbers = (
         torch.stack(x).view(*seen.batch, *x[0].shape) for x in zip(*searches, strict=True)
     )
-    return OptimalSet(CacheMethod.ranked(seen, kept.double(), r).sort(-1).values, *numbers)
+    return OptimalSet(CacheMethod.leading(seen, kept.double(), r).sort(-1).values, *numbers)
 
 
 def _search(

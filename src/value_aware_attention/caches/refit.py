@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.caches.budgets import Order
+from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.joint_set import Rows
 from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import KeptKeys, Observed
@@ -58,15 +58,17 @@ class AttentionMatching(CacheMethod):
         return refitted(seen, self.method.keep(seen))
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
-        return self.method.order(seen)
+    def rank(self, seen: Observed) -> Ranking:
+        return self.method.rank(seen)
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        return self.method.counts(orders, total, least)
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        return self.method.share(rankings, total, least)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        return refitted(seen, self.method.cut(seen, order, counts))
+    def cut(self, seen: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        return refitted(seen, self.method.cut(seen, ranking, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts one solution of the two least squares problems; the refit compares thirteen."""

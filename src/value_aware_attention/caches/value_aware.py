@@ -11,7 +11,7 @@ from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Recent
-from value_aware_attention.caches.budgets import Order, first_of
+from value_aware_attention.caches.budgets import Ranking, first_of
 from value_aware_attention.caches.critical_values import CriticalValues
 from value_aware_attention.caches.elimination import SHARE, eliminate, measured_in_order
 from value_aware_attention.caches.expected_attention import ExpectedAttention
@@ -80,7 +80,7 @@ class ValueAware(CacheMethod):
         return refitted(seen, kept) if self.refit else kept
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
+    def rank(self, seen: Observed) -> Ranking:
         """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
         self.check(seen)
         starts, rows = self._starts(replace(seen)), Rows.of(replace(seen), projected=True)
@@ -88,12 +88,12 @@ class ValueAware(CacheMethod):
         found = [self._measured(part, own, least) for part, own in _parts(rows, starts)]
         keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
         norm = seen.squared_layer_output()
-        return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
+        return Ranking(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        assert order.others is not None
-        orders = torch.cat([order.keys[None], order.others])
+    def cut(self, seen: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        assert ranking.others is not None
+        orders = torch.cat([ranking.keys[None], ranking.others])
         kept = self._kept(seen, Rows.of(replace(seen), projected=True), orders, counts)
         return refitted(seen, kept) if self.refit else kept
 
@@ -110,7 +110,7 @@ class ValueAware(CacheMethod):
             wanted = counts.flatten()[first : first + len(part.available)]
             found.append(self._best(part, own, wanted))
             first += len(wanted)
-        return self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
+        return self.pack(seen, torch.cat(found).view(*seen.batch, -1))
 
     def _starts(self, seen: Observed) -> Int[Tensor, "S *batch M"]:
         """Orders the keys by each of `STARTS`."""
@@ -118,7 +118,7 @@ class ValueAware(CacheMethod):
         for method in (build(self.r) for build in STARTS):
             with suppress(ValueError):  # of another kernel, or a rotation that is not known
                 method.check(seen)
-                found.append(method.ranked(seen, method.scores(seen), seen.keys))
+                found.append(method.leading(seen, method.scores(seen), seen.keys))
         return torch.stack(found)
 
     def _searched(

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from value_aware_attention.decoding.compressed import CompressedCache, compressed_cache
 from value_aware_attention.hugging_face import own_kernel
-from value_aware_attention.hugging_face.compressed import CompressedCache, compressed_cache
 from value_aware_attention.measurement.cache_record import FULL, DecodingCell, DecodingRecord
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.record import Estimate, estimate

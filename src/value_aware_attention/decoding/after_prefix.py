@@ -17,8 +17,8 @@ from value_aware_attention.arguments import (
     check_seed,
 )
 from value_aware_attention.attention import attention, attention_state, working_precision
-from value_aware_attention.caches.budgets import CacheProfile, Order
-from value_aware_attention.caches.method import CacheMethod, Given, check_cache_method
+from value_aware_attention.caches.budgets import CacheProfile, Ranking
+from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
     Choice,
@@ -28,14 +28,32 @@ from value_aware_attention.caches.observed import (
     kept_state,
     visible_pairs,
 )
-from value_aware_attention.caches.padding import Part, Parts
 from value_aware_attention.call import Call
+from value_aware_attention.decoding.padding import Part, Parts
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.layer import Layer
 
 OF_MODEL = ("model", "checked")
 """Pools of all layers, whose keys are chosen together"""
+
+
+class Given(CacheMethod):
+    """Keeps keys that were chosen before."""
+
+    def __init__(self, kept: KeptKeys) -> None:
+        super().__init__(kept.indices.shape[-1])
+        self.given = kept
+        self.refits = kept.value is not None
+
+    def keep(self, seen: Observed) -> KeptKeys:
+        shape = (*seen.batch, -1)  # a group of one query head is a dimension too
+        value = self.given.value
+        return KeptKeys(
+            self.given.indices.reshape(shape),
+            self.given.log_weight.reshape(shape),
+            None if value is None else value.reshape(*shape, value.shape[-1]),
+        )
 
 
 class AfterPrefix(Approximation):
@@ -60,7 +78,7 @@ class AfterPrefix(Approximation):
 
     Heads that share their keys (`pool`): with "layer" and "model" those of the layer, or of all
     layers, keep r on average, and of all their keys the one goes that costs least
-    (`CacheMethod.order`), in each text. "checked" does as "model" in texts where the model's
+    (`CacheMethod.rank`), in each text. "checked" does as "model" in texts where the model's
     outputs over the prefix read once more stay nearer to its exact ones than with r keys in every
     head, and keeps r elsewhere. A `CacheProfile` keeps as many as it found best for the model.
 
@@ -275,7 +293,7 @@ class AfterPrefix(Approximation):
                 "tensors have none"
             )
         if self.prefix is None:
-            kept = self._keep(grouped, pool, call.keys)
+            kept = self._choose(grouped, pool, call.keys)
             return groups.restored(_served(grouped, kept, call.keys))
         exact = _exact(call.take(slice(0, self.prefix)))
         if self.prefix == call.keys:
@@ -288,31 +306,30 @@ class AfterPrefix(Approximation):
         step, parts = self.every or call.keys, []
         pool = every[..., : self.prefix]
         for start in range(self.prefix, call.keys, step):
-            kept = self._keep(call, pool, start)
+            kept = self._choose(call, pool, start)
             rows = slice(start, min(start + step, call.keys))
             parts.append(_served(call.take(rows), kept, start))
             pool = torch.cat([kept.indices, every[..., rows]], dim=-1)
         return torch.cat(parts, dim=-2)
 
     @torch.no_grad()
-    def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
+    def _choose(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
         """Lets the method choose from a pool of keys; indices are those of the call."""
-        kept: KeptKeys | None = call.layer.kept
-        if kept is not None:
-            return kept
+        if call.layer.kept is not None:
+            return call.layer.kept
         if isinstance(self.method, Given):  # a choice for all texts, by their places
             return self.method.keep(self.observe_part(call, pool, start))
         parts = Parts.of(call, start)
-        return parts.joined([self.kept(*part) for part in parts.cut(call, pool, start)])
+        return parts.joined([self.choose_part(*part) for part in parts.cut(call, pool, start)])
 
     @torch.no_grad()
-    def kept(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
-        """Lets the method choose for texts without padding."""
-        kept = self.chosen(self.observe_part(call, pool, start), call.layer.number)
+    def choose_part(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
+        """Lets the method choose for texts without padding; indices are those of the call."""
+        kept = self.choose_layer(self.observe_part(call, pool, start), call.layer.number)
         return _placed(kept, pool)
 
     @torch.no_grad()
-    def chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
+    def choose_layer(self, seen: Observed, number: int | None) -> KeptKeys:
         """Keeps keys of one layer, given its number; raises ValueError for a pool of the model."""
         if self.method.r > seen.keys:
             return self._all_kept(seen)
@@ -323,13 +340,13 @@ class AfterPrefix(Approximation):
                 f"pool is {self.pool!r}; it needs a call of the whole model that was given to "
                 f"replace_attention, whose layers are read first"
             )
-        order = self.method.order(seen)
-        counts = self._counts(order, layer)
-        return self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
+        ranking = self.method.rank(seen)
+        counts = self._counts(ranking, number)
+        return self.method.cut(seen, ranking, counts.view(ranking.keys.shape[:-1]))
 
-    def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
+    def _counts(self, ranking: Ranking, layer: int | None) -> Int[Tensor, "B H"]:
         """Counts the keys that the heads of one layer keep."""
-        texts, heads = order.by_head.shape[:2]
+        texts, heads = ranking.by_head.shape[:2]
         if isinstance(self.pool, CacheProfile):
             assert layer is not None
             if heads != self.pool.key_value_heads:
@@ -338,13 +355,13 @@ class AfterPrefix(Approximation):
                     f"{heads}"
                 )
             budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
-            return budgets.to(order.keys.device).repeat(texts, 1)
-        return self.method.counts([order], self.method.r * heads, self._least)[0]
+            return budgets.to(ranking.keys.device).repeat(texts, 1)
+        return self.method.share([ranking], self.method.r * heads, self._least)[0]
 
     def _all_kept(self, seen: Observed) -> KeptKeys:
         """Keeps every key of a text that has fewer than r of them."""
-        every = torch.arange(seen.keys, device=seen.key.device).expand(*seen.batch, -1)
-        kept = CacheMethod.kept(seen, every)
+        every_key = torch.ones((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
+        kept = CacheMethod.pack(seen, every_key)
         return replace(kept, value=working_precision(seen.value)) if self.method.refits else kept
 
     @property
@@ -360,47 +377,52 @@ class AfterPrefix(Approximation):
         Indices are those of the prefix. Pool "checked" must read the model: here it is "model".
         Raises ValueError as `forward` does.
         """
-        return self.choices(calls)[0]
+        return self.choose_ways(calls)[0]
 
     @torch.no_grad()
-    def choices(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
+    def choose_ways(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
         """Does as `choose`; also, where the pool is "checked", with r keys in every head."""
         parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
         if self.pool not in OF_MODEL:
             pairs = zip(parts, cuts, strict=True)
-            return [[own.joined([self.kept(*part) for part in each]) for own, each in pairs]]
+            return [
+                [texts.joined([self.choose_part(*part) for part in cut]) for texts, cut in pairs]
+            ]
         chosen = []
         for layers in zip(*cuts, strict=True):
-            ways = self.alternatives([self.observe_part(*part) for part in layers])
+            ways = self.choose_model([self.observe_part(*part) for part in layers])
             pools = [pool for _, pool, _ in layers]
             chosen.append([list(map(_placed, way, pools)) for way in ways])
         return [
-            [own.joined([choice[way][n] for choice in chosen]) for n, own in enumerate(parts)]
+            [texts.joined([choice[way][n] for choice in chosen]) for n, texts in enumerate(parts)]
             for way in range(2 if self.pool == "checked" else 1)
         ]
 
     @torch.no_grad()
-    def alternatives(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
-        """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
+    def choose_model(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
+        """Keeps keys of all layers together.
+
+        Where the pool is "checked", returns beside them r keys of every head, from the same
+        rankings.
+        """
+        ways = 2 if self.pool == "checked" else 1
         if self.method.r > layers[0].keys:  # every layer has as many
-            return [[self._all_kept(seen) for seen in layers]] * 2
+            return [[self._all_kept(seen) for seen in layers]] * ways
         # copies, whose derived tensors are freed
-        orders = [self.method.order(replace(seen)) for seen in layers]
-        heads = sum(order.by_head.shape[1] for order in orders)
-        pooled = self.method.counts(orders, self.method.r * heads, self._least)
-        wanted = [pooled]
-        if self.pool == "checked":
-            wanted.append([torch.full_like(count, self.method.r) for count in pooled])
+        rankings = [self.method.rank(replace(seen)) for seen in layers]
+        heads = sum(ranking.by_head.shape[1] for ranking in rankings)
+        pooled = self.method.share(rankings, self.method.r * heads, self._least)
+        equal = [torch.full_like(count, self.method.r) for count in pooled]
         return [
             [
                 self.method.cut(
                     replace(seen),
-                    order,
-                    count.to(order.keys.device).view(order.keys.shape[:-1]),
+                    ranking,
+                    count.to(ranking.keys.device).view(ranking.keys.shape[:-1]),
                 )
-                for seen, order, count in zip(layers, orders, counts, strict=True)
+                for seen, ranking, count in zip(layers, rankings, counts, strict=True)
             ]
-            for counts in wanted
+            for counts in (pooled, equal)[:ways]
         ]
 
     @torch.no_grad()

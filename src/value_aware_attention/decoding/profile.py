@@ -2,23 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import kl_div
+from transformers import PreTrainedModel
 
 from value_aware_attention.arguments import check_at_least, check_choice, check_integers
-from value_aware_attention.caches.after_prefix import AfterPrefix
 from value_aware_attention.caches.budgets import CacheProfile
-from value_aware_attention.caches.method import CacheMethod, Given
+from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.call import Call
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from value_aware_attention.decoding.after_prefix import AfterPrefix, Given
+from value_aware_attention.decoding.compressed import built
+from value_aware_attention.hugging_face.adapter import replace_attention
+from value_aware_attention.hugging_face.recording import recording
 
 SIZES = 15
 """Numbers of keys at which a profile is measured"""
@@ -26,7 +27,7 @@ SIZES = 15
 
 @torch.no_grad()
 def profile(
-    model: "PreTrainedModel",
+    model: PreTrainedModel,
     batches: Sequence[Int[Tensor, "B N"]],
     method: Callable[[int], CacheMethod],
     *,
@@ -51,8 +52,6 @@ def profile(
         by: "layer": the heads of a layer are compressed together. "head": each one alone.
         **options: The other options of `AfterPrefix`: observed, rows, sinks, recent, seed.
     """
-    from value_aware_attention.hugging_face.compressed import built
-
     by = check_choice(("layer", "head"), by=by)
     like = AfterPrefix(built(method, check_at_least(1, prefix=prefix)), prefix=prefix, **options)
     least = max(1, like.sinks + like.recent)
@@ -79,7 +78,7 @@ def profile(
 class _Profiled:
     """Holds a batch of texts as the exact model reads them."""
 
-    model: "PreTrainedModel"
+    model: PreTrainedModel
     tokens: Int[Tensor, "B N"]
     like: AfterPrefix
     calls: Sequence[Call]
@@ -87,9 +86,7 @@ class _Profiled:
     """Log-probabilities of the exact model after the prefix"""
 
     @classmethod
-    def of(cls, model: "PreTrainedModel", tokens: Tensor, like: AfterPrefix) -> "_Profiled":
-        from value_aware_attention.hugging_face.recording import recording
-
+    def of(cls, model: PreTrainedModel, tokens: Tensor, like: AfterPrefix) -> "_Profiled":
         repeated = like.prefix if like.observed == "repeat" else None
         with recording(model, shares_keys=True, repeated=repeated) as calls:
             exact = model(input_ids=tokens, use_cache=False)[0]
@@ -102,16 +99,16 @@ class _Profiled:
         found: list[list[list[float]]] = []
         for layer, call in enumerate(self.calls):
             seen = self.like.observe(**call.arguments(), layer=call.layer)
-            order = self.like.method.order(seen)
-            heads = order.by_head.shape[1]
+            ranking = self.like.method.rank(seen)
+            heads = ranking.by_head.shape[1]
             alone = [range(heads)] if by == "layer" else [[head] for head in range(heads)]
             curves = []
             for chosen in alone:
-                counts = torch.full((len(order.keys), heads), sizes[-1], device=seen.key.device)
+                counts = torch.full((len(ranking.keys), heads), sizes[-1], device=seen.key.device)
                 curve = []
                 for r in sizes[:-1]:
                     counts[:, list(chosen)] = r
-                    kept = method(r).cut(seen, order, counts.view(seen.batch))
+                    kept = method(r).cut(seen, ranking, counts.view(seen.batch))
                     curve.append(self.divergence(layer, kept))
                 curves.append([*curve, 0.0])
             found.append(curves * (heads // len(curves)))
@@ -119,8 +116,6 @@ class _Profiled:
 
     def divergence(self, layer: int, kept: KeptKeys) -> float:
         """Computes the mean KL with these keys kept in one layer."""
-        from value_aware_attention.hugging_face import replace_attention
-
         after = AfterPrefix(Given(kept), prefix=self.like.prefix, sinks=0, recent=0)
         with replace_attention(self.model, after, layers=[layer]):
             logits = self.model(input_ids=self.tokens, use_cache=False)[0][:, self.like.prefix :]

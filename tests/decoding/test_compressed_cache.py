@@ -33,6 +33,7 @@ from value_aware_attention.caches import (
     Recent,
     ValueAware,
 )
+from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.hugging_face import (
     CompressedGeneration,
     attention_layers,
@@ -40,7 +41,6 @@ from value_aware_attention.hugging_face import (
     replace_attention,
     set_attention,
 )
-from value_aware_attention.hugging_face.kept_layer import KeptLayer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
 KINDS = (

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from value_aware_attention.arguments import described
+from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.decoding.after_prefix import AfterPrefix, Given
 from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.layers import attention_layers
 
@@ -104,7 +106,7 @@ def _inputs(
 def check_cache(
     model: PreTrainedModel,
     input_ids: Int[Tensor, "B T"],
-    kept: Sequence[Any],
+    kept: Sequence[KeptKeys],
     cache: Cache | Callable[[Int[Tensor, "B 1"], int], Float[Tensor, "B 1 E"]],
     *,
     prefix: int,
@@ -134,7 +136,8 @@ def check_cache(
     inputs = _inputs(model, input_ids, attention_mask)
     if isinstance(cache, Cache) and attention_mask is not None and not attention_mask.all():
         raise ValueError("texts have padding; give a function that places their tokens")
-    with replace_attention(model, lambda layer: kept[layer].after(prefix)):
+    served = [AfterPrefix(Given(layer), prefix=prefix, sinks=0, recent=0) for layer in kept]
+    with replace_attention(model, served.__getitem__):
         expected = model(**inputs).logits[:, prefix:].float()
 
     def read(token: Tensor, position: int) -> Tensor:
