@@ -17,7 +17,10 @@ LIBRARY, STUDY = (ROOT / "src" / name for name in ("value_aware_attention", "val
 ROOMS = ("caches", "hugging_face", "decoding")
 """Folders of the library that import nothing within functions"""
 
-KNOWN = {("value_aware_attention.probe", "value_aware_attention.probe_command")}
+KNOWN = {
+    ("pipelines.app.choice", "pipelines.plan"),
+    ("value_aware_attention.probe", "value_aware_attention.probe_command"),
+}
 """Imports that close a circle until they are gone"""
 
 
