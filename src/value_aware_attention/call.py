@@ -24,6 +24,8 @@ from value_aware_attention.attention import (
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.layer import Layer
 
+Arguments = dict[str, Any]
+"""Arguments of a call by their names"""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
 """Bytes that a method holds at its peak for each element of a block's largest matrix."""
@@ -125,7 +127,7 @@ class Call:
         mask = torch.cat(masks) if masks else None
         return replace(calls[0], query=query, key=key, value=value, attn_mask=mask)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         """Returns the arguments of a method or of `attention`, in the caller's precision."""
         tensors = {name: getattr(self, name).to(self.dtype) for name in ("query", "key", "value")}
         options = {"attn_mask": self.attn_mask, "is_causal": self.is_causal}

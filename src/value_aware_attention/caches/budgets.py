@@ -50,11 +50,11 @@ def pooled_counts(
     costs = [ranking.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for ranking in rankings]
     for cost in costs:
         cost[..., :least] = torch.inf
-    every = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
-    order = every.argsort(dim=-1, descending=True, stable=True)
-    kept = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
-    parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
-    return [part.view_as(cost).sum(dim=-1) for part, cost in zip(parts, costs, strict=True)]
+    of_all = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
+    order = of_all.argsort(dim=-1, descending=True, stable=True)
+    chosen = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
+    parts = chosen.split([cost[0].numel() for cost in costs], dim=-1)
+    return [mask.view_as(cost).sum(dim=-1) for mask, cost in zip(parts, costs, strict=True)]
 
 
 def proportional_counts(
@@ -66,21 +66,21 @@ def proportional_counts(
     proportion too.
     """
     share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
-    wanted = torch.full_like(share, least)
+    counts = torch.full_like(share, least)
     for _ in range(share.shape[-1]):
-        weight = share.where(wanted < most, 0.0)
-        left = total - wanted.sum(dim=-1, keepdim=True)
-        wanted = wanted + left * (weight / weight.sum(dim=-1, keepdim=True)).nan_to_num()
-        wanted = wanted.clamp_max(most)
-    return whole_counts(wanted, total)
+        weight = share.where(counts < most, 0.0)
+        left = total - counts.sum(dim=-1, keepdim=True)
+        counts = counts + left * (weight / weight.sum(dim=-1, keepdim=True)).nan_to_num()
+        counts = counts.clamp_max(most)
+    return whole_counts(counts, total)
 
 
 def whole_counts(
-    wanted: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
+    numbers: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
 ) -> Int[Tensor, "B X"]:
     """Rounds numbers that sum to `total` so that they still do: up by the largest remainders."""
-    counts = wanted.long()
-    order = (wanted - counts).argsort(dim=-1, descending=True, stable=True)
+    counts = numbers.long()
+    order = (numbers - counts).argsort(dim=-1, descending=True, stable=True)
     return counts + first_of(order, total - counts.sum(dim=-1)).long()
 
 
@@ -149,9 +149,9 @@ class CacheProfile:
     def from_json(cls, text: str) -> Self:
         """Reads the text that `to_json` wrote; raises ValueError for anything else."""
         with reading("the profile", "make it again"):
-            found: dict[str, Any] = from_json(text)
-            kl = tuple(tuple(tuple(map(float, x)) for x in layer) for layer in found["kl"])
-            return cls(tuple(map(int, found["sizes"])), kl, int(found["key_value_heads"]))
+            fields: dict[str, Any] = from_json(text)
+            kl = tuple(tuple(tuple(map(float, x)) for x in layer) for layer in fields["kl"])
+            return cls(tuple(map(int, fields["sizes"])), kl, int(fields["key_value_heads"]))
 
 
 def _cheapest(costs: NDArray[np.float64], total: int) -> NDArray[np.int64]:
@@ -161,9 +161,9 @@ def _cheapest(costs: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     for row, cost in enumerate(costs):
         lowest = np.full(total + 1, np.inf)
         for place in range(min(sizes, total + 1)):
-            found = best[: total + 1 - place] + cost[place]
-            better = found < lowest[place:]
-            lowest[place:][better] = found[better]
+            sums = best[: total + 1 - place] + cost[place]
+            better = sums < lowest[place:]
+            lowest[place:][better] = sums[better]
             choices[row, place:][better] = place
         best = lowest
     chosen = np.zeros(rows, dtype=np.int64)

@@ -71,12 +71,12 @@ class Cake(CacheMethod):
     that a layer lacks are shared by the others in proportion, there equally. With `pool="model"`.
     """
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = candidate_weights(seen)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights = candidate_weights(observed)
         return pooled((weights.mean(dim=-2) + 200 * _variance(weights)).mean(dim=-2), 5)
 
-    def preference(self, seen: Observed) -> Float[Tensor, " B"]:
-        weights = candidate_weights(seen)
+    def preference(self, observed: Observed) -> Float[Tensor, " B"]:
+        weights = candidate_weights(observed)
         entropy = torch.special.entr(weights).flatten(1).sum(dim=-1)
         return entropy * _variance(weights).flatten(1).sum(dim=-1)
 
@@ -96,21 +96,21 @@ class Lava(CacheMethod):
     There the last 32 rows, recent = 32, sinks = 0. With `pool="model"`.
     """
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = candidate_weights(seen).mean(dim=-2).amax(dim=-2)
-        norm = working_precision(seen.value).abs().sum(dim=-1).amax(dim=-1, keepdim=True)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights = candidate_weights(observed).mean(dim=-2).amax(dim=-2)
+        norm = working_precision(observed.value).abs().sum(dim=-1).amax(dim=-1, keepdim=True)
         return pooled(weights, 7, "max") * norm
 
-    def preference(self, seen: Observed) -> Float[Tensor, " B"]:
-        scores = self.scores(seen).flatten(1)
+    def preference(self, observed: Observed) -> Float[Tensor, " B"]:
+        scores = self.scores(observed).flatten(1)
         share = scores / scores.sum(dim=-1, keepdim=True)
         return torch.special.entr(share.nan_to_num()).sum(dim=-1)
 
     def share(
         self, rankings: Sequence[Ranking], total: int, least: int
     ) -> list[Int[Tensor, "B H"]]:
-        found = _by_layer(rankings, _preferences(rankings), total, least)
-        pairs = zip(rankings, found, strict=True)
+        by_layer = _by_layer(rankings, _preferences(rankings), total, least)
+        pairs = zip(rankings, by_layer, strict=True)
         return [
             _pulled_alike(ranking, count.sum(dim=-1).to(ranking.loss.device), least)
             for ranking, count in pairs
@@ -123,8 +123,8 @@ def _variance(weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G
 
 
 def _preferences(rankings: Sequence[Ranking]) -> Float[Tensor, "B L"]:
-    found = [ranking.preference for ranking in rankings if ranking.preference is not None]
-    return torch.stack([x.to(found[0].device) for x in found], dim=-1)
+    preferences = [ranking.preference for ranking in rankings if ranking.preference is not None]
+    return torch.stack([x.to(preferences[0].device) for x in preferences], dim=-1)
 
 
 def _by_layer(

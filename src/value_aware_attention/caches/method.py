@@ -28,36 +28,38 @@ class CacheMethod(nn.Module):
         super().__init__()
         self.r = check_at_least(1, r=r)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys, of which the r largest are kept."""
         raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
 
     @torch.no_grad()
-    def keep(self, seen: Observed) -> KeptKeys:
+    def keep(self, observed: Observed) -> KeptKeys:
         """Chooses the keys to keep: the protected ones, then those with the largest scores.
 
         Raises ValueError where r exceeds the keys or falls below those protected, and for a kernel
         that the method has no meaning for.
         """
-        self.check(seen)
-        first = self.leading(seen, self.scores(seen), self.r)
-        return self.pack(seen, torch.zeros_like(available(seen)).scatter(-1, first, value=True))
+        self.check(observed)
+        first = self.leading(observed, self.scores(observed), self.r)
+        return self.pack(
+            observed, torch.zeros_like(available(observed)).scatter(-1, first, value=True)
+        )
 
     @torch.no_grad()
-    def rank(self, seen: Observed) -> Ranking:
+    def rank(self, observed: Observed) -> Ranking:
         """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
-        self.check(seen)
-        loss = self.losses(seen).double()
-        keys = self.leading(seen, loss, seen.keys)
-        loss = loss.masked_fill(protected(seen), torch.inf)
-        loss = loss.masked_fill(~available(seen), -torch.inf)
-        return Ranking(keys, loss.gather(-1, keys), self.preference(seen))
+        self.check(observed)
+        loss = self.losses(observed).double()
+        keys = self.leading(observed, loss, observed.keys)
+        loss = loss.masked_fill(protected(observed), torch.inf)
+        loss = loss.masked_fill(~available(observed), -torch.inf)
+        return Ranking(keys, loss.gather(-1, keys), self.preference(observed))
 
-    def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+    def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys so that heads and layers compare; by default those of a head."""
-        return self.scores(seen)
+        return self.scores(observed)
 
-    def preference(self, seen: Observed) -> Float[Tensor, " B"] | None:
+    def preference(self, observed: Observed) -> Float[Tensor, " B"] | None:
         """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
         return None
 
@@ -68,27 +70,27 @@ class CacheMethod(nn.Module):
         return pooled_counts(rankings, total, least)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+    def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
         """Keeps `counts` keys of each cache; `ranking` is this method's."""
-        return self.pack(seen, first_of(ranking.keys, counts))
+        return self.pack(observed, first_of(ranking.keys, counts))
 
-    def check(self, seen: Observed) -> None:
+    def check(self, observed: Observed) -> None:
         """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
         name = type(self).__name__
-        check_kernel(seen.kernel)
-        if self.kernels and not isinstance(seen.kernel, self.kernels):
+        check_kernel(observed.kernel)
+        if self.kernels and not isinstance(observed.kernel, self.kernels):
             allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
-            raise ValueError(f"{name} got the kernel {seen.kernel}; it supports {allowed}")
-        largest = float(seen.value.abs().max()) if seen.value.numel() else 0.0
-        dtype = torch.promote_types(seen.value.dtype, torch.float32)
-        if largest * seen.keys > torch.finfo(dtype).max:
+            raise ValueError(f"{name} got the kernel {observed.kernel}; it supports {allowed}")
+        largest = float(observed.value.abs().max()) if observed.value.numel() else 0.0
+        dtype = torch.promote_types(observed.value.dtype, torch.float32)
+        if largest * observed.keys > torch.finfo(dtype).max:
             raise ValueError(
-                f"value holds {largest:.0e}; sums of {seen.keys} such numbers are too large for "
-                f"{dtype}"
+                f"value holds {largest:.0e}; sums of {observed.keys} such numbers are too large "
+                f"for {dtype}"
             )
-        if self.r > seen.keys:
-            raise ValueError(f"{name} keeps r = {self.r} keys; there are {seen.keys}")
-        forced = 0 if seen.protected is None else int(protected(seen).sum(dim=-1).max())
+        if self.r > observed.keys:
+            raise ValueError(f"{name} keeps r = {self.r} keys; there are {observed.keys}")
+        forced = 0 if observed.protected is None else int(protected(observed).sum(dim=-1).max())
         if forced > self.r:
             raise ValueError(
                 f"{name} keeps r = {self.r} keys; {forced} are protected, so r must be at least "
@@ -97,17 +99,17 @@ class CacheMethod(nn.Module):
 
     @staticmethod
     def leading(
-        seen: Observed, scores: Float[Tensor, "*batch M"], r: int
+        observed: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
         """Returns the r keys that come first: protected, by score, then padding."""
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
-        first = first.masked_fill(protected(seen), largest)
-        first = first.masked_fill(~available(seen), -torch.inf)
+        first = first.masked_fill(protected(observed), largest)
+        first = first.masked_fill(~available(observed), -torch.inf)
         return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def pack(seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+    def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
         """Packs sets of keys, as they are, into slots.
 
         Slots of padding, and of a cache that keeps fewer keys than others, are unused.
@@ -115,8 +117,8 @@ class CacheMethod(nn.Module):
         slots = max(1, int(chosen.sum(dim=-1).max()))
         indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
         indices = indices.sort(dim=-1).values
-        unused = ~(available(seen) & chosen).take_along_dim(indices, dim=-1)
-        dtype = torch.promote_types(seen.key.dtype, torch.float32)
+        unused = ~(available(observed) & chosen).take_along_dim(indices, dim=-1)
+        dtype = torch.promote_types(observed.key.dtype, torch.float32)
         weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
 
@@ -140,21 +142,25 @@ def check_cache_method(method: CacheMethod) -> None:
         )
 
 
-def available(seen: Observed) -> Bool[Tensor, "*batch M"]:
+def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that may be kept."""
-    keys = torch.ones((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
-    return keys if seen.available is None else keys & seen.available
+    keys = torch.ones(
+        (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
+    )
+    return keys if observed.available is None else keys & observed.available
 
 
-def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:
+def protected(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that must be kept; padding never is."""
-    none = torch.zeros((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
-    if seen.protected is None:
+    none = torch.zeros(
+        (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
+    )
+    if observed.protected is None:
         return none
-    positions = seen.protected.to(none.device).expand(*seen.batch, -1)
-    return none.scatter(-1, positions, value=True) & available(seen)
+    positions = observed.protected.to(none.device).expand(*observed.batch, -1)
+    return none.scatter(-1, positions, value=True) & available(observed)
 
 
-def candidates(seen: Observed) -> Bool[Tensor, "*batch M"]:
+def candidates(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that a choice is made of: neither padding nor protected."""
-    return available(seen) & ~protected(seen)
+    return available(observed) & ~protected(observed)

@@ -53,13 +53,13 @@ class AttentionMatching(CacheMethod):
         self.kernels = method.kernels
 
     @torch.no_grad()
-    def keep(self, seen: Observed) -> KeptKeys:
-        self.check(seen)
-        return refitted(seen, self.method.keep(seen))
+    def keep(self, observed: Observed) -> KeptKeys:
+        self.check(observed)
+        return refitted(observed, self.method.keep(observed))
 
     @torch.no_grad()
-    def rank(self, seen: Observed) -> Ranking:
-        return self.method.rank(seen)
+    def rank(self, observed: Observed) -> Ranking:
+        return self.method.rank(observed)
 
     def share(
         self, rankings: Sequence[Ranking], total: int, least: int
@@ -67,8 +67,8 @@ class AttentionMatching(CacheMethod):
         return self.method.share(rankings, total, least)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        return refitted(seen, self.method.cut(seen, ranking, counts))
+    def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        return refitted(observed, self.method.cut(observed, ranking, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts one solution of the two least squares problems; the refit compares thirteen."""
@@ -76,34 +76,34 @@ class AttentionMatching(CacheMethod):
         return base + 2 * (rows * self.r**2 + self.r**3 / 3)
 
 
-def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
+def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
     """Refits the biases and values of chosen keys to the observed rows.
 
     Every fourth row is held out. Of `CHOICES`, the one with the least error on held-out rows after
     a fit to the others is fitted again to all rows. With fewer than eight rows nothing is refitted.
     """
-    rows, slots = Rows.of(seen), kept.indices.shape[-1]
-    flat = KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
-    every = _Fit.of(rows, flat)
-    count = every.weights.shape[1]
-    dtype = kept.log_weight.dtype
+    rows, slots = Rows.of(observed), choice.indices.shape[-1]
+    flat = KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
+    fit = _Fit.of(rows, flat)
+    count = fit.weights.shape[1]
+    dtype = choice.log_weight.dtype
     if count < 2 * HELD_OUT:  # with values, as in texts of more rows beside these
-        value = seen.value.take_along_dim(kept.indices[..., None], dim=-2)
-        return KeptKeys(kept.indices, kept.log_weight, value.to(dtype))
+        value = observed.value.take_along_dim(choice.indices[..., None], dim=-2)
+        return KeptKeys(choice.indices, choice.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
-    fitted, checked = every.of_rows(~held_out), every.of_rows(held_out)
+    fitted, checked = fit.of_rows(~held_out), fit.of_rows(held_out)
     errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
     best = torch.stack(errors).argmin(dim=0)
-    factors, change = torch.ones_like(every.weights[:, 0]), torch.zeros_like(every.value)
+    factors, change = torch.ones_like(fit.weights[:, 0]), torch.zeros_like(fit.value)
     for number, how in enumerate(CHOICES):
         chosen = best == number
         if chosen.any():
-            found, moved = every.solve(*how)
-            factors = found.where(chosen[:, None], factors)
+            of_choice, moved = fit.solve(*how)
+            factors = of_choice.where(chosen[:, None], factors)
             change = moved.where(chosen[:, None, None], change)
-    value = (every.value + change - rows.nothing).view(*kept.indices.shape, -1)
-    bias = factors.log().view(kept.indices.shape)
-    return KeptKeys(kept.indices, kept.log_weight + bias.to(dtype), value.to(dtype))
+    value = (fit.value + change - rows.nothing).view(*choice.indices.shape, -1)
+    bias = factors.log().view(choice.indices.shape)
+    return KeptKeys(choice.indices, choice.log_weight + bias.to(dtype), value.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,15 @@ class _Fit:
     sees: Bool[Tensor, "B n 1"]
 
     @classmethod
-    def of(cls, rows: Rows, kept: KeptKeys) -> "_Fit":
-        at = kept.indices[:, None]
-        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + kept.log_weight[:, None]
+    def of(cls, rows: Rows, choice: KeptKeys) -> "_Fit":
+        at = choice.indices[:, None]
+        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + choice.log_weight[:, None]
         return cls(
             log_weights.double().exp(),
             rows.log_beside.double().exp(),
             rows.beside.double(),
             rows.output.double(),
-            rows.value.take_along_dim(kept.indices[..., None], dim=-2).double(),
+            rows.value.take_along_dim(choice.indices[..., None], dim=-2).double(),
             (rows.log_weights > -torch.inf).any(-1, keepdim=True) | (rows.log_beside > -torch.inf),
         )
 
@@ -144,8 +144,8 @@ class _Fit:
         """Fits the factors of the weights, and the change of the values."""
         factors = torch.ones_like(self.weights[:, 0])
         if bias:
-            wanted = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
-            factors = factors + _least_squares(self.weights, wanted, BIAS_RIDGE)[..., 0]
+            lost = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
+            factors = factors + _least_squares(self.weights, lost, BIAS_RIDGE)[..., 0]
             factors = factors.clamp(*FACTORS)
         if ridge == torch.inf:
             return factors, torch.zeros_like(self.value)

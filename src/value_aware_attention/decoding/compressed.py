@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation.utils import GENERATION_MODES_MAPPING
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateOutput
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -30,6 +30,7 @@ from value_aware_attention.arguments import check_at_least, check_choice, check_
 from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.call import Arguments
 from value_aware_attention.decoding.after_prefix import AfterPrefix
 from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, Slots, filled
 from value_aware_attention.decoding.padding import Parts
@@ -167,7 +168,7 @@ class _Choices:
 
     method: Callable[[int], CacheMethod]
     keep: float
-    options: dict[str, Any]
+    options: Arguments
     """Those of `AfterPrefix`"""
 
     def __post_init__(self) -> None:
@@ -308,7 +309,9 @@ class _Compression:
         if self.filling is None or self.filling.cache is not cache:
             self.filling = _Filling(self, cache)
 
-    def _prefill(self, prefill: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    def _prefill(
+        self, prefill: Callable[..., object], *inputs: object, **options: object
+    ) -> object:
         """Reads a prompt as `generate` does; one read in chunks is compressed at its end."""
         arguments = signature(prefill).bind(*inputs, **options).arguments
         self.is_chunked = arguments["generation_config"].prefill_chunk_size is not None
@@ -339,7 +342,7 @@ class _Compression:
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **options: Any,
+        **options: object,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes attention as transformers calls it."""
         if module not in self.numbers:
@@ -422,9 +425,7 @@ class _Prompt:
         """Returns what is known of the model's layer."""
         return Layer(number=self.context.numbers[self.module], rotary=self.context.rotary)
 
-    def call(
-        self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None
-    ) -> dict[str, Any]:
+    def call(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Arguments:
         """Returns the arguments of an `AfterPrefix` for this layer."""
         return grouped(
             self.module, self.layer, query, key, value, kernel=self.kernel, attn_mask=visible,
@@ -445,10 +446,10 @@ class _Prompt:
                 pool=pool, share=share, **self.call(query, key, value, visible)
             )
             of_parts = zip(parts.of_first(share), cut, strict=True)
-            kept = parts.joined([after[r].choose_part(*part) for r, part in of_parts])
+            choice = parts.joined([after[r].choose_part(*texts) for r, texts in of_parts])
         assert self.report is not None
         self.report.seconds += _time() - begun
-        return kept
+        return choice
 
 
 class _Filling:
@@ -482,25 +483,25 @@ class _Filling:
             prompt.parts, cut = after.parted(
                 start=key.shape[2], **prompt.call(query, key, value, prompt.visible)
             )
-            observed = [self.after[part[0].keys].observe_part(*part) for part in cut]
+            observed = [self.after[texts[0].keys].observe_part(*texts) for texts in cut]
             if after.pool == "model":
                 prompt.observed = observed
             else:
                 number = prompt.layer.number
-                kept = [self.after[each.keys].choose_layer(each, number) for each in observed]
-                self._replace(place, prompt.parts.joined(kept), query)
+                choices = [self.after[each.keys].choose_layer(each, number) for each in observed]
+                self._replace(place, prompt.parts.joined(choices), query)
         self.seconds += _time() - begun
 
-    def _replace(self, place: int, kept: KeptKeys, query: Tensor | None = None) -> None:
+    def _replace(self, place: int, choice: KeptKeys, query: Tensor | None = None) -> None:
         """Lets the cache hold the kept keys in the place of a layer."""
         key, value = filled(self.cache.layers[place])
         options, prompt = self.context.choices.options, self.prompts[place]
         self.bytes_before += key.nbytes + value.nbytes
         if options["every"] is None or query is None:
-            layer = KeptLayer(Slots.of(kept, key, value), key.shape[2], self.context.is_read)
+            layer = KeptLayer(Slots.of(choice, key, value), key.shape[2], self.context.is_read)
         else:
             layer = GrowingLayer(
-                kept, key, value, self.context.is_read, every=options["every"], query=query,
+                choice, key, value, self.context.is_read, every=options["every"], query=query,
                 visible=prompt.visible, choose=prompt.choose_again,
                 rows=options["rows"] if options["observed"] == "last" else None,
             )  # fmt: skip
@@ -530,13 +531,13 @@ class _Filling:
     def _choose_model(self) -> None:
         """Chooses the keys of all layers together."""
         prompts = self.prompts.values()
-        kept = []
+        choices = []
         for layers in zip(*(prompt.observed for prompt in prompts), strict=True):
             with torch.autocast(layers[0].key.device.type, enabled=False):
-                kept += self.after[layers[0].keys].choose_model(layers)
+                choices += self.after[layers[0].keys].choose_model(layers)
         for number, (place, prompt) in enumerate(self.prompts.items()):
             assert prompt.parts is not None
-            self._replace(place, prompt.parts.joined([choice[number] for choice in kept]))
+            self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))
 
 
 def _time() -> float:
@@ -569,7 +570,7 @@ def _cache_argument(module: nn.Module) -> str | None:
 
 
 def _check_layer(
-    module: nn.Module, layer: object, key: Tensor, value: Tensor, window: int | None
+    module: nn.Module, layer: object, key: Tensor, value: Tensor, window: object
 ) -> None:
     """Raises ValueError for a layer that cannot be compressed once it is filled."""
     if not (type(layer) is DynamicLayer or isinstance(layer, KeptLayer)):
@@ -601,7 +602,9 @@ def _attention_of(module: nn.Module, name: str) -> AttentionFunction:
     return ALL_ATTENTION_FUNCTIONS.get(name, next(filter(None, eager), None))
 
 
-def _warning_of_padding(prepare: Callable[..., Tensor], *inputs: Any, **options: Any) -> Tensor:
+def _warning_of_padding(
+    prepare: Callable[..., Tensor], *inputs: object, **options: object
+) -> Tensor:
     """Warns where `generate` takes tokens of the prompt for padding, which no query sees."""
     mask = prepare(*inputs, **options)
     if hidden := int((mask == 0).sum()):
@@ -634,8 +637,8 @@ class CompressedGeneration:
 
     def __call__(
         self, model: PreTrainedModel, input_ids: Tensor, *, generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> Any:  # fmt: skip
+        **model_kwargs: object,
+    ) -> Tensor | GenerateOutput:  # fmt: skip
         """Decodes as `generate` would with this config."""
         mode = GENERATION_MODES_MAPPING[generation_config.get_generation_mode()]
         if not hasattr(model, mode):

@@ -41,9 +41,9 @@ class Pages:
     caches: int
 
     @classmethod
-    def of(cls, kept: "Slots") -> Self:
+    def of(cls, held: "Slots") -> Self:
         """Cuts the slots of each cache into pages, without those that are unused."""
-        used = kept.used.flatten(0, 1)
+        used = held.used.flatten(0, 1)
         counts = used.sum(dim=-1)
         order = used.int().argsort(dim=-1, descending=True, stable=True)
         size = max(1, int(counts.float().mean()) // PAGES)
@@ -52,7 +52,7 @@ class Pages:
         slots = order[:, places.clamp_max(order.shape[-1] - 1)].unflatten(-1, (-1, size))
         cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
         at = cache[:, None], slots[cache, number]
-        key, value, bias = (x.flatten(0, 1)[at] for x in (kept.key, kept.value, kept.bias))
+        key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
         bias = bias.masked_fill(~is_used[cache, number], -torch.inf)
         return cls(key, value, bias if (bias != 0).any() else None, cache, len(used))
 
@@ -99,14 +99,14 @@ class Slots:
 
     @classmethod
     def of(
-        cls, kept: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]
+        cls, choice: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]
     ) -> Self:
         """Copies the kept keys of a layer, with their refitted values where there are any."""
-        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (kept.indices, kept.log_weight))
+        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
         at = indices[..., None]
-        values = value.take_along_dim(at, dim=-2) if kept.value is None else kept.value
+        values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
         shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
-        if kept.value is not None and taken.requires_grad:
+        if choice.value is not None and taken.requires_grad:
             taken.register_hook(_refuse_gradient)
         return cls(taken, values.reshape(shape).to(value.dtype), bias)
 
@@ -150,24 +150,24 @@ class KeptLayer(DynamicLayer):
     any other would see wrong keys.
     """
 
-    def __init__(self, kept: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
+    def __init__(self, held: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
         super().__init__()
         self.is_read = is_read
-        self.lazy_initialization(kept.key, kept.value)
-        self.hold(kept, prefix)
+        self.lazy_initialization(held.key, held.value)
+        self.hold(held, prefix)
 
-    def hold(self, kept: Slots, prefix: int) -> None:
+    def hold(self, held: Slots, prefix: int) -> None:
         """Holds the kept keys of a prefix, and no later ones."""
         self.prefix = prefix
-        self.counts: Int[Tensor, "B H"] = kept.used.sum(dim=-1)
+        self.counts: Int[Tensor, "B H"] = held.used.sum(dim=-1)
         self.bias: Float[Tensor, "B H R"] | None = None
         self.pages: Pages | None = None
-        if self.is_even(self.counts, slots := kept.bias.shape[-1]):
-            self.slots, self.keys, self.values = slots, kept.key, kept.value
-            self.bias = kept.bias if (kept.bias != 0).any() else None
+        if self.is_even(self.counts, slots := held.bias.shape[-1]):
+            self.slots, self.keys, self.values = slots, held.key, held.value
+            self.bias = held.bias if (held.bias != 0).any() else None
         else:
-            self.slots, self.pages = 0, Pages.of(kept)
-            self.keys, self.values = (x[:, :, :0].clone() for x in (kept.key, kept.value))
+            self.slots, self.pages = 0, Pages.of(held)
+            self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
         """Tells whether the kept keys lie in `keys`: where no cache has an unused slot."""
@@ -302,7 +302,7 @@ class GrowingLayer(KeptLayer):
 
     def __init__(
         self,
-        kept: KeptKeys,
+        choice: KeptKeys,
         key: Float[Tensor, "B H M D"],
         value: Float[Tensor, "B H M V"],
         is_read: Callable[[], bool],
@@ -313,10 +313,10 @@ class GrowingLayer(KeptLayer):
         rows: int | None,
         visible: Bool[Tensor, "B 1 1 M"] | None,
     ) -> None:
-        """Begins with the first choice, `kept`; of queries the last `rows` are held."""
-        super().__init__(Slots.of(kept, key, value), key.shape[2], is_read)
+        """Begins with the first choice; of queries the last `rows` are held."""
+        super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
-        self.at: Int[Tensor, "B H R"] = kept.indices.reshape(*key.shape[:2], -1)
+        self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
         """The positions of the kept keys"""
         self.visible = visible
         """The keys of the prefix that are no padding; None: all"""
@@ -379,12 +379,12 @@ class GrowingLayer(KeptLayer):
             self.visible = whole
         rows = self.query.shape[2] - rest[0].shape[2]
         query = pad(self.query[:, :, :rows], (0, 0, start - rows, 0))
-        kept = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
-        self.hold(Slots.of(kept, key, value), start)
+        choice = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
+        self.hold(Slots.of(choice, key, value), start)
         self.keys, self.values = (
             torch.cat([x, later], dim=2) for x, later in zip(filled(self), rest, strict=True)
         )
-        self.at = kept.indices.reshape(*key.shape[:2], -1)
+        self.at = choice.indices.reshape(*key.shape[:2], -1)
         if self.rows is not None:
             self.query = self.query[:, :, rows - start + self._first_row(start) :].clone()
 

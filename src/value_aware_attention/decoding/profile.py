@@ -64,8 +64,8 @@ def profile(
         )
     if len(lengths := sorted({tokens.shape[1] for tokens in batches})) > 1 or lengths[0] <= prefix:
         raise ValueError(f"batches have lengths {lengths}; they must have one, above {prefix}")
-    found = [_Profiled.of(model, tokens, like).curves(method, asked, by) for tokens in batches]
-    kl = np.average(found, axis=0, weights=[len(tokens) for tokens in batches])
+    by_batch = [_Profiled.of(model, tokens, like).curves(method, asked, by) for tokens in batches]
+    kl = np.average(by_batch, axis=0, weights=[len(tokens) for tokens in batches])
     heads = 1 if by == "layer" else kl.shape[1]
     return CacheProfile(
         sizes=tuple(asked),
@@ -96,27 +96,29 @@ class _Profiled:
         self, method: Callable[[int], CacheMethod], sizes: Sequence[int], by: str
     ) -> list[list[list[float]]]:
         """Measures the KL of each layer, head (alike for all heads of a layer) and size."""
-        found: list[list[list[float]]] = []
+        by_layer: list[list[list[float]]] = []
         for layer, call in enumerate(self.calls):
-            seen = self.like.observe(**call.arguments(), layer=call.layer)
-            ranking = self.like.method.rank(seen)
+            observed = self.like.observe(**call.arguments(), layer=call.layer)
+            ranking = self.like.method.rank(observed)
             heads = ranking.by_head.shape[1]
             alone = [range(heads)] if by == "layer" else [[head] for head in range(heads)]
             curves = []
             for chosen in alone:
-                counts = torch.full((len(ranking.keys), heads), sizes[-1], device=seen.key.device)
+                counts = torch.full(
+                    (len(ranking.keys), heads), sizes[-1], device=observed.key.device
+                )
                 curve = []
                 for r in sizes[:-1]:
                     counts[:, list(chosen)] = r
-                    kept = method(r).cut(seen, ranking, counts.view(seen.batch))
-                    curve.append(self.divergence(layer, kept))
+                    choice = method(r).cut(observed, ranking, counts.view(observed.batch))
+                    curve.append(self.divergence(layer, choice))
                 curves.append([*curve, 0.0])
-            found.append(curves * (heads // len(curves)))
-        return found
+            by_layer.append(curves * (heads // len(curves)))
+        return by_layer
 
-    def divergence(self, layer: int, kept: KeptKeys) -> float:
+    def divergence(self, layer: int, choice: KeptKeys) -> float:
         """Computes the mean KL with these keys kept in one layer."""
-        after = AfterPrefix(Given(kept), prefix=self.like.prefix, sinks=0, recent=0)
+        after = AfterPrefix(Given(choice), prefix=self.like.prefix, sinks=0, recent=0)
         with replace_attention(self.model, after, layers=[layer]):
             logits = self.model(input_ids=self.tokens, use_cache=False)[0][:, self.like.prefix :]
         logs = logits.float().log_softmax(-1)

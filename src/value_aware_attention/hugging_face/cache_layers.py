@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.call import Arguments
 from value_aware_attention.hugging_face.attending import repeated
-from value_aware_attention.hugging_face.layers import Arguments, positions
+from value_aware_attention.hugging_face.layers import positions
 from value_aware_attention.layer import Layer, Rotary
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
@@ -200,8 +201,8 @@ class FirstReadings:
         exact = self._read(model, twice)[:, prefix:]
         self.is_checking = True
         try:
-            for kept in (first, second):
-                self.kept = dict(zip(layers, kept, strict=True))
+            for choices in (first, second):
+                self.kept = dict(zip(layers, choices, strict=True))
                 output = model(**twice)[0][:, prefix:]
                 far.append(_divergence(output, exact, twice.get("attention_mask")))
         finally:

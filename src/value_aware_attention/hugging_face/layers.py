@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Collection, Mapping
 from inspect import unwrap
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from value_aware_attention.arguments import check_integers, described
+from value_aware_attention.call import Arguments
 from value_aware_attention.kernels import Exponential, Kernel
 
-Arguments = dict[str, Any]
-"""Arguments of a call by their names"""
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """Global in which transformers' modelling code looks the attention function up"""
 
