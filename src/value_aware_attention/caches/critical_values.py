@@ -1,24 +1,17 @@
 """Keeps keys by a score and by their value after the output projection."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.budgets import Ranking, first_of
-from value_aware_attention.caches.method import (
-    CacheMethod,
-    candidates,
-    check_cache_method,
-    protected,
-)
+from value_aware_attention.caches.method import CacheMethod, Refinement, candidates, protected
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import by_layer, candidate_weights, pooled
 
 
-class CriticalValues(CacheMethod):
+class CriticalValues(Refinement):
     """Keeps r/2 keys by the scores of a method, the others by (score + 1e-4) mean ||W_o v_j||_1.
 
     CriticalKV (Feng et al., 2025, arXiv 2502.03805); the mean is over the heads of the group.
@@ -26,12 +19,9 @@ class CriticalValues(CacheMethod):
     """
 
     def __init__(self, method: CacheMethod) -> None:
-        check_cache_method(method)
-        super().__init__(method.r)
+        super().__init__(method)
         if type(method).scores is CacheMethod.scores:
             raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")
-        self.method = method
-        self.kernels = method.kernels
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         return self._scores(
@@ -47,16 +37,6 @@ class CriticalValues(CacheMethod):
         sizes = (scores + 1e-4) * projected_norms(observed)
         first = self.leading(observed, scores, observed.keys)
         return sizes.masked_fill(first_of(first, (counts // 2).clamp_min(1)), torch.inf)
-
-    @torch.no_grad()
-    def rank(self, observed: Observed) -> Ranking:
-        """Orders keys by the method's scores: only the keys of a head are chosen by values."""
-        return self.method.rank(observed)
-
-    def share(
-        self, rankings: Sequence[Ranking], total: int, least: int
-    ) -> list[Int[Tensor, "B H"]]:
-        return self.method.share(rankings, total, least)
 
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:

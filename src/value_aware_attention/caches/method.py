@@ -60,7 +60,7 @@ class CacheMethod(nn.Module):
         return self.scores(observed)
 
     def preference(self, observed: Observed) -> Float[Tensor, " B"] | None:
-        """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
+        """Measures how much a layer needs keys, where `share` goes by that; else None."""
         return None
 
     def share(
@@ -140,6 +140,24 @@ def check_cache_method(method: CacheMethod) -> None:
             f"method is {described(method)}; it must be a method of caches, such as "
             f"caches.ObservedAttention(8)"
         )
+
+
+class Refinement(CacheMethod):
+    """Ranks and shares keys as another method does, and changes what a head keeps of them."""
+
+    def __init__(self, method: CacheMethod) -> None:
+        check_cache_method(method)
+        super().__init__(method.r)
+        self.method, self.kernels = method, method.kernels
+
+    @torch.no_grad()
+    def rank(self, observed: Observed) -> Ranking:
+        return self.method.rank(observed)
+
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        return self.method.share(rankings, total, least)
 
 
 def available(observed: Observed) -> Bool[Tensor, "*batch M"]:

@@ -4,7 +4,6 @@ The closed form of Attention Matching (arXiv 2602.16284): biases by which the ke
 one, then values by which outputs are the exact ones, both by least squares with a ridge.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.joint_set import Rows
-from value_aware_attention.caches.method import CacheMethod, check_cache_method
+from value_aware_attention.caches.method import CacheMethod, Refinement
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 
@@ -30,7 +29,7 @@ HELD_OUT = 4
 """One of `HELD_OUT` rows is held out."""
 
 
-class AttentionMatching(CacheMethod):
+class AttentionMatching(Refinement):
     """Refits log-biases and values of r keys, those of `method` or of the largest attention.
 
     Attention Matching (arXiv 2602.16284), in its form without a search: keys by the root mean
@@ -41,30 +40,18 @@ class AttentionMatching(CacheMethod):
     refits = True
 
     def __init__(self, r: int, method: CacheMethod | None = None) -> None:
-        super().__init__(r)
-        method = ObservedAttention(r, aggregate="rms") if method is None else method
-        check_cache_method(method)
+        super().__init__(ObservedAttention(r, aggregate="rms") if method is None else method)
+        method = self.method
         if method.r != r:
             raise ValueError(f"r is {r}; the method given keeps {method.r}")
         if method.refits:
             name = type(method).__name__
             raise ValueError(f"method is a {name} that refits; one refit is made")
-        self.method = method
-        self.kernels = method.kernels
 
     @torch.no_grad()
     def keep(self, observed: Observed) -> KeptKeys:
         self.check(observed)
         return refitted(observed, self.method.keep(observed))
-
-    @torch.no_grad()
-    def rank(self, observed: Observed) -> Ranking:
-        return self.method.rank(observed)
-
-    def share(
-        self, rankings: Sequence[Ranking], total: int, least: int
-    ) -> list[Int[Tensor, "B H"]]:
-        return self.method.share(rankings, total, least)
 
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:

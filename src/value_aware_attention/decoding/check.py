@@ -135,17 +135,16 @@ def check_cache(
 ) -> CacheCheck:
     """Compares a compressed cache of any make with one exact pass over the keys it claims to keep.
 
-    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: the positions in the prefix that each
-    key-value head keeps, with log-weights (0 = as they were) and, where they changed, values.
-    `cache` holds the prefix of all texts: the model reads the later tokens with it one by one,
-    which fills it; or it is a function from a token of each text and its position to their logits,
-    for code of any kind. The reference hides all other keys of the prefix from later queries, in
-    one pass of `caches.AfterPrefix`.
+    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: positions in the prefix, log-weights
+    (0 = as they were) and, where they changed, values. `cache` holds the prefix of all texts: the
+    model reads the later tokens with it one by one, which fills it; or it is a function from a
+    token of each text and its position to their logits, for code of any kind. The reference is one
+    pass of `caches.AfterPrefix`: it hides all other keys of the prefix from later queries.
 
     Shifted positions, lost biases, a wrong mask and later keys that are dropped all show as a
-    departure: at the first later token, or where the fault begins. Raises ValueError for a prefix
-    without later tokens, for choices that do not fit the model's layers, heads and texts, and for a
-    Cache with texts that have padding, which only its own code knows how to place.
+    departure where the fault begins. Raises ValueError for a prefix without later tokens, for
+    choices that do not fit the model's layers, heads and texts, and for a Cache with texts that
+    have padding, which only its own code knows how to place.
     """
     if input_ids.ndim != 2 or not 1 <= prefix < input_ids.shape[1]:
         raise ValueError(

@@ -272,10 +272,7 @@ class _Compression:
             if hasattr(self.model, name):
                 setattr(self.model, name, partial(function, getattr(self.model, name)))
                 restored.callback(delattr, self.model, name)
-        restored.callback(self._drop)
-
-    def _drop(self) -> None:
-        self.filling = None
+        restored.callback(setattr, self, "filling", None)
 
     def is_read(self) -> bool:
         """Tells whether the context's model reads a cache, within the context."""
@@ -306,7 +303,12 @@ class _Compression:
                 f"past_key_values is {kind}; within compressed_cache a model must be called with "
                 f"use_cache=True, and with a DynamicCache or none"
             )
-        if self.filling is None or self.filling.cache is not cache:
+        filling = self.filling
+        if (
+            filling is None
+            or filling.cache is not cache
+            or (module.layer_idx in filling.prompts and not self.is_chunked)  # interrupted
+        ):
             self.filling = _Filling(self, cache)
 
     def _prefill(
@@ -330,7 +332,7 @@ class _Compression:
             return
         if self.filling is not None and self.filling.prompts:
             self.report.caches.append(self.filling.finished())
-        self._drop()
+        self.filling = None
 
     @uncompiled
     def attend(
@@ -367,37 +369,11 @@ class _Compression:
         if not isinstance(layer, DynamicSlidingWindowLayer):
             check_call(dropout, options)
             _check_layer(module, layer, key, value, options.get("sliding_window"))
-            self._read(place, module, kernel, query, key, attention_mask)
+            prompt = self.filling.prompts.setdefault(place, _Prompt(self, module, kernel))
+            prompt.read(query, key, attention_mask)
+            if not self.is_chunked:
+                self.filling.observe(place)
         return outputs
-
-    def _read(
-        self, place: int, module: nn.Module, kernel: Kernel, query: Tensor, key: Tensor,
-        attention_mask: Tensor | None,
-    ) -> None:  # fmt: skip
-        """Reads a prompt, or a chunk of one, in a layer; ValueError for one that goes on."""
-        assert self.filling is not None
-        earlier = key.shape[2] - query.shape[2]
-        if place in self.filling.prompts and not earlier:  # of a pass that was interrupted
-            self.filling = _Filling(self, self.filling.cache)
-        if earlier and not (self.is_chunked and place in self.filling.prompts):
-            raise ValueError(
-                f"the cache holds {earlier} tokens that were not compressed; within "
-                f"compressed_cache a model must fill its cache from empty, and a new one after a "
-                f"call that was interrupted"
-            )
-        prompt = self.filling.prompts.setdefault(place, _Prompt(self, module, kernel))
-        prompt.queries.append(query.detach())
-        mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
-        if mask is not None and not is_causal and mask.shape[-2] > 1 and not self.is_chunked:
-            raise ValueError(
-                "the prompt's mask is not causal with padding alone; compressed_cache could not "
-                "tell which keys later tokens see"
-            )
-        if mask is not None:
-            mask = mask[..., -1:, :].repeat(len(query) // len(mask), 1, 1, 1)
-        prompt.visible = mask
-        if not self.is_chunked:
-            self.filling.observe(place)
 
 
 @dataclass
@@ -421,14 +397,35 @@ class _Prompt:
         return self  # a copy of a cache is of the same model
 
     @property
-    def layer(self) -> Layer:
-        """Returns what is known of the model's layer."""
-        return Layer(number=self.context.numbers[self.module], rotary=self.context.rotary)
+    def number(self) -> int:
+        """Returns the layer's place in the model."""
+        return self.context.numbers[self.module]
+
+    def read(self, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> None:
+        """Reads a prompt, or a chunk of one; ValueError where the cache held other tokens."""
+        earlier = key.shape[2] - query.shape[2]
+        if earlier and not self.queries:
+            raise ValueError(
+                f"the cache holds {earlier} tokens that were not compressed; within "
+                f"compressed_cache a model must fill its cache from empty, and a new one after a "
+                f"call that was interrupted"
+            )
+        self.queries.append(query.detach())
+        mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
+        if mask is not None:
+            if not (is_causal or mask.shape[-2] == 1 or self.context.is_chunked):
+                raise ValueError(
+                    "the prompt's mask is not causal with padding alone; compressed_cache could "
+                    "not tell which keys later tokens see"
+                )
+            mask = mask[..., -1:, :].repeat(len(query) // len(mask), 1, 1, 1)
+        self.visible = mask
 
     def call(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Arguments:
         """Returns the arguments of an `AfterPrefix` for this layer."""
+        layer = Layer(number=self.number, rotary=self.context.rotary)
         return grouped(
-            self.module, self.layer, query, key, value, kernel=self.kernel, attn_mask=visible,
+            self.module, layer, query, key, value, kernel=self.kernel, attn_mask=visible,
             is_causal=True,
         )  # fmt: skip
 
@@ -487,8 +484,7 @@ class _Filling:
             if after.pool == "model":
                 prompt.observed = observed
             else:
-                number = prompt.layer.number
-                choices = [self.after[each.keys].choose_layer(each, number) for each in observed]
+                choices = [self.after[x.keys].choose_layer(x, prompt.number) for x in observed]
                 self._replace(place, prompt.parts.joined(choices), query)
         self.seconds += _time() - begun
 

@@ -1,7 +1,6 @@
 """Measures the loss of each layer or head alone by the keys that it keeps."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from transformers import PreTrainedModel
 from value_aware_attention.arguments import check_at_least, check_choice, check_integers
 from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import KeptKeys
-from value_aware_attention.call import Call
 from value_aware_attention.decoding.after_prefix import AfterPrefix, Given
 from value_aware_attention.decoding.compressed import built
 from value_aware_attention.hugging_face.adapter import replace_attention
@@ -64,7 +61,7 @@ def profile(
         )
     if len(lengths := sorted({tokens.shape[1] for tokens in batches})) > 1 or lengths[0] <= prefix:
         raise ValueError(f"batches have lengths {lengths}; they must have one, above {prefix}")
-    by_batch = [_Profiled.of(model, tokens, like).curves(method, asked, by) for tokens in batches]
+    by_batch = [_curves(model, tokens, like, method, asked, by) for tokens in batches]
     kl = np.average(by_batch, axis=0, weights=[len(tokens) for tokens in batches])
     heads = 1 if by == "layer" else kl.shape[1]
     return CacheProfile(
@@ -74,53 +71,45 @@ def profile(
     )
 
 
-@dataclass(frozen=True)
-class _Profiled:
-    """Holds a batch of texts as the exact model reads them."""
+def _curves(
+    model: PreTrainedModel, tokens: Int[Tensor, "B N"], like: AfterPrefix,
+    method: Callable[[int], CacheMethod], sizes: Sequence[int], by: str,
+) -> list[list[list[float]]]:  # fmt: skip
+    """Measures the KL of each layer, head (alike for all heads of a layer) and size."""
+    repeated = like.prefix if like.observed == "repeat" else None
+    with recording(model, shares_keys=True, repeated=repeated) as calls:
+        exact = model(input_ids=tokens, use_cache=False)[0]
+    served = exact[:, like.prefix :].float().log_softmax(-1)
+    by_layer = []
+    for layer, call in enumerate(calls):
+        observed = like.observe(**call.arguments(), layer=call.layer)
+        ranking = like.method.rank(observed)
+        heads = ranking.by_head.shape[1]
+        alone = [range(heads)] if by == "layer" else [[head] for head in range(heads)]
+        curves = []
+        for chosen in alone:
+            counts = torch.full((len(tokens), heads), sizes[-1], device=tokens.device)
+            curve = []
+            for r in sizes[:-1]:
+                counts[:, list(chosen)] = r
+                choice = method(r).cut(observed, ranking, counts.view(observed.batch))
+                after = AfterPrefix(Given(choice), prefix=like.prefix, sinks=0, recent=0)
+                curve.append(_divergence(model, tokens, served, layer, after))
+            curves.append([*curve, 0.0])
+        by_layer.append(curves * (heads // len(curves)))
+    return by_layer
 
-    model: PreTrainedModel
-    tokens: Int[Tensor, "B N"]
-    like: AfterPrefix
-    calls: Sequence[Call]
-    served: Float[Tensor, "B n K"]
-    """Log-probabilities of the exact model after the prefix"""
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, tokens: Tensor, like: AfterPrefix) -> "_Profiled":
-        repeated = like.prefix if like.observed == "repeat" else None
-        with recording(model, shares_keys=True, repeated=repeated) as calls:
-            exact = model(input_ids=tokens, use_cache=False)[0]
-        return cls(model, tokens, like, calls, exact[:, like.prefix :].float().log_softmax(-1))
-
-    def curves(
-        self, method: Callable[[int], CacheMethod], sizes: Sequence[int], by: str
-    ) -> list[list[list[float]]]:
-        """Measures the KL of each layer, head (alike for all heads of a layer) and size."""
-        by_layer: list[list[list[float]]] = []
-        for layer, call in enumerate(self.calls):
-            observed = self.like.observe(**call.arguments(), layer=call.layer)
-            ranking = self.like.method.rank(observed)
-            heads = ranking.by_head.shape[1]
-            alone = [range(heads)] if by == "layer" else [[head] for head in range(heads)]
-            curves = []
-            for chosen in alone:
-                counts = torch.full(
-                    (len(ranking.keys), heads), sizes[-1], device=observed.key.device
-                )
-                curve = []
-                for r in sizes[:-1]:
-                    counts[:, list(chosen)] = r
-                    choice = method(r).cut(observed, ranking, counts.view(observed.batch))
-                    curve.append(self.divergence(layer, choice))
-                curves.append([*curve, 0.0])
-            by_layer.append(curves * (heads // len(curves)))
-        return by_layer
-
-    def divergence(self, layer: int, choice: KeptKeys) -> float:
-        """Computes the mean KL with these keys kept in one layer."""
-        after = AfterPrefix(Given(choice), prefix=self.like.prefix, sinks=0, recent=0)
-        with replace_attention(self.model, after, layers=[layer]):
-            logits = self.model(input_ids=self.tokens, use_cache=False)[0][:, self.like.prefix :]
-        logs = logits.float().log_softmax(-1)
-        kl = kl_div(logs, self.served, log_target=True, reduction="none")
-        return float(kl.sum(-1).mean())
+def _divergence(
+    model: PreTrainedModel,
+    tokens: Int[Tensor, "B N"],
+    served: Float[Tensor, "B n K"],
+    layer: int,
+    after: AfterPrefix,
+) -> float:
+    """Computes the mean KL from the exact model's log-probabilities with a method in one layer."""
+    with replace_attention(model, after, layers=[layer]):
+        logits = model(input_ids=tokens, use_cache=False)[0][:, after.prefix :]
+    logs = logits.float().log_softmax(-1)
+    kl = kl_div(logs, served, log_target=True, reduction="none")
+    return float(kl.sum(-1).mean())

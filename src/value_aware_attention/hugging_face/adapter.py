@@ -1,7 +1,7 @@
 """Swaps the attention of a trained Hugging Face model for an approximation, and back."""
 
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -110,14 +110,7 @@ def replace_attention(
     check_heads(heads, getattr(model.config, "num_attention_heads", None))
     check_pooled(list(methods.values()), len(attention_layers(model)), heads)
     first = FirstReadings(methods.values())
-    attending: dict[nn.Module, Callable[..., Tensor]] = {
-        layer: Exact() for layer in (*attention_layers(model), *cross_attention_layers(model))
-    }
-    for layer, method in methods.items():
-        attending[layer] = method
-        if shares_keys(method):
-            rotary = rotary_of(model)
-            attending[layer] = SharedKeys(method, layer, numbers[layer], rotary, first)
+    attending = _attending(model, methods, numbers, first)
     with ExitStack() as restored:
         restored.enter_context(first.before_each_call(model))
         name = restored.enter_context(named_attention(model))
@@ -126,6 +119,23 @@ def replace_attention(
             restored.callback(handle.remove)
         set_implementation(model, name)
         yield model
+
+
+def _attending(
+    model: PreTrainedModel,
+    methods: Mapping[nn.Module, nn.Module],
+    numbers: Mapping[nn.Module, int],
+    first: FirstReadings,
+) -> dict[nn.Module, Callable[..., Tensor]]:
+    """Returns what computes the attention of each module of a model."""
+    exact, rotary = Exact(), rotary_of(model)
+    layers = (*attention_layers(model), *cross_attention_layers(model))
+    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, exact)
+    for layer, method in methods.items():
+        attending[layer] = method
+        if shares_keys(method):
+            attending[layer] = SharedKeys(method, layer, numbers[layer], rotary, first)
+    return attending
 
 
 @contextmanager
