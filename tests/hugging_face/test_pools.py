@@ -146,15 +146,6 @@ def test_a_refit_keeps_the_budgets_of_its_method(kind: str) -> None:
             assert all(torch.equal(used(one), own) for one, own in zip(kept, counts, strict=True))
 
 
-def test_a_part_of_the_model_alone_reads_nothing_first() -> None:
-    model, inputs = sharp("llama"), batch("none")
-    with (
-        replace_attention(model, after(caches.Recent(R), pool="model")),
-        pytest.raises(ValueError, match=r"^pool is 'model'; it needs a call of the whole model"),
-    ):
-        model.model(**inputs)
-
-
 def test_layers_that_share_one_attention_are_not_read_first() -> None:
     model, inputs = sharp("albert"), batch("none")
     method = after(caches.Recent(R), prefix=None, observed="noncausal", pool="model")
