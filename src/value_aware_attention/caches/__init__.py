@@ -57,17 +57,14 @@ __all__ = [
     "profile",
 ]
 
-DECODING = {"AfterPrefix": "after_prefix", "profile": "profile"}
-"""Names of `decoding` that are offered here too, with their modules"""
-REMOVED = ("Press", "as_press")
-"""What exchanged scores with kvpress"""
+_DECODING = {"AfterPrefix": "after_prefix", "profile": "profile"}  # of the room above
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what the room above defines when it is asked for."""
-    if name in DECODING:
-        return getattr(import_module(f"value_aware_attention.decoding.{DECODING[name]}"), name)
-    if name in REMOVED:
+    """Imports what `decoding` defines when it is asked for."""
+    if name in _DECODING:
+        return getattr(import_module(f"value_aware_attention.decoding.{_DECODING[name]}"), name)
+    if name in ("Press", "as_press"):
         raise ImportError(
             f"caches.{name} was removed: a score of your own is a CacheMethod with `scores` "
             f"(docs/caches.md)"

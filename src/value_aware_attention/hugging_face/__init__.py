@@ -27,16 +27,15 @@ __all__ = [
     "set_attention",
 ]
 
-DECODING = {
+_DECODING = {  # of the room above
     "CompressedGeneration": "compressed",
     "check_cache": "check",
     "compressed_cache": "compressed",
 }
-"""Names of `decoding` that are offered here too, with their modules"""
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what the room above defines when it is asked for."""
-    if name in DECODING:
-        return getattr(import_module(f"value_aware_attention.decoding.{DECODING[name]}"), name)
+    """Imports what `decoding` defines when it is asked for."""
+    if name in _DECODING:
+        return getattr(import_module(f"value_aware_attention.decoding.{_DECODING[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
