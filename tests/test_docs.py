@@ -49,6 +49,9 @@ def test_the_site_builds_from_a_checkout_alone(site: Path) -> None:
     methods = (site / "api/approximations.html").read_text()
     for name in approximations.__all__:
         assert f'id="{approximations.__name__}.{name}"' in methods
+    for package, page in ((caches, "caches"), (hugging_face, "hugging-face")):
+        text = (site / f"api/{page}.html").read_text()
+        assert all(re.search(rf'id="[\w.]+\.{name}"', text) for name in package.__all__)
     assert "exp(scale ⟨q, k⟩)" in (site / "api/kernels.html").read_text()
     for page, formulas in (("optimal-value-aware", 1), ("caches", 2)):
         assert (site / f"{page}.html").read_text().count('<div class="math"><math') == formulas

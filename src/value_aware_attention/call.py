@@ -28,6 +28,8 @@ uncompiled = torch._disable_dynamo
 compiler when the function is defined"""
 Rotary = Callable[[Tensor, Tensor], Tensor]
 """(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
+Arguments = dict[str, Any]
+"""Arguments of a call by their names"""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
 """Bytes that a method holds at its peak for each element of a block's largest matrix."""
@@ -145,7 +147,7 @@ class Call:
         mask = torch.cat(masks) if masks else None
         return replace(calls[0], query=query, key=key, value=value, attn_mask=mask)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         """Returns the arguments of a method or of `attention`, in the caller's precision."""
         tensors = {name: getattr(self, name).to(self.dtype) for name in ("query", "key", "value")}
         options = {"attn_mask": self.attn_mask, "is_causal": self.is_causal}

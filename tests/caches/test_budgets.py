@@ -13,7 +13,7 @@ from tests.caches.methods import METHODS, SEEING
 from tests.caches.seen import observed
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheProfile, Observed
-from value_aware_attention.caches.budgets import Order, first_of, pooled_counts
+from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.joint_set import Rows
 
 quick = settings(deadline=None, max_examples=20)
@@ -46,7 +46,7 @@ def test_losses_of_an_elimination_are_recomputed_errors(
     seed: int, beside: bool, protected: int, sharpness: float
 ) -> None:
     seen = layer(seed, beside=beside, protected=protected, sharpness=sharpness)
-    order = caches.ValueAware(M, search="exhaustive").order(seen)
+    order = caches.ValueAware(M, search="exhaustive").rank(seen)
     for r in range(max(1, protected), M):
         full, less = (first_of(order.keys, torch.full((2, 2), n)) for n in (r + 1, r))
         found = error_after_projection(seen, less) - error_after_projection(seen, full)
@@ -64,7 +64,7 @@ def test_without_a_projection_errors_are_those_of_the_heads_outputs() -> None:
     torch.testing.assert_close(turned.error(kept), plain.error(kept))
 
 
-def slowly_pooled(orders: list[Order], total: int, least: int) -> list[Tensor]:
+def slowly_pooled(orders: list[Ranking], total: int, least: int) -> list[Tensor]:
     """Drops keys of each text until `total` are left, each time the cheapest last one."""
     counts = [torch.full(order.keys.shape[:2], order.keys.shape[-1]) for order in orders]
     for text in range(len(counts[0])):
@@ -87,7 +87,7 @@ def test_counts_are_those_of_dropping_the_cheapest_key_of_any_head(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     orders = [
-        Order(torch.arange(6).expand(2, h, 6), torch.rand(2, h, 6, generator=generator).double())
+        Ranking(torch.arange(6).expand(2, h, 6), torch.rand(2, h, 6, generator=generator).double())
         for h in (2, 3)
     ]
     total = max(total, 5 * least)
@@ -99,7 +99,7 @@ def test_counts_are_those_of_dropping_the_cheapest_key_of_any_head(
 @pytest.mark.parametrize("name", sorted(SEEING))
 def test_orders_hold_every_key_with_the_protected_first(name: str) -> None:
     seen, method = layer(protected=2, padding=1), METHODS[name](4)
-    order = method.order(seen)
+    order = method.rank(seen)
     assert torch.equal(order.keys.sort(dim=-1).values, torch.arange(M).expand(2, 2, M))
     assert (order.loss[..., :2] == torch.inf).all()
     assert (order.loss[0, 0, -1] == -torch.inf) and order.keys[0, 0, -1] == 0

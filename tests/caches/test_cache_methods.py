@@ -167,6 +167,12 @@ def test_critical_values_weigh_half_of_the_keys_by_their_projection(
         assert kept.indices[cache].tolist() == sorted(chosen)
 
 
+@pytest.mark.parametrize("name", ["Press", "as_press"])
+def test_what_exchanged_scores_with_kvpress_says_that_it_is_gone(name: str) -> None:
+    with pytest.raises(ImportError, match=f"^caches.{name} was removed: a score of your own is a"):
+        getattr(caches, name)
+
+
 def test_recent_keys_are_the_last_and_random_ones_the_seeds() -> None:
     seen = observed(20, batch=(3, 2), protected=1)
     assert caches.Recent(3).keep(seen).indices.tolist() == [[[17, 18, 19]] * 2] * 3

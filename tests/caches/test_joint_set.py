@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.caches.seen import kinds, observed, one_of
-from tests.reference.caches import best_set
+from tests.reference.caches import best_set, plain
 from value_aware_attention.attention import masked_softmax
-from value_aware_attention.caches import CacheMethod, Observed, elimination, joint_set
+from value_aware_attention.caches import Observed, elimination, joint_set
 from value_aware_attention.caches.budgets import first_of
 from value_aware_attention.caches.elimination import eliminate
 from value_aware_attention.caches.joint_set import LEFT, Rows, exchange, extend
@@ -76,7 +76,7 @@ def test_the_error_of_a_set_is_that_of_attention_to_it(seen: Observed, flags: li
         indices = kept[cache].nonzero()[:, 0][None]
         if len(indices[0]):
             one = one_of(seen, cache)
-            by_attention = one.error(CacheMethod.kept(one, indices))
+            by_attention = one.error(plain(one, indices))
             assert ((found[cache] - by_attention).abs() <= 1e-12 * size[cache]).all()
 
 

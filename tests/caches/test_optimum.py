@@ -11,9 +11,8 @@ from torch import Tensor
 
 from tests.caches.methods import KERNELS
 from tests.caches.seen import kinds, observed
-from tests.reference.caches import best_set
+from tests.reference.caches import best_set, plain
 from value_aware_attention.caches import (
-    CacheMethod,
     KeyDiff,
     Observed,
     ObservedAttention,
@@ -43,7 +42,7 @@ def test_a_proved_set_leaves_what_the_best_of_all_sets_does(
     least, slack = seen.error(best_set(seen, r)), tolerance(rows)
     assert found.proved.all()
     assert torch.equal(found.indices, found.indices.sort(-1).values)
-    torch.testing.assert_close(found.error, seen.error(CacheMethod.kept(seen, found.indices)))
+    torch.testing.assert_close(found.error, seen.error(plain(seen, found.indices)))
     assert (found.error <= least * (1 + 1e-8) + slack).all()
     assert (found.lower_bound <= least + slack).all()
     kept = torch.zeros_like(rows.available).scatter(-1, found.indices, value=True)
@@ -171,7 +170,7 @@ def test_errors_are_those_of_fp64_whatever_the_precision_of_the_inputs(
         raised["beside"] = seen.beside.rearranged(Tensor.double)
     found, exact = optimal_set(seen, r), replace(seen, **raised)
     assert found.proved.all() and (found.lower_bound <= found.error).all()
-    least = exact.error(CacheMethod.kept(seen, found.indices))
+    least = exact.error(plain(seen, found.indices))
     torch.testing.assert_close(found.error, least, rtol=1e-9, atol=1e-12)
     assert r < 10 or (found.error <= 1e-12).all()
 

@@ -20,7 +20,7 @@ from pipelines.app import composed
 from tests.caches.seen import rotary
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
-from value_aware_attention.caches.budgets import Order, proportional_counts
+from value_aware_attention.caches.budgets import Ranking, proportional_counts
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement.caches import cache_settings
 from value_aware_study.cards import cache_cards
@@ -397,7 +397,7 @@ def test_defensive_kv_is_its_formula(seen: Observed, r: int) -> None:
 @quick
 @given(CACHES)
 def test_vase_keeps_first_the_values_of_the_largest_range(seen: Observed) -> None:
-    order = caches.VaSE(12, seed=0).order(seen).keys
+    order = caches.VaSE(12, seed=0).rank(seen).keys
     for text, head in np.ndindex(*seen.batch):
         one = Slow(seen, text, head)
         ranges = {j: one.value[j].max() - one.value[j].min() for j in one.free}
@@ -434,14 +434,14 @@ def test_draws_differ_between_the_choices_of_a_growing_cache() -> None:
         assert torch.equal(first, again) and not torch.equal(first, later)
 
 
-def orders_of(seed: int, layers: int, heads: int, keys: int, *, forced: int = 0) -> list[Order]:
+def orders_of(seed: int, layers: int, heads: int, keys: int, *, forced: int = 0) -> list[Ranking]:
     """Draws the losses of two texts; the first `forced` keys of each order are protected."""
     generator = torch.Generator().manual_seed(seed)
     loss = torch.rand(layers, 2, heads, keys, generator=generator).double().sort(descending=True)[0]
     loss[..., :forced] = torch.inf
     needs = torch.rand(layers, 2, generator=generator).double()
     every = torch.arange(keys).expand(2, heads, keys)
-    return [Order(every, one, need) for one, need in zip(loss, needs, strict=True)]
+    return [Ranking(every, one, need) for one, need in zip(loss, needs, strict=True)]
 
 
 def rounded(wanted: Sequence[Fraction]) -> list[int]:
@@ -487,7 +487,7 @@ def test_proportional_counts_are_exact_with_floors_and_caps(
 @pytest.mark.parametrize(("r", "least", "keys"), [(16, 8, 128), (32, 8, 128), (90, 8, 128)])
 def test_pyramid_kv_falls_in_equal_steps(layers: int, r: int, least: int, keys: int) -> None:
     orders = orders_of(0, layers, 3, keys, forced=least)
-    found = caches.PyramidKV(r).counts(orders, r * 3 * layers, least)
+    found = caches.PyramidKV(r).share(orders, r * 3 * layers, least)
     assert sum(int(count[0].sum()) for count in found) == 3 * r * layers
     beside = r - least
     low = Fraction(beside, 20)
@@ -505,7 +505,7 @@ def test_pyramid_kv_falls_in_equal_steps(layers: int, r: int, least: int, keys: 
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 3), st.integers(2, 11))
 def test_cake_shares_keys_by_what_layers_prefer(seed: int, layers: int, heads: int, r: int) -> None:
     orders = orders_of(seed, layers, heads, 12, forced=2)
-    found = caches.Cake(r).counts(orders, r * heads * layers, 2)
+    found = caches.Cake(r).share(orders, r * heads * layers, 2)
     for text in range(2):
         shares = [Fraction(float(order.preference[text])) for order in orders]
         wanted = rounded(shared(shares, r * layers, 2, 12))
@@ -527,9 +527,9 @@ def test_ada_kv_and_lava_share_a_layers_keys_among_its_heads(
     seed: int, layers: int, heads: int, r: int
 ) -> None:
     orders = orders_of(seed, layers, heads, 12, forced=2)
-    found = caches.AdaKV(r).counts(orders, r * heads * layers, 2)
-    by_layer = caches.Cake(r).counts(orders, r * heads * layers, 2)
-    of_lava = caches.Lava(r).counts(orders, r * heads * layers, 2)
+    found = caches.AdaKV(r).share(orders, r * heads * layers, 2)
+    by_layer = caches.Cake(r).share(orders, r * heads * layers, 2)
+    of_lava = caches.Lava(r).share(orders, r * heads * layers, 2)
     for text in range(2):
         for number, order in enumerate(orders):
             assert found[number][text].tolist() == slow_heads(order.loss[text], r * heads)
@@ -540,7 +540,7 @@ def test_ada_kv_and_lava_share_a_layers_keys_among_its_heads(
 @quick
 @given(CACHES)
 def test_cake_and_lava_measure_how_much_a_layer_needs(seen: Observed) -> None:
-    cake, lava = (method(8).order(seen).preference for method in (caches.Cake, caches.Lava))
+    cake, lava = (method(8).rank(seen).preference for method in (caches.Cake, caches.Lava))
     for text in range(2):
         heads = layer_of(seen, text)
         weights = [[head.only_free(head.alpha[row]) for row in head.rows] for head in heads]

@@ -127,7 +127,7 @@ def test_a_rotation_that_is_not_known_is_not_asked_for() -> None:
 
 
 def test_the_default_search_is_among_the_keys_that_any_score_puts_first() -> None:
-    order = ValueAware(2).order(observed(40, batch=(3,)))
+    order = ValueAware(2).rank(observed(40, batch=(3,)))
     assert order.others is not None
     first = order.others[: len(value_aware.RANKINGS)]
     for head, searched in enumerate(order.keys[:, : 4 * 2].tolist()):
@@ -138,6 +138,6 @@ def test_the_default_search_is_among_the_keys_that_any_score_puts_first() -> Non
 
 def test_a_head_with_one_free_key_is_optimal_beside_heads_with_more() -> None:
     seen, method = observed(9, batch=(40,)), ValueAware(1)
-    found = seen.error(method.cut(seen, method.order(seen), torch.tensor([1, 3] * 20)))
+    found = seen.error(method.cut(seen, method.rank(seen), torch.tensor([1, 3] * 20)))
     least = seen.error(best_set(seen, 1))
     assert (found[::2] <= least[::2] * (1 + 1e-9)).all()

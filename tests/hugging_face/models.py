@@ -21,13 +21,6 @@ DECODERS = ("gpt2", "gpt_neox", "llama", "mistral", "modernbert-decoder", "opt",
 PADDINGS = ("none", "right", "left")
 
 
-class Unmasked(nn.Module):
-    """Computes exact attention without its mask, as an adapter that lost it would."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
-        return Exact()(query, key, value, kernel=options["kernel"])
-
-
 class Recorder(nn.Module):
     """Computes exact attention and keeps the arguments of every call."""
 

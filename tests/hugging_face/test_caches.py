@@ -125,11 +125,6 @@ def test_the_output_projection_is_found(kind: str) -> None:
     torch.testing.assert_close(bias, bias[:, :1].expand_as(bias), **CLOSE)
 
 
-def test_an_output_projection_elsewhere_is_none() -> None:
-    layer = attention_layers(sharp("bert"))[0]
-    assert output_projection(layer, (4, 1), 8) is None
-
-
 def test_methods_are_shown_the_projection_of_their_group() -> None:
     model, spy = sharp("llama"), Spy(caches.CriticalValues(caches.KeyNorm(R)))
     with replace_attention(model, after(spy)):
@@ -157,20 +152,9 @@ def test_queries_are_turned_as_the_model_turns_them(kind: str) -> None:
     torch.testing.assert_close(back, here["query"], **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ROTATED)
-def test_queries_of_the_whole_prefix_are_turned_by_its_length(kind: str) -> None:
-    model, inputs = sharp(kind), batch("none", rows=2)
-    spy = Spy(caches.ObservedAttention(R))
-    with replace_attention(model, after(spy, observed="noncausal", rows=PREFIX)):
-        logits(model, inputs)
-    places = torch.arange(12)[None] + PREFIX
-    later = recorded(model, inputs | {"position_ids": places})[0]["query"]
-    shown = spy.seen[0].query
-    torch.testing.assert_close(shown.flatten(1, -3), later[:, :, :PREFIX], **CLOSE)
-
-
-def test_a_model_without_rotation_turns_nothing() -> None:
+def test_a_model_without_rotation_or_with_its_projection_elsewhere_has_none() -> None:
     assert rotary_of(sharp("gpt2")) is None
+    assert output_projection(attention_layers(sharp("bert"))[0], (4, 1), 8) is None
 
 
 def test_an_unknown_rotation_is_refused_where_it_is_used() -> None:
@@ -229,13 +213,19 @@ def test_a_padded_prefix_is_read_once_more_as_it_is_alone(padding: str, pool: st
         logits(windowed, inputs)
 
 
-def test_what_was_recorded_serves_one_call_alone() -> None:
-    """A part of the model called by itself makes no second pass and gets no earlier queries."""
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"observed": "repeat"}, "observed is 'repeat': its queries are recorded by hugging_face"),
+        ({"pool": "model"}, "pool is 'model'; it needs a call of the whole model"),
+    ],
+)
+def test_what_was_read_first_serves_one_call_alone(options: dict[str, str], expected: str) -> None:
+    """Before a part of the model called by itself nothing is read."""
     model, inputs = sharp("llama"), batch("none")
-    expected = r"^observed is 'repeat': its queries are recorded by hugging_face[^\n]*$"
-    with replace_attention(model, after(caches.Recent(R), observed="repeat")):
+    with replace_attention(model, after(caches.Recent(R), **options)):
         logits(model, inputs)
-        with pytest.raises(ValueError, match=expected):
+        with pytest.raises(ValueError, match=f"^{expected}"):
             model.model(**inputs)
 
 
@@ -253,37 +243,26 @@ def test_repeated_queries_are_those_of_the_prefix_read_twice(model: PreTrainedMo
         torch.testing.assert_close(seen.query.flatten(1, -3), again, **CLOSE)
 
 
-def test_the_second_pass_ends_with_the_models_positions() -> None:
-    """With 64 positions the first 24 tokens of a prefix of 40 are repeated, and none of 64."""
-    model = sharp("gpt2")
-    inputs = batch("none", rows=1, length=64)
-    spy = Spy(caches.ObservedAttention(R))
-    with replace_attention(model, after(spy, observed="repeat", prefix=40, rows=99)):
-        logits(model, inputs)
-    assert spy.seen[0].query.shape[-2] == 24
-    expected = "^prefix is 64; the model has 64 positions, none to repeat it at$"
-    with (
-        replace_attention(model, after(caches.Recent(R), observed="repeat", prefix=64)),
-        pytest.raises(ValueError, match=expected),
-    ):
-        logits(model, inputs)
-
-
-def test_the_second_pass_ends_with_the_positions_of_a_model_that_counts_from_its_padding() -> None:
-    """Of 20 positions a RoBERTa with padding token 1 reads from the third on: 18."""
-    config = RobertaConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=16, max_position_embeddings=20, is_decoder=True, pad_token_id=1,
-    )  # fmt: skip
-    model, spy = RobertaForCausalLM(config).eval(), Spy(caches.ObservedAttention(R))
-    tokens = torch.arange(2, 20)[None]
+@pytest.mark.parametrize(("kind", "prefix", "positions"), [("gpt2", 40, 64), ("roberta", 11, 18)])
+def test_the_second_pass_ends_with_the_models_positions(
+    kind: str, prefix: int, positions: int
+) -> None:
+    """A RoBERTa with padding token 1 reads, of its 20 positions, from the third on."""
+    model, spy = sharp("gpt2"), Spy(caches.ObservedAttention(R))
+    if kind == "roberta":
+        config = RobertaConfig(
+            vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=20, is_decoder=True, pad_token_id=1,
+        )  # fmt: skip
+        model = RobertaForCausalLM(config).eval()
+    tokens = torch.arange(2, 2 + positions)[None]
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    with replace_attention(model, after(spy, observed="repeat", prefix=11, rows=99)):
+    with replace_attention(model, after(spy, observed="repeat", prefix=prefix, rows=99)):
         logits(model, inputs)
-    assert spy.seen[0].query.shape[-2] == 7
-    expected = "^prefix is 18; the model has 18 positions, none to repeat it at$"
+    assert spy.seen[0].query.shape[-2] == positions - prefix
+    expected = f"^prefix is {positions}; the model has {positions} positions, none to repeat it at$"
     with (
-        replace_attention(model, after(caches.Recent(R), observed="repeat", prefix=18)),
+        replace_attention(model, after(caches.Recent(R), observed="repeat", prefix=positions)),
         pytest.raises(ValueError, match=expected),
     ):
         logits(model, inputs)

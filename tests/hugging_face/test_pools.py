@@ -19,8 +19,8 @@ from value_aware_attention.caches import (
     KeptKeys,
     Observed,
 )
-from value_aware_attention.caches.budgets import Order
-from value_aware_attention.caches.method import Given
+from value_aware_attention.caches.budgets import Ranking
+from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -28,17 +28,17 @@ PREFIX, R, HEADS = 9, 5, {"llama": 2, "gpt2": 4}
 
 
 class Cuts(Spy):
-    """Records the sets that a method cuts from its orders."""
+    """Records the sets that a method cuts from its rankings."""
 
-    def order(self, seen: Observed) -> Order:
+    def rank(self, seen: Observed) -> Ranking:
         self.seen.append(seen)
-        return self.method.order(seen)
+        return self.method.rank(seen)
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Tensor]:
-        return self.method.counts(orders, total, least)
+    def share(self, rankings: Sequence[Ranking], total: int, least: int) -> list[Tensor]:
+        return self.method.share(rankings, total, least)
 
-    def cut(self, seen: Observed, order: Order, counts: Tensor) -> KeptKeys:
-        self.kept.append(self.method.cut(seen, order, counts))
+    def cut(self, seen: Observed, ranking: Ranking, counts: Tensor) -> KeptKeys:
+        self.kept.append(self.method.cut(seen, ranking, counts))
         return self.kept[-1]
 
 
@@ -144,15 +144,6 @@ def test_a_refit_keeps_the_budgets_of_its_method(kind: str) -> None:
         counts = [used(one) for one in kept_by(model, inputs, caches.PyramidKV(R), pool="model")]
         for kept in both:
             assert all(torch.equal(used(one), own) for one, own in zip(kept, counts, strict=True))
-
-
-def test_a_part_of_the_model_alone_reads_nothing_first() -> None:
-    model, inputs = sharp("llama"), batch("none")
-    with (
-        replace_attention(model, after(caches.Recent(R), pool="model")),
-        pytest.raises(ValueError, match=r"^pool is 'model'; it needs a call of the whole model"),
-    ):
-        model.model(**inputs)
 
 
 def test_layers_that_share_one_attention_are_not_read_first() -> None:

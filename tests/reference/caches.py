@@ -6,8 +6,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.caches.method import CacheMethod, available, protected
+from value_aware_attention.caches.method import available, protected
 from value_aware_attention.caches.observed import KeptKeys, Observed
+
+
+def plain(seen: Observed, indices: Tensor) -> KeptKeys:
+    """Keeps these keys as they are; slots of padding are unused."""
+    unused = ~available(seen).take_along_dim(indices, dim=-1)
+    weight = torch.zeros(indices.shape, dtype=torch.promote_types(seen.key.dtype, torch.float32))
+    return KeptKeys(indices, weight.to(indices.device).masked_fill(unused, -torch.inf))
 
 
 def best_set(seen: Observed, r: int) -> KeptKeys:
@@ -16,14 +23,14 @@ def best_set(seen: Observed, r: int) -> KeptKeys:
     best = torch.zeros(*seen.batch, r, dtype=torch.long, device=lowest.device)
     for chosen in combinations(range(seen.keys), r):
         indices = torch.tensor(chosen, device=lowest.device).expand(*seen.batch, -1)
-        kept = CacheMethod.kept(seen, indices)
+        kept = plain(seen, indices)
         of_chosen = protected(seen).take_along_dim(indices, dim=-1)
         forced = protected(seen).sum(-1) == of_chosen.sum(-1)
         error = seen.error(kept).where(forced, torch.inf)
         best = best.where((error >= lowest)[..., None], indices)
         lowest = torch.minimum(lowest, error)
     assert available(seen).any()
-    return CacheMethod.kept(seen, best)
+    return plain(seen, best)
 
 
 def least_error(output: Float[Tensor, "*batch n V"], r: int) -> Float[Tensor, " *batch"]:

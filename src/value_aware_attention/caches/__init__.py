@@ -7,7 +7,9 @@
 A method is a small class with `scores` or `keep`; `AfterPrefix` makes it an approximation.
 """
 
-from value_aware_attention.caches.after_prefix import AfterPrefix
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Random, Recent
 from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV
@@ -18,10 +20,12 @@ from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import RKV, ObservedAttention, VaSE
 from value_aware_attention.caches.optimum import OptimalSet, optimal_set
-from value_aware_attention.caches.press import Press, as_press
-from value_aware_attention.caches.profile import profile
 from value_aware_attention.caches.refit import AttentionMatching
 from value_aware_attention.caches.value_aware import ValueAware
+
+if TYPE_CHECKING:  # of the room above, which imports this one
+    from value_aware_attention.decoding.after_prefix import AfterPrefix
+    from value_aware_attention.decoding.profile import profile
 
 __all__ = [
     "RKV",
@@ -44,13 +48,25 @@ __all__ = [
     "Observed",
     "ObservedAttention",
     "OptimalSet",
-    "Press",
     "PyramidKV",
     "Random",
     "Recent",
     "VaSE",
     "ValueAware",
-    "as_press",
     "optimal_set",
     "profile",
 ]
+
+_DECODING = {"AfterPrefix": "after_prefix", "profile": "profile"}  # of the room above
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what `decoding` defines when it is asked for."""
+    if name in _DECODING:
+        return getattr(import_module(f"value_aware_attention.decoding.{_DECODING[name]}"), name)
+    if name in ("Press", "as_press"):
+        raise ImportError(
+            f"caches.{name} was removed: a score of your own is a CacheMethod with `scores` "
+            f"(docs/caches.md)"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,11 +23,13 @@ class Random(CacheMethod):
         super().__init__(r)
         self.seed = check_seed(seed)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        later = 0 if seen.start is None else seen.start - seen.keys  # than the first choice
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        later = (
+            0 if observed.start is None else observed.start - observed.keys
+        )  # than the first choice
         generator = torch.Generator().manual_seed((self.seed + later) % SEEDS)
-        drawn = torch.rand(*seen.batch, seen.keys, generator=generator)
-        return drawn.to(seen.key.device)
+        drawn = torch.rand(*observed.batch, observed.keys, generator=generator)
+        return drawn.to(observed.key.device)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return self.observes * super().multiply_adds(rows, keys, head_dim, value_dim)
@@ -38,9 +40,9 @@ class Recent(CacheMethod):
 
     observes = False
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        places = torch.arange(seen.keys, dtype=torch.float32, device=seen.key.device)
-        return places.expand(*seen.batch, -1)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        places = torch.arange(observed.keys, dtype=torch.float32, device=observed.key.device)
+        return places.expand(*observed.batch, -1)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return 0.0
@@ -54,9 +56,9 @@ class KeyDiff(CacheMethod):
 
     observes = False
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        key = working_precision(seen.key)
-        counted = available(seen)[..., None]
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        key = working_precision(observed.key)
+        counted = available(observed)[..., None]
         mean = normalize(key, dim=-1).where(counted, 0.0).sum(dim=-2, keepdim=True)
         return -cosine_similarity(
             key, mean / counted.sum(dim=-2, keepdim=True).clamp_min(1), dim=-1
@@ -68,5 +70,5 @@ class KeyNorm(CacheMethod):
 
     observes = False
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        return -working_precision(seen.key).norm(dim=-1)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        return -working_precision(observed.key).norm(dim=-1)

@@ -19,7 +19,7 @@ LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Order:
+class Ranking:
     """Orders the keys of caches: the first r of them are a set to keep, for every r."""
 
     keys: Int[Tensor, "*batch M"]
@@ -39,22 +39,22 @@ class Order:
 
 
 def pooled_counts(
-    orders: Sequence[Order], total: int | Int[Tensor, " B"], least: int = 0
+    rankings: Sequence[Ranking], total: int | Int[Tensor, " B"], least: int = 0
 ) -> list[Int[Tensor, "B H"]]:
     """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
 
-    `orders` are of layers; `total` keys of a text are kept, at least `least` by each
+    `rankings` are of layers; `total` keys of a text are kept, at least `least` by each
     head. A head's next key may cost less than its last one: it then goes with it, so that each
     head keeps the first keys of its order.
     """
-    costs = [order.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for order in orders]
+    costs = [ranking.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for ranking in rankings]
     for cost in costs:
         cost[..., :least] = torch.inf
-    every = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
-    order = every.argsort(dim=-1, descending=True, stable=True)
-    kept = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
-    parts = kept.split([cost[0].numel() for cost in costs], dim=-1)
-    return [part.view_as(cost).sum(dim=-1) for part, cost in zip(parts, costs, strict=True)]
+    of_all = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
+    order = of_all.argsort(dim=-1, descending=True, stable=True)
+    chosen = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
+    parts = chosen.split([cost[0].numel() for cost in costs], dim=-1)
+    return [mask.view_as(cost).sum(dim=-1) for mask, cost in zip(parts, costs, strict=True)]
 
 
 def proportional_counts(
@@ -66,21 +66,21 @@ def proportional_counts(
     proportion too.
     """
     share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
-    wanted = torch.full_like(share, least)
+    counts = torch.full_like(share, least)
     for _ in range(share.shape[-1]):
-        weight = share.where(wanted < most, 0.0)
-        left = total - wanted.sum(dim=-1, keepdim=True)
-        wanted = wanted + left * (weight / weight.sum(dim=-1, keepdim=True)).nan_to_num()
-        wanted = wanted.clamp_max(most)
-    return whole_counts(wanted, total)
+        weight = share.where(counts < most, 0.0)
+        left = total - counts.sum(dim=-1, keepdim=True)
+        counts = counts + left * (weight / weight.sum(dim=-1, keepdim=True)).nan_to_num()
+        counts = counts.clamp_max(most)
+    return whole_counts(counts, total)
 
 
 def whole_counts(
-    wanted: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
+    numbers: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
 ) -> Int[Tensor, "B X"]:
     """Rounds numbers that sum to `total` so that they still do: up by the largest remainders."""
-    counts = wanted.long()
-    order = (wanted - counts).argsort(dim=-1, descending=True, stable=True)
+    counts = numbers.long()
+    order = (numbers - counts).argsort(dim=-1, descending=True, stable=True)
     return counts + first_of(order, total - counts.sum(dim=-1)).long()
 
 
@@ -141,29 +141,6 @@ class CacheProfile:
         by_layer = torch.from_numpy(chosen).view(len(self.kl), -1)
         return by_layer.expand(-1, self.key_value_heads)
 
-    def pruned_shares(self) -> Float[Tensor, "99 L H"]:
-        """Returns the share of keys that each head loses, where 1% to 99% of all keys are dropped.
-
-        As `LUKVPress` of kvpress reads it from an .npy file (float32). Shares that would need fewer
-        keys than the smallest size are those of that size.
-        """
-        prefix, rows = self.sizes[-1], []
-        for percent in range(1, 100):
-            total = round((1 - percent / 100) * prefix * self.heads)
-            rows.append(1 - self.budgets(max(total, self.sizes[0] * self.heads)) / prefix)
-        return torch.stack(rows)
-
-    def head_shares(self, total: int) -> dict[str, float]:
-        """Returns the share of `total` keys that each head keeps, by "L0H0" and so on.
-
-        As the code of Attention Matching (arXiv 2602.16284) reads its budgets from JSON.
-        """
-        kept = self.budgets(total)
-        return {
-            f"L{layer}H{head}": float(kept[layer, head] / kept.sum())
-            for layer, head in np.ndindex(*kept.shape)
-        }
-
     def to_json(self) -> str:
         """Returns JSON with sorted keys."""
         return to_json(asdict(self), indent=1, sort_keys=True) + "\n"
@@ -172,9 +149,9 @@ class CacheProfile:
     def from_json(cls, text: str) -> Self:
         """Reads the text that `to_json` wrote; raises ValueError for anything else."""
         with reading("the profile", "make it again"):
-            found: dict[str, Any] = from_json(text)
-            kl = tuple(tuple(tuple(map(float, x)) for x in layer) for layer in found["kl"])
-            return cls(tuple(map(int, found["sizes"])), kl, int(found["key_value_heads"]))
+            fields: dict[str, Any] = from_json(text)
+            kl = tuple(tuple(tuple(map(float, x)) for x in layer) for layer in fields["kl"])
+            return cls(tuple(map(int, fields["sizes"])), kl, int(fields["key_value_heads"]))
 
 
 def _cheapest(costs: NDArray[np.float64], total: int) -> NDArray[np.int64]:
@@ -184,9 +161,9 @@ def _cheapest(costs: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     for row, cost in enumerate(costs):
         lowest = np.full(total + 1, np.inf)
         for place in range(min(sizes, total + 1)):
-            found = best[: total + 1 - place] + cost[place]
-            better = found < lowest[place:]
-            lowest[place:][better] = found[better]
+            sums = best[: total + 1 - place] + cost[place]
+            better = sums < lowest[place:]
+            lowest[place:][better] = sums[better]
             choices[row, place:][better] = place
         best = lowest
     chosen = np.zeros(rows, dtype=np.int64)

@@ -1,24 +1,17 @@
 """Keeps keys by a score and by their value after the output projection."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.budgets import Order, first_of
-from value_aware_attention.caches.method import (
-    CacheMethod,
-    candidates,
-    check_cache_method,
-    protected,
-)
+from value_aware_attention.caches.budgets import Ranking, first_of
+from value_aware_attention.caches.method import CacheMethod, Refinement, candidates, protected
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import by_layer, candidate_weights, pooled
 
 
-class CriticalValues(CacheMethod):
+class CriticalValues(Refinement):
     """Keeps r/2 keys by the scores of a method, the others by (score + 1e-4) mean ||W_o v_j||_1.
 
     CriticalKV (Feng et al., 2025, arXiv 2502.03805); the mean is over the heads of the group.
@@ -26,52 +19,45 @@ class CriticalValues(CacheMethod):
     """
 
     def __init__(self, method: CacheMethod) -> None:
-        check_cache_method(method)
-        super().__init__(method.r)
+        super().__init__(method)
         if type(method).scores is CacheMethod.scores:
             raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")
-        self.method = method
-        self.kernels = method.kernels
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        return self._scores(seen, torch.full(seen.batch, self.r, device=seen.key.device))
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        return self._scores(
+            observed, torch.full(observed.batch, self.r, device=observed.key.device)
+        )
 
-    def _scores(self, seen: Observed, counts: Int[Tensor, " *batch"]) -> Float[Tensor, "*batch M"]:
+    def _scores(
+        self, observed: Observed, counts: Int[Tensor, " *batch"]
+    ) -> Float[Tensor, "*batch M"]:
         """Scores keys of which `counts` are kept."""
-        scores = self.method.scores(seen)
+        scores = self.method.scores(observed)
         # a key without any score is still ranked by its value
-        sizes = (scores + 1e-4) * projected_norms(seen)
-        ranked = self.ranked(seen, scores, seen.keys)
-        return sizes.masked_fill(first_of(ranked, (counts // 2).clamp_min(1)), torch.inf)
+        sizes = (scores + 1e-4) * projected_norms(observed)
+        first = self.leading(observed, scores, observed.keys)
+        return sizes.masked_fill(first_of(first, (counts // 2).clamp_min(1)), torch.inf)
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
-        """Orders keys by the method's scores: only the keys of a head are chosen by values."""
-        return self.method.order(seen)
-
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        return self.method.counts(orders, total, least)
-
-    @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        keys = self.ranked(seen, self._scores(seen, counts), seen.keys)
-        return self.kept_of(seen, first_of(keys, counts))
+    def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        keys = self.leading(observed, self._scores(observed, counts), observed.keys)
+        return self.pack(observed, first_of(keys, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts the projection as value_dim x value_dim multiply-adds a key."""
-        own = self.method.multiply_adds(rows, keys, head_dim, value_dim)
-        return own + keys * value_dim**2
+        scored = self.method.multiply_adds(rows, keys, head_dim, value_dim)
+        return scored + keys * value_dim**2
 
 
-def projected_norms(seen: Observed) -> Float[Tensor, "*batch M"]:
+def projected_norms(observed: Observed) -> Float[Tensor, "*batch M"]:
     """Computes ||W_o v_j||_1, the mean over the group; without W_o it is the identity."""
-    value = working_precision(seen.value)
-    if seen.projection is None:
+    value = working_precision(observed.value)
+    if observed.projection is None:
         return value.abs().sum(dim=-1)
-    projection = working_precision(seen.projection)
+    projection = working_precision(observed.projection)
     norms = (  # in parts: after W_o a value is as wide as the model
-        (part[..., None, :, :] @ projection).abs_().sum(dim=-1).mean(dim=-2)
-        for part in value.split(256, dim=-2)
+        (values[..., None, :, :] @ projection).abs_().sum(dim=-1).mean(dim=-2)
+        for values in value.split(256, dim=-2)
     )
     return torch.cat(list(norms), dim=-1)
 
@@ -87,27 +73,27 @@ class DefensiveKV(CacheMethod):
     `pool="model"`, which may drop recent keys, as is not done here.
     """
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights, counted = candidate_weights(seen), candidates(seen)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights, counted = candidate_weights(observed), candidates(observed)
         near = pooled(weights, 5).masked_fill(~counted[..., None, None, :], 0.0)
         near = near * (weights.sum(dim=-1, keepdim=True) / near.sum(dim=-1, keepdim=True))
         largest = near.nan_to_num().amax(dim=(-3, -2))
         mean = largest.sum(dim=-1, keepdim=True) / counted.sum(dim=-1, keepdim=True)
-        norms = by_layer(seen, projected_norms(seen))
-        scores = by_layer(seen, largest.maximum(mean)) * norms / norms.sum(dim=1, keepdim=True)
-        scores = scores.nan_to_num() * by_layer(seen, counted)
-        others = by_layer(seen, ~self._sure(seen, weights))
+        norms = by_layer(observed, projected_norms(observed))
+        scores = by_layer(observed, largest.maximum(mean)) * norms / norms.sum(dim=1, keepdim=True)
+        scores = scores.nan_to_num() * by_layer(observed, counted)
+        others = by_layer(observed, ~self._sure(observed, weights))
         return scores.where(others, scores.amax(dim=(1, 2), keepdim=True)).reshape(counted.shape)
 
     def _sure(
-        self, seen: Observed, weights: Float[Tensor, "*batch G W M"]
+        self, observed: Observed, weights: Float[Tensor, "*batch G W M"]
     ) -> Bool[Tensor, "*batch M"]:
         """Returns the candidates that hold most of the mean weight."""
-        mean, counted = weights.mean(dim=(-3, -2)), candidates(seen)
+        mean, counted = weights.mean(dim=(-3, -2)), candidates(observed)
         late = counted & (counted.flip(-1).cumsum(dim=-1).flip(-1) <= weights.shape[-2])
-        share = by_layer(seen, mean * late).sum(dim=-1).mean(dim=1)
+        share = by_layer(observed, mean * late).sum(dim=-1).mean(dim=1)
         least = 0.9 - share.view(-1, *(1,) * (mean.ndim - 1))
         mean = mean / mean.sum(dim=-1, keepdim=True)
-        order = mean.masked_fill(~counted, -1.0).argsort(dim=-1, descending=True, stable=True)
-        count = (mean.gather(-1, order).cumsum(dim=-1) < least).sum(dim=-1)
-        return first_of(order, count.minimum(self.r - protected(seen).sum(dim=-1)))
+        ranking = mean.masked_fill(~counted, -1.0).argsort(dim=-1, descending=True, stable=True)
+        count = (mean.gather(-1, ranking).cumsum(dim=-1) < least).sum(dim=-1)
+        return first_of(ranking, count.minimum(self.r - protected(observed).sum(dim=-1)))

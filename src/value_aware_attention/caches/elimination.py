@@ -36,10 +36,10 @@ def eliminate(
         costs.append(cost)
         stays = torch.ones_like(left, dtype=torch.bool).scatter(-1, gone, value=False)
         left = left[stays].view(len(left), -1)
-    kept = costs[0].new_full(left.shape, torch.inf)
+    infinite = costs[0].new_full(left.shape, torch.inf)
     return (
         torch.cat([left, torch.cat(dropped, dim=-1).flip(-1)], dim=-1),
-        torch.cat([kept, torch.cat(costs, dim=-1).flip(-1)], dim=-1),
+        torch.cat([infinite, torch.cat(costs, dim=-1).flip(-1)], dim=-1),
     )
 
 
@@ -73,10 +73,10 @@ def _followed(
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
     """Drops up to `count` keys of a state as `drop` does, among the `CANDIDATES` cheapest."""
     most = min(CANDIDATES, fixed.shape[-1])
-    found = (state.cost() + fixed).topk(most, dim=-1, largest=False).indices
-    state, unit = state.take(found).eased(is_large)
-    gone, cost = drop(state, fixed.gather(-1, found), count, is_fresh=is_fresh)
-    return found.gather(-1, gone), cost * unit
+    cheapest = (state.cost() + fixed).topk(most, dim=-1, largest=False).indices
+    state, unit = state.take(cheapest).eased(is_large)
+    gone, cost = drop(state, fixed.gather(-1, cheapest), count, is_fresh=is_fresh)
+    return cheapest.gather(-1, gone), cost * unit
 
 
 def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B K"]:
@@ -89,8 +89,8 @@ def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Floa
     upper, behind = keys, torch.zeros_like(order[:, :1], dtype=torch.float64)
     while upper > first:
         lower = max(first, min(upper - 1, int(0.8 * upper)))
-        kept = torch.zeros_like(rows.available).scatter(-1, order[:, :lower], value=True)
-        error = rows.error(kept)[:, None]
+        chosen = torch.zeros_like(rows.available).scatter(-1, order[:, :lower], value=True)
+        error = rows.error(chosen)[:, None]
         costs.insert(0, ((error - behind) / (upper - lower)).expand(-1, upper - lower))
         upper, behind = lower, error
     return torch.cat(costs, dim=-1)

@@ -27,45 +27,45 @@ class ExpectedAttention(CacheMethod):
         super().__init__(r)
         self.horizon = check_at_least(1, horizon=horizon)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        assert isinstance(seen.kernel, Exponential)
-        key, value = working_precision(seen.key), working_precision(seen.value)
-        mean, covariance = self._statistics(seen)
-        scale = seen.kernel.scale_for(key.shape[-1])
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        assert isinstance(observed.kernel, Exponential)
+        key, value = working_precision(observed.key), working_precision(observed.value)
+        mean, covariance = self._statistics(observed)
+        scale = observed.kernel.scale_for(key.shape[-1])
         spread = torch.einsum("...md,...gde,...me->...gm", key, covariance, key)
         logits = scale * (mean @ key.mT) + scale**2 / 2 * spread
-        logits = logits.masked_fill(~available(seen)[..., None, :], -torch.inf)
+        logits = logits.masked_fill(~available(observed)[..., None, :], -torch.inf)
         expected = logits.softmax(dim=-1).nan_to_num().mean(dim=-2)
         return expected * value.norm(dim=-1)
 
     def _statistics(
-        self, seen: Observed
+        self, observed: Observed
     ) -> tuple[Float[Tensor, "*batch G D"], Float[Tensor, "*batch G D D"]]:
         """Computes mean and covariance of the observed queries, at later positions."""
-        query = working_precision(seen.query)
-        if seen.rotary is not None and seen.positions is not None:
-            query = seen.rotary(query, -seen.positions)
-        seeing = seen.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
+        query = working_precision(observed.query)
+        if observed.rotary is not None and observed.positions is not None:
+            query = observed.rotary(query, -observed.positions)
+        seeing = observed.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
         rows = seeing.to(query.dtype)  # 0 for padding
         count = rows.sum(dim=-2, keepdim=True).clamp_min(1)
         mean = (query * rows).sum(dim=-2, keepdim=True) / count
         centred = (query - mean) * rows
         covariance = centred.mT @ centred / count
-        if seen.rotary is not None:
-            turn = self._mean_rotation(seen)
+        if observed.rotary is not None:
+            turn = self._mean_rotation(observed)
             mean, covariance = mean @ turn, turn.mT @ covariance @ turn
         return mean.squeeze(-2), covariance
 
-    def _mean_rotation(self, seen: Observed) -> Float[Tensor, "D D"]:
+    def _mean_rotation(self, observed: Observed) -> Float[Tensor, "D D"]:
         """Averages the matrices that turn a row vector to each of the later positions."""
-        assert seen.rotary is not None
-        width, device = seen.key.shape[-1], seen.key.device
-        unit = torch.eye(width, dtype=seen.log_similarity.dtype, device=device)
-        start = seen.keys if seen.start is None else seen.start
+        assert observed.rotary is not None
+        width, device = observed.key.shape[-1], observed.key.device
+        unit = torch.eye(width, dtype=observed.log_similarity.dtype, device=device)
+        start = observed.keys if observed.start is None else observed.start
         places = start + torch.arange(self.horizon, device=device)
         turned = (  # in parts: all matrices at once would take more memory than a prompt's keys
-            seen.rotary(unit[:, None].expand(-1, len(part), -1), part).sum(dim=-2)
-            for part in places.split(32)
+            observed.rotary(unit[:, None].expand(-1, len(shifts), -1), shifts).sum(dim=-2)
+            for shifts in places.split(32)
         )
         return torch.stack(list(turned)).sum(dim=0) / self.horizon
 
@@ -85,11 +85,11 @@ class CapKV(ExpectedAttention):
 
     kernels = CacheMethod.kernels
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        key, value = (working_precision(x)[..., None, :, :] for x in (seen.key, seen.value))
-        mean, _ = self._statistics(seen)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        key, value = (working_precision(x)[..., None, :, :] for x in (observed.key, observed.value))
+        mean, _ = self._statistics(observed)
         cosine = cosine_similarity(mean[..., None, :], key, dim=-1)
-        cosine = cosine.masked_fill(~candidates(seen)[..., None, :], -torch.inf)
+        cosine = cosine.masked_fill(~candidates(observed)[..., None, :], -torch.inf)
         weights = (5 * (cosine - cosine.amax(dim=-1, keepdim=True))).exp().nan_to_num()
         factors = (weights + 1e-6).where(cosine > -torch.inf, 0.0)
         whole = (value.mT * factors[..., None, :]) @ value

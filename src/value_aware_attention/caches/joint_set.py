@@ -64,17 +64,19 @@ class Rows:
     available: Bool[Tensor, "B M"]
 
     @classmethod
-    def of(cls, seen: Observed, *, projected: bool = False) -> "Rows":
+    def of(cls, observed: Observed, *, projected: bool = False) -> "Rows":
         """Stacks each group's queries; `projected`: measured as W_o leaves them, where it is known.
 
         A head's W_o = L Q with orthonormal rows of Q, so that distances after L are those after it.
         """
-        value = seen.value.double().reshape(-1, *seen.value.shape[-2:])
-        allowed, forced = (x.reshape(value.shape[:-1]) for x in (available(seen), protected(seen)))
+        value = observed.value.double().reshape(-1, *observed.value.shape[-2:])
+        allowed, forced = (
+            x.reshape(value.shape[:-1]) for x in (available(observed), protected(observed))
+        )
         count = allowed.sum(dim=-1)[:, None, None].clamp_min(1)
         centre = value.where(allowed[..., None], 0.0).sum(dim=-2, keepdim=True) / count
         value = (value - centre).where(allowed[..., None], 0.0)
-        turn = _projection(seen) if projected else None
+        turn = _projection(observed) if projected else None
         parts = 1 if turn is None else turn.shape[-3]
 
         def stacked(x: Tensor) -> Tensor:
@@ -87,11 +89,13 @@ class Rows:
             return (by_head @ turn).flatten(0, 1)
 
         shift = centre.repeat_interleave(parts, dim=0)
-        beside = None if seen.beside is None else measured(stacked(seen.beside.output()) - shift)
-        output = measured(stacked(seen.output) - shift)
+        beside = (
+            None if observed.beside is None else measured(stacked(observed.beside.output()) - shift)
+        )
+        output = measured(stacked(observed.output) - shift)
         return cls(
-            log_weights=stacked(seen.log_weights),
-            log_beside=stacked(seen.log_beside).double(),
+            log_weights=stacked(observed.log_weights),
+            log_beside=stacked(observed.log_beside).double(),
             beside=torch.zeros_like(output) if beside is None else beside,
             value=measured(value),
             output=output,
@@ -111,58 +115,58 @@ class Rows:
         A cache may decide how precisely, and how often, the costs of its part are computed. Of few
         keys they are always exact, and texts are searched together.
         """
-        every = torch.arange(len(self.available), device=self.value.device)
-        most = len(every)
-        if every.device.type == "cpu":
+        numbers = torch.arange(len(self.available), device=self.value.device)
+        most = len(numbers)
+        if numbers.device.type == "cpu":
             most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
-        for text in every.view(texts if self.available.shape[-1] > CANDIDATES else 1, -1):
+        for text in numbers.view(texts if self.available.shape[-1] > CANDIDATES else 1, -1):
             for caches in text.split(most):
-                yield self if len(caches) == len(every) else self.take(caches)
+                yield self if len(caches) == len(numbers) else self.take(caches)
 
     def take(self, caches: Int[Tensor, " A"]) -> "Rows":
         """Returns some of the caches."""
-        own = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
-        of_parts = own[caches].flatten()
+        numbers = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
+        of_parts = numbers[caches].flatten()
         by_cache = ("protected", "available")
         parts = {n: x[caches if n in by_cache else of_parts] for n, x in vars(self).items()}
         return Rows(**parts)
 
-    def error(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
+    def error(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
-        slots = max(1, int(kept.sum(dim=-1).max()))
-        keys = kept.int().topk(slots, dim=-1).indices
-        own = _by_part(keys, self.parts)
-        used = _by_part(kept.gather(-1, keys), self.parts)[:, None]
-        log_weights = _columns(self.log_weights, own).to(self.value.dtype)
-        value = self.value.take_along_dim(own[..., None], dim=-2)
+        slots = max(1, int(chosen.sum(dim=-1).max()))
+        keys = chosen.int().topk(slots, dim=-1).indices
+        at = _by_part(keys, self.parts)
+        used = _by_part(chosen.gather(-1, keys), self.parts)[:, None]
+        log_weights = _columns(self.log_weights, at).to(self.value.dtype)
+        value = self.value.take_along_dim(at[..., None], dim=-2)
         *_, output, _ = _attended(self, log_weights.masked_fill(~used, -torch.inf), value)
         return _by_cache((self.output - output).square().sum(dim=(-2, -1)), self.parts)
 
     def start(self, left: Int[Tensor, "B K"]) -> tuple["State", Float[Tensor, "B K"]]:
         """Returns the state of the keys left, and costs to add: padding -inf, protected inf."""
-        own = _by_part(left, self.parts)
-        log_weights = _columns(self.log_weights, own).to(self.value.dtype)
-        state = State.of(self, log_weights, self.value.take_along_dim(own[..., None], dim=-2))
+        at = _by_part(left, self.parts)
+        log_weights = _columns(self.log_weights, at).to(self.value.dtype)
+        state = State.of(self, log_weights, self.value.take_along_dim(at[..., None], dim=-2))
         fixed = torch.zeros_like(self.available, dtype=torch.float64)
         fixed = fixed.masked_fill_(self.protected, torch.inf)
         return state, fixed.masked_fill_(~self.available, -torch.inf).gather(-1, left)
 
     def cost_of_dropping(self) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key's loss alone."""
-        return torch.cat([part._state(part.available).cost() for part in self.split()])
+        return torch.cat([rows._state(rows.available).cost() for rows in self.split()])
 
-    def cost_of_adding(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    def cost_of_adding(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key; inf for keys that cannot be added."""
-        return self._adding(self._state(kept), kept)
+        return self._adding(self._state(chosen), chosen)
 
-    def exchanged(self, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+    def exchanged(self, chosen: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
         """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
-        state = self._state(kept)
-        dropping = state.cost().masked_fill(~kept | self.protected, torch.inf)
-        cheapest = dropping.topk(min(BREADTH, kept.shape[-1]), dim=-1, largest=False)
-        best, lowest = kept, torch.full_like(dropping[:, :1], torch.inf)
+        state = self._state(chosen)
+        dropping = state.cost().masked_fill(~chosen | self.protected, torch.inf)
+        cheapest = dropping.topk(min(BREADTH, chosen.shape[-1]), dim=-1, largest=False)
+        best, lowest = chosen, torch.full_like(dropping[:, :1], torch.inf)
         for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
-            without = kept.scatter(-1, dropped, value=False)
+            without = chosen.scatter(-1, dropped, value=False)
             other = self._state(without) if state.empties(dropped) else state.without(dropped)
             adding = self._adding(other, without)
             gained, added = adding.min(dim=-1, keepdim=True)
@@ -171,24 +175,24 @@ class Rows:
             lowest = lowest.where(~better, cost + gained)
         return best
 
-    def _state(self, kept: Bool[Tensor, "B M"]) -> "State":
-        return State.of(self, self._log_weights_of(kept), self.value)
+    def _state(self, chosen: Bool[Tensor, "B M"]) -> "State":
+        return State.of(self, self._log_weights_of(chosen), self.value)
 
-    def _adding(self, state: "State", kept: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
+    def _adding(self, state: "State", chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights.to(self.value.dtype) - (state.log_total + state.mass.log())
         odds = odds.masked_fill(self.log_weights == -torch.inf, -torch.inf)
-        return state.change(-odds.sigmoid()).masked_fill(kept | ~self.available, torch.inf)
+        return state.change(-odds.sigmoid()).masked_fill(chosen | ~self.available, torch.inf)
 
-    def _log_weights_of(self, kept: Bool[Tensor, "B M"]) -> Float[Tensor, "C n M"]:
-        hidden = ~_by_part(kept, self.parts)[:, None]
+    def _log_weights_of(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "C n M"]:
+        hidden = ~_by_part(chosen, self.parts)[:, None]
         return self.log_weights.masked_fill(hidden, -torch.inf).to(self.value.dtype)
 
 
-def _projection(seen: Observed) -> Float[Tensor, "B G V E"] | None:
+def _projection(observed: Observed) -> Float[Tensor, "B G V E"] | None:
     """Returns for each query head a matrix L after which vectors are as long as after W_o."""
-    if seen.projection is None:
+    if observed.projection is None:
         return None
-    whole = seen.projection.double().expand(*seen.batch, -1, -1, -1).flatten(0, -4)
+    whole = observed.projection.double().expand(*observed.batch, -1, -1, -1).flatten(0, -4)
     return torch.linalg.qr(whole.mT, mode="r").R.mT
 
 
@@ -318,14 +322,14 @@ class State:
         weight, near, far = (self._of(x, key) for x in (self.weights, self.to_kept, self.to_exact))
         left = self.mass - weight
         t = (weight / left).where(left > 0, 0.0)  # 0 / 0 in a row that sees nothing
-        own = _by_part(key, self.parts)
-        between = self.value - self.value.gather(1, own[..., None].expand_as(self.value[:, :1]))
+        at = _by_part(key, self.parts)
+        between = self.value - self.value.gather(1, at[..., None].expand_as(self.value[:, :1]))
         outer = torch.cat([(1 + t) * t * near, -t], dim=-1)
         with_all = torch.stack([torch.ones_like(between[..., 0]), between.square().sum(-1)], dim=1)
         self.to_kept.mul_(1 + t).baddbmm_(outer, with_all)
         self.error = self.error + t * ((1 + t) * near - far + self.error)
         self.mass = left
-        self.weights.scatter_(-1, own[:, None, :].expand_as(weight), 0.0)
+        self.weights.scatter_(-1, at[:, None, :].expand_as(weight), 0.0)
 
     def recomputed(self, gone: Int[Tensor, "B D"]) -> "State":
         """Returns the state after dropping keys, its distances computed again."""
@@ -350,9 +354,9 @@ class State:
     def without(self, key: Int[Tensor, "B 1"]) -> "State":
         """Returns the state after dropping one key of each cache."""
         tensors = {name: x.clone() for name, x in vars(self).items() if name != "parts"}
-        kept = State(**tensors, parts=self.parts)
-        kept.drop(key)
-        return kept
+        left = State(**tensors, parts=self.parts)
+        left.drop(key)
+        return left
 
 
 def _attended(
@@ -374,9 +378,11 @@ def _attended(
     total = finite(torch.logaddexp(log_others, top))
     share, share_of_others = (top - total).exp(), (log_others - total).exp()
     weights.mul_((scale - total).exp()).scatter_(-1, largest, share)
-    own = value.take_along_dim(largest, dim=-2)
+    of_largest = value.take_along_dim(largest, dim=-2)
     mass = share + share_of_others
-    output = ((share * own + share_of_others * of_others) / mass).where(mass > 0, rows.nothing)
+    output = ((share * of_largest + share_of_others * of_others) / mass).where(
+        mass > 0, rows.nothing
+    )
     return total, weights, mass, output, of_others
 
 
@@ -389,30 +395,32 @@ def _squared_distances(
 
 def extend(rows: Rows, counts: Int[Tensor, " B"]) -> Bool[Tensor, "B M"]:
     """Adds key after key to the protected ones, each time the best: optimal where one is added."""
-    kept = rows.protected
-    for _ in range(int((counts - kept.sum(dim=-1)).max())):
-        cost = rows.cost_of_adding(kept)
+    chosen = rows.protected
+    for _ in range(int((counts - chosen.sum(dim=-1)).max())):
+        cost = rows.cost_of_adding(chosen)
         best = cost.argmin(dim=-1, keepdim=True)
-        more = (kept.sum(dim=-1, keepdim=True) < counts[:, None]) & cost.gather(-1, best).isfinite()
-        kept = kept.scatter(-1, best, more | kept.gather(-1, best))
-    return kept
+        more = (chosen.sum(dim=-1, keepdim=True) < counts[:, None]) & cost.gather(
+            -1, best
+        ).isfinite()
+        chosen = chosen.scatter(-1, best, more | chosen.gather(-1, best))
+    return chosen
 
 
-def exchange(rows: Rows, kept: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
+def exchange(rows: Rows, chosen: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
     """Exchanges kept keys for others while that lowers the joint error: a local optimum.
 
     Each step drops, of the `BREADTH` keys whose loss costs least, the one after which the best key
     to add leaves the least error.
     """
-    kept, error = kept.clone(), rows.error(kept)
-    improving = torch.arange(len(kept), device=kept.device)
-    for _ in range(2 * int(kept.sum(dim=-1).max())):
-        part = rows.take(improving)
-        other = part.exchanged(kept[improving])
-        left = part.error(other)
+    chosen, error = chosen.clone(), rows.error(chosen)
+    improving = torch.arange(len(chosen), device=chosen.device)
+    for _ in range(2 * int(chosen.sum(dim=-1).max())):
+        rest = rows.take(improving)
+        other = rest.exchanged(chosen[improving])
+        left = rest.error(other)
         better = left < error[improving] * (1 - GAIN)
         improving = improving[better]
         if len(improving) == 0:
             break
-        kept[improving], error[improving] = other[better], left[better]
-    return kept
+        chosen[improving], error[improving] = other[better], left[better]
+    return chosen

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.budgets import (
-    Order,
+    Ranking,
     pooled_counts,
     proportional_counts,
     whole_counts,
@@ -34,8 +34,10 @@ class AdaKV(ObservedAttention):
     SnapKV's options and `pool="layer"`.
     """
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        return [_pulled_alike(order, total // len(orders), least) for order in orders]
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        return [_pulled_alike(ranking, total // len(rankings), least) for ranking in rankings]
 
 
 class PyramidKV(ObservedAttention):
@@ -47,12 +49,16 @@ class PyramidKV(ObservedAttention):
     `pool="model"`.
     """
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        heads, keys = orders[0].by_head.shape[1:]
-        mean = total / heads / len(orders) - least
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        heads, keys = rankings[0].by_head.shape[1:]
+        mean = total / heads / len(rankings) - least
         most = min(2 * mean - mean / 20, keys - least)
-        shares = torch.linspace(most, 2 * mean - most, len(orders), device=orders[0].loss.device)
-        return _by_layer(orders, shares.expand(len(orders[0].keys), -1), total, least)
+        shares = torch.linspace(
+            most, 2 * mean - most, len(rankings), device=rankings[0].loss.device
+        )
+        return _by_layer(rankings, shares.expand(len(rankings[0].keys), -1), total, least)
 
 
 class Cake(CacheMethod):
@@ -65,17 +71,19 @@ class Cake(CacheMethod):
     that a layer lacks are shared by the others in proportion, there equally. With `pool="model"`.
     """
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = candidate_weights(seen)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights = candidate_weights(observed)
         return pooled((weights.mean(dim=-2) + 200 * _variance(weights)).mean(dim=-2), 5)
 
-    def preference(self, seen: Observed) -> Float[Tensor, " B"]:
-        weights = candidate_weights(seen)
+    def preference(self, observed: Observed) -> Float[Tensor, " B"]:
+        weights = candidate_weights(observed)
         entropy = torch.special.entr(weights).flatten(1).sum(dim=-1)
         return entropy * _variance(weights).flatten(1).sum(dim=-1)
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        return _by_layer(orders, _preferences(orders), total, least)
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        return _by_layer(rankings, _preferences(rankings), total, least)
 
 
 class Lava(CacheMethod):
@@ -88,22 +96,24 @@ class Lava(CacheMethod):
     There the last 32 rows, recent = 32, sinks = 0. With `pool="model"`.
     """
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = candidate_weights(seen).mean(dim=-2).amax(dim=-2)
-        norm = working_precision(seen.value).abs().sum(dim=-1).amax(dim=-1, keepdim=True)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights = candidate_weights(observed).mean(dim=-2).amax(dim=-2)
+        norm = working_precision(observed.value).abs().sum(dim=-1).amax(dim=-1, keepdim=True)
         return pooled(weights, 7, "max") * norm
 
-    def preference(self, seen: Observed) -> Float[Tensor, " B"]:
-        scores = self.scores(seen).flatten(1)
+    def preference(self, observed: Observed) -> Float[Tensor, " B"]:
+        scores = self.scores(observed).flatten(1)
         share = scores / scores.sum(dim=-1, keepdim=True)
         return torch.special.entr(share.nan_to_num()).sum(dim=-1)
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        found = _by_layer(orders, _preferences(orders), total, least)
-        pairs = zip(orders, found, strict=True)
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        by_layer = _by_layer(rankings, _preferences(rankings), total, least)
+        pairs = zip(rankings, by_layer, strict=True)
         return [
-            _pulled_alike(order, count.sum(dim=-1).to(order.loss.device), least)
-            for order, count in pairs
+            _pulled_alike(ranking, count.sum(dim=-1).to(ranking.loss.device), least)
+            for ranking, count in pairs
         ]
 
 
@@ -112,21 +122,23 @@ def _variance(weights: Float[Tensor, "*batch G W M"]) -> Float[Tensor, "*batch G
     return weights.var(dim=-2, correction=min(1, weights.shape[-2] - 1))
 
 
-def _preferences(orders: Sequence[Order]) -> Float[Tensor, "B L"]:
-    found = [order.preference for order in orders if order.preference is not None]
-    return torch.stack([x.to(found[0].device) for x in found], dim=-1)
+def _preferences(rankings: Sequence[Ranking]) -> Float[Tensor, "B L"]:
+    preferences = [ranking.preference for ranking in rankings if ranking.preference is not None]
+    return torch.stack([x.to(preferences[0].device) for x in preferences], dim=-1)
 
 
 def _by_layer(
-    orders: Sequence[Order], shares: Float[Tensor, "B L"], total: int, least: int
+    rankings: Sequence[Ranking], shares: Float[Tensor, "B L"], total: int, least: int
 ) -> list[Int[Tensor, "B H"]]:
     """Gives all heads of a layer the same number of keys, by the layer's share."""
-    heads, keys = orders[0].by_head.shape[1:]
+    heads, keys = rankings[0].by_head.shape[1:]
     counts = proportional_counts(shares, total // heads, least, keys)
     return [count[:, None].expand(-1, heads) for count in counts.unbind(dim=-1)]
 
 
-def _pulled_alike(order: Order, total: int | Int[Tensor, " B"], least: int) -> Int[Tensor, "B H"]:
+def _pulled_alike(
+    ranking: Ranking, total: int | Int[Tensor, " B"], least: int
+) -> Int[Tensor, "B H"]:
     """Counts a head's keys: the mean of all heads times 0.2, its best of all heads' times 0.8."""
-    (best,) = pooled_counts([order], total, least)
+    (best,) = pooled_counts([ranking], total, least)
     return whole_counts(best + 0.2 * (best.double().mean(dim=-1, keepdim=True) - best), total)

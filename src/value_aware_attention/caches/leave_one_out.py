@@ -24,13 +24,13 @@ class LeaveOneOut(CacheMethod):
         super().__init__(r)
         self.pool = check_pool(pool)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        return pooled(Rows.of(seen).cost_of_dropping().view(*seen.batch, -1), self.pool)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        return pooled(Rows.of(observed).cost_of_dropping().view(*observed.batch, -1), self.pool)
 
-    def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+    def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Measures the losses after W_o, in parts of the layer's squared output."""
-        losses = Rows.of(seen, projected=True).cost_of_dropping().view(*seen.batch, -1)
-        norm = seen.squared_layer_output().view(-1, *(1,) * len(seen.batch))
+        losses = Rows.of(observed, projected=True).cost_of_dropping().view(*observed.batch, -1)
+        norm = observed.squared_layer_output().view(-1, *(1,) * len(observed.batch))
         return pooled(losses, self.pool) / norm
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
@@ -51,9 +51,9 @@ class OBCache(CacheMethod):
         super().__init__(r)
         self.part = check_choice(("joint", "key", "value"), part=part)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        value, output = working_precision(seen.value)[..., None, :, :], seen.output
-        logits = seen.log_similarity.masked_fill(seen.weights == 0, 0.0)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        value, output = working_precision(observed.value)[..., None, :, :], observed.output
+        logits = observed.log_similarity.masked_fill(observed.weights == 0, 0.0)
         norm = value.square().sum(dim=-1)[..., None, :]
         along = output @ value.mT
         distance = norm - 2 * along + output.square().sum(dim=-1, keepdim=True)
@@ -62,7 +62,7 @@ class OBCache(CacheMethod):
             "key": logits.square() * distance,
             "joint": norm + 2 * logits * (norm - along) + logits.square() * distance,
         }[self.part]
-        return (seen.weights.square() * change).sum(dim=(-3, -2))
+        return (observed.weights.square() * change).sum(dim=(-3, -2))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return float(rows * keys * (head_dim + 2 * value_dim))

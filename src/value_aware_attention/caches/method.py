@@ -1,14 +1,13 @@
 """Defines the interface of cache methods, which keep one set of keys for all later queries."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
-from value_aware_attention.caches.budgets import Order, first_of, pooled_counts
+from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.kernels import check_kernel
 
@@ -29,70 +28,69 @@ class CacheMethod(nn.Module):
         super().__init__()
         self.r = check_at_least(1, r=r)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys, of which the r largest are kept."""
         raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
 
     @torch.no_grad()
-    def keep(self, seen: Observed) -> KeptKeys:
+    def keep(self, observed: Observed) -> KeptKeys:
         """Chooses the keys to keep: the protected ones, then those with the largest scores.
 
         Raises ValueError where r exceeds the keys or falls below those protected, and for a kernel
         that the method has no meaning for.
         """
-        self.check(seen)
-        return self.kept(seen, self.ranked(seen, self.scores(seen), self.r))
+        self.check(observed)
+        first = self.leading(observed, self.scores(observed), self.r)
+        return self.pack(
+            observed, torch.zeros_like(available(observed)).scatter(-1, first, value=True)
+        )
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
+    def rank(self, observed: Observed) -> Ranking:
         """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
-        self.check(seen)
-        loss = self.losses(seen).double()
-        keys = self.ranked(seen, loss, seen.keys)
-        loss = loss.masked_fill(protected(seen), torch.inf)
-        loss = loss.masked_fill(~available(seen), -torch.inf)
-        return Order(keys, loss.gather(-1, keys), self.preference(seen))
+        self.check(observed)
+        loss = self.losses(observed).double()
+        keys = self.leading(observed, loss, observed.keys)
+        loss = loss.masked_fill(protected(observed), torch.inf)
+        loss = loss.masked_fill(~available(observed), -torch.inf)
+        return Ranking(keys, loss.gather(-1, keys), self.preference(observed))
 
-    def losses(self, seen: Observed) -> Float[Tensor, "*batch M"]:
+    def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Scores the keys so that heads and layers compare; by default those of a head."""
-        return self.scores(seen)
+        return self.scores(observed)
 
-    def preference(self, seen: Observed) -> Float[Tensor, " B"] | None:
-        """Measures how much a layer needs keys, where `counts` shares them by that; else None."""
+    def preference(self, observed: Observed) -> Float[Tensor, " B"] | None:
+        """Measures how much a layer needs keys, where `share` goes by that; else None."""
         return None
 
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        """Counts the keys of each head where those of `orders`, one a layer, keep `total`."""
-        return pooled_counts(orders, total, least)
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        """Counts the keys of each head where those of `rankings`, one a layer, keep `total`."""
+        return pooled_counts(rankings, total, least)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        """Keeps `counts` keys of each cache; `order` is this method's."""
-        return self.kept_of(seen, first_of(order.keys, counts))
+    def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        """Keeps `counts` keys of each cache; `ranking` is this method's."""
+        return self.pack(observed, first_of(ranking.keys, counts))
 
-    def after(self, prefix: int | None, **options: Any) -> Any:
-        """Returns the `AfterPrefix` of this method with these options."""
-        from value_aware_attention.caches.after_prefix import AfterPrefix
-
-        return AfterPrefix(self, prefix=prefix, **options)
-
-    def check(self, seen: Observed) -> None:
+    def check(self, observed: Observed) -> None:
         """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
         name = type(self).__name__
-        check_kernel(seen.kernel)
-        if self.kernels and not isinstance(seen.kernel, self.kernels):
+        check_kernel(observed.kernel)
+        if self.kernels and not isinstance(observed.kernel, self.kernels):
             allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
-            raise ValueError(f"{name} got the kernel {seen.kernel}; it supports {allowed}")
-        largest = float(seen.value.abs().max()) if seen.value.numel() else 0.0
-        dtype = torch.promote_types(seen.value.dtype, torch.float32)
-        if largest * seen.keys > torch.finfo(dtype).max:
+            raise ValueError(f"{name} got the kernel {observed.kernel}; it supports {allowed}")
+        largest = float(observed.value.abs().max()) if observed.value.numel() else 0.0
+        dtype = torch.promote_types(observed.value.dtype, torch.float32)
+        if largest * observed.keys > torch.finfo(dtype).max:
             raise ValueError(
-                f"value holds {largest:.0e}; sums of {seen.keys} such numbers are too large for "
-                f"{dtype}"
+                f"value holds {largest:.0e}; sums of {observed.keys} such numbers are too large "
+                f"for {dtype}"
             )
-        if self.r > seen.keys:
-            raise ValueError(f"{name} keeps r = {self.r} keys; there are {seen.keys}")
-        forced = 0 if seen.protected is None else int(protected(seen).sum(dim=-1).max())
+        if self.r > observed.keys:
+            raise ValueError(f"{name} keeps r = {self.r} keys; there are {observed.keys}")
+        forced = 0 if observed.protected is None else int(protected(observed).sum(dim=-1).max())
         if forced > self.r:
             raise ValueError(
                 f"{name} keeps r = {self.r} keys; {forced} are protected, so r must be at least "
@@ -100,36 +98,29 @@ class CacheMethod(nn.Module):
             )
 
     @staticmethod
-    def ranked(
-        seen: Observed, scores: Float[Tensor, "*batch M"], r: int
+    def leading(
+        observed: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
         """Returns the r keys that come first: protected, by score, then padding."""
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
-        first = first.masked_fill(protected(seen), largest)
-        first = first.masked_fill(~available(seen), -torch.inf)
+        first = first.masked_fill(protected(observed), largest)
+        first = first.masked_fill(~available(observed), -torch.inf)
         return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def kept(
-        seen: Observed,
-        indices: Int[Tensor, "*batch R"],
-        chosen: Bool[Tensor, "*batch M"] | None = None,
-    ) -> KeptKeys:
-        """Returns keys as they are, in order; slots of padding, or of none chosen, are unused."""
-        usable = available(seen) if chosen is None else available(seen) & chosen
+    def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+        """Packs sets of keys, as they are, into slots.
+
+        Slots of padding, and of a cache that keeps fewer keys than others, are unused.
+        """
+        slots = max(1, int(chosen.sum(dim=-1).max()))
+        indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
         indices = indices.sort(dim=-1).values
-        unused = ~usable.take_along_dim(indices, dim=-1)
-        dtype = torch.promote_types(seen.key.dtype, torch.float32)
+        unused = ~(available(observed) & chosen).take_along_dim(indices, dim=-1)
+        dtype = torch.promote_types(observed.key.dtype, torch.float32)
         weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
-
-    @classmethod
-    def kept_of(cls, seen: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
-        """Returns sets of keys as they are; caches with fewer than others have unused slots."""
-        slots = max(1, int(chosen.sum(dim=-1).max()))
-        first = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
-        return cls.kept(seen, first, chosen)
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
@@ -142,24 +133,6 @@ class CacheMethod(nn.Module):
         return float((rows if self.observes else 1) * keys * head_dim)
 
 
-class Given(CacheMethod):
-    """Keeps keys that were chosen before."""
-
-    def __init__(self, kept: KeptKeys) -> None:
-        super().__init__(kept.indices.shape[-1])
-        self.given = kept
-        self.refits = kept.value is not None
-
-    def keep(self, seen: Observed) -> KeptKeys:
-        shape = (*seen.batch, -1)  # a group of one query head is a dimension too
-        value = self.given.value
-        return KeptKeys(
-            self.given.indices.reshape(shape),
-            self.given.log_weight.reshape(shape),
-            None if value is None else value.reshape(*shape, value.shape[-1]),
-        )
-
-
 def check_cache_method(method: CacheMethod) -> None:
     """Raises ValueError unless the argument is an instance of `CacheMethod`."""
     if not isinstance(method, CacheMethod):
@@ -169,21 +142,43 @@ def check_cache_method(method: CacheMethod) -> None:
         )
 
 
-def available(seen: Observed) -> Bool[Tensor, "*batch M"]:
+class Refinement(CacheMethod):
+    """Ranks and shares keys as another method does, and changes what a head keeps of them."""
+
+    def __init__(self, method: CacheMethod) -> None:
+        check_cache_method(method)
+        super().__init__(method.r)
+        self.method, self.kernels = method, method.kernels
+
+    @torch.no_grad()
+    def rank(self, observed: Observed) -> Ranking:
+        return self.method.rank(observed)
+
+    def share(
+        self, rankings: Sequence[Ranking], total: int, least: int
+    ) -> list[Int[Tensor, "B H"]]:
+        return self.method.share(rankings, total, least)
+
+
+def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that may be kept."""
-    every = torch.ones((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
-    return every if seen.available is None else every & seen.available
+    keys = torch.ones(
+        (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
+    )
+    return keys if observed.available is None else keys & observed.available
 
 
-def protected(seen: Observed) -> Bool[Tensor, "*batch M"]:
+def protected(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that must be kept; padding never is."""
-    none = torch.zeros((*seen.batch, seen.keys), dtype=torch.bool, device=seen.key.device)
-    if seen.protected is None:
+    none = torch.zeros(
+        (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
+    )
+    if observed.protected is None:
         return none
-    positions = seen.protected.to(none.device).expand(*seen.batch, -1)
-    return none.scatter(-1, positions, value=True) & available(seen)
+    positions = observed.protected.to(none.device).expand(*observed.batch, -1)
+    return none.scatter(-1, positions, value=True) & available(observed)
 
 
-def candidates(seen: Observed) -> Bool[Tensor, "*batch M"]:
+def candidates(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that a choice is made of: neither padding nor protected."""
-    return available(seen) & ~protected(seen)
+    return available(observed) & ~protected(observed)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +15,7 @@ from value_aware_attention.attention import (
     finite,
     working_precision,
 )
-from value_aware_attention.call import Call, Layer, Rotary
+from value_aware_attention.call import Arguments, Call, Layer, Rotary
 from value_aware_attention.kernels import Kernel
 
 
@@ -33,20 +32,14 @@ class KeptKeys:
 
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
         """Takes the slots of each text, the first dimension, from one of two choices."""
-        both = [self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])]
-        found = {
-            name: a.where(mine.to(a.device).view(-1, *(1,) * (a.ndim - 1)), b)
-            for name, a in vars(both[0]).items()
-            if a is not None
-            for b in [vars(both[1])[name]]
-        }
-        return KeptKeys(**found)
-
-    def after(self, prefix: int) -> Any:
-        """Returns the `AfterPrefix` in which later queries see these keys of the prefix."""
-        from value_aware_attention.caches.method import Given
-
-        return Given(self).after(prefix, sinks=0, recent=0)
+        a, b = self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])
+        is_mine = mine.to(a.indices.device).view(-1, *(1,) * (a.indices.ndim - 1))
+        value = None
+        if a.value is not None and b.value is not None:
+            value = a.value.where(is_mine[..., None], b.value)
+        return KeptKeys(
+            a.indices.where(is_mine, b.indices), a.log_weight.where(is_mine, b.log_weight), value
+        )
 
     def padded(self, slots: int) -> "KeptKeys":
         """Returns at least so many slots; those added are unused copies of the last one."""
@@ -113,8 +106,8 @@ class Observed:
     @cached_property
     def log_total(self) -> Float[Tensor, "*batch G W 1"]:
         """Computes the log of the mass over the keys and beside them; 0 where nothing is seen."""
-        own = self.log_similarity.logsumexp(dim=-1, keepdim=True)
-        return finite(torch.logaddexp(own, self.log_mass_beside))
+        among_keys = self.log_similarity.logsumexp(dim=-1, keepdim=True)
+        return finite(torch.logaddexp(among_keys, self.log_mass_beside))
 
     @property
     def log_beside(self) -> Float[Tensor, "*batch G W 1"]:
@@ -152,11 +145,11 @@ class Observed:
         norm = projected.square().flatten(1).sum(dim=-1)
         return norm.where(norm > 0, 1.0)
 
-    def error(self, kept: KeptKeys) -> Float[Tensor, " *batch"]:
+    def error(self, choice: KeptKeys) -> Float[Tensor, " *batch"]:
         """Computes sum ||o - o~||^2 over the group's queries, the cost of a choice."""
         state = kept_state(
             working_precision(self.query), working_precision(self.key), self._value,
-            self.kernel, self.visible, kept,
+            self.kernel, self.visible, choice,
         )  # fmt: skip
         approximate = self._with_beside(state).output()
         return (self.output - approximate).square().sum(dim=(-3, -2, -1))
@@ -175,15 +168,15 @@ def kept_state(
     value: Float[Tensor, "*batch M V"],
     kernel: Kernel,
     visible: Bool[Tensor, "*#batch #G #W M"] | None,
-    kept: KeptKeys,
+    choice: KeptKeys,
 ) -> AttentionState:
     """Computes the attention state of queries over the kept keys that they see."""
-    at = kept.indices[..., None]
-    taken = value.take_along_dim(at, dim=-2) if kept.value is None else kept.value
+    at = choice.indices[..., None]
+    taken = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
     scores = kernel.log_similarity(query, key.take_along_dim(at, dim=-2)[..., None, :, :])
-    scores = scores + kept.log_weight[..., None, None, :].to(scores.dtype)
+    scores = scores + choice.log_weight[..., None, None, :].to(scores.dtype)
     if visible is not None:
-        visible = visible.take_along_dim(kept.indices[..., None, None, :], dim=-1)
+        visible = visible.take_along_dim(choice.indices[..., None, None, :], dim=-1)
     return attention_state(scores, taken.to(scores.dtype)[..., None, :, :], visible)
 
 
@@ -196,7 +189,7 @@ class Groups:
     """
 
     leading: tuple[int, ...]
-    own: tuple[int, ...]
+    separate: tuple[int, ...]
     """Dimensions along which caches differ."""
     shared: tuple[int, ...]
     """Dimensions along which queries share one."""
@@ -209,8 +202,8 @@ class Groups:
             call.key.shape[:-2], call.value.shape[:-2], (1,) * len(leading)
         )
         shared = tuple(d for d, size in enumerate(leading) if size > 1 and caches[d] == 1)
-        own = tuple(d for d in range(len(leading)) if d not in shared)
-        return cls(leading, own, shared)
+        separate = tuple(d for d in range(len(leading)) if d not in shared)
+        return cls(leading, separate, shared)
 
     def call(self, call: Call) -> Call:
         """Returns the call as query (*own, G, N, D), key (*own, 1, M, D), value (*own, 1, M, V)."""
@@ -239,19 +232,19 @@ class Groups:
         if any(x.shape[d] > 1 for d in self.shared):
             sizes = [self.leading[d] if d in self.shared else x.shape[d] for d in range(x.ndim - 2)]
             x = x.expand(*sizes, -1, -1)
-        x = x.permute(*self.own, *self.shared, -2, -1)
-        return x.reshape(*x.shape[: len(self.own)], -1, *x.shape[-2:])
+        x = x.permute(*self.separate, *self.shared, -2, -1)
+        return x.reshape(*x.shape[: len(self.separate)], -1, *x.shape[-2:])
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Drops the shared dimensions, of size 1, from keys or values: (*own, M, .)."""
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
-        own = [self.leading[d] for d in self.own]
-        x = x.permute(*self.own, *self.shared, -2, -1)
-        return x.reshape(*x.shape[: len(own)], *x.shape[-2:]).expand(*own, -1, -1)
+        sizes = [self.leading[d] for d in self.separate]
+        x = x.permute(*self.separate, *self.shared, -2, -1)
+        return x.reshape(*x.shape[: len(sizes)], *x.shape[-2:]).expand(*sizes, -1, -1)
 
     def restored(self, x: Float[Tensor, "*own G N V"]) -> Float[Tensor, "*batch N V"]:
         """Puts outputs back in the order of the call's leading dimensions."""
-        order = [*self.own, *self.shared]
+        order = [*self.separate, *self.shared]
         x = x.reshape(*(self.leading[d] for d in order), *x.shape[-2:])
         back = sorted(range(len(order)), key=order.__getitem__)
         return x.permute(*back, -2, -1)
@@ -271,13 +264,13 @@ class Choice:
     rows: int
     seed: int = 0
 
-    def attending(self, rows: Int[Tensor, " W"]) -> dict[str, Any]:
+    def attending(self, rows: Int[Tensor, " W"]) -> Arguments:
         """Returns queries of the text with the pairs of the pool that they see."""
-        part = self.call.take(rows)
-        visible = visible_pairs(part)
+        call = self.call.take(rows)
+        visible = visible_pairs(call)
         if visible is not None:
             visible = visible.take_along_dim(self.pool[..., None, None, :], dim=-1)
-        return {"query": part.query, "visible": visible, "positions": rows}
+        return {"query": call.query, "visible": visible, "positions": rows}
 
     def spaced(self, among: range) -> Int[Tensor, " W"]:
         """Draws one of these rows in each of `rows` equal strides.
@@ -299,18 +292,18 @@ def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
     return visible.reshape(*(1,) * (call.query.ndim - visible.ndim), *visible.shape)
 
 
-def last(choice: Choice) -> dict[str, Any]:
+def last(choice: Choice) -> Arguments:
     """Takes the last queries of the past, which attend as in the text."""
     rows = choice.past[-choice.rows :]
     return choice.attending(torch.tensor(rows, device=choice.pool.device))
 
 
-def causal(choice: Choice) -> dict[str, Any]:
+def causal(choice: Choice) -> Arguments:
     """Takes queries of the whole past, which attend as in the text."""
     return choice.attending(choice.spaced(choice.past))
 
 
-def noncausal(choice: Choice) -> dict[str, Any]:
+def noncausal(choice: Choice) -> Arguments:
     """Takes queries of the whole past, which see every key, rotated to later positions."""
     rows = choice.spaced(choice.past)
     query = choice.call.query[..., rows, :]
@@ -321,15 +314,15 @@ def noncausal(choice: Choice) -> dict[str, Any]:
     return {"query": query, "positions": rows + choice.start}
 
 
-def continued(choice: Choice) -> dict[str, Any]:
+def continued(choice: Choice) -> Arguments:
     """Takes the queries of `noncausal`, each of which sees its own past once more beside the keys.
 
     The past at its true distances: neither queries nor keys are turned there.
     """
-    found = noncausal(choice)
+    queries = noncausal(choice)
     rows = choice.spaced(choice.past)
     query, call = choice.call.query[..., rows, :], choice.call
-    return found | {"beside": own_past(choice, query, call.key, call.value, rows)}
+    return queries | {"beside": own_past(choice, query, call.key, call.value, rows)}
 
 
 def own_past(
@@ -337,12 +330,12 @@ def own_past(
 ) -> AttentionState:
     """Returns the state of queries over the keys up to them."""
     keys = min(key.shape[-2], choice.start)
-    own = torch.arange(keys, device=rows.device) <= rows[:, None]
+    past = torch.arange(keys, device=rows.device) <= rows[:, None]
     scores = choice.call.kernel.log_similarity(query, key[..., :keys, :])
-    return attention_state(scores, value[..., :keys, :], own)
+    return attention_state(scores, value[..., :keys, :], past)
 
 
-def repeat(choice: Choice) -> dict[str, Any]:
+def repeat(choice: Choice) -> Arguments:
     """Takes queries of the prefix read once more, which see every key and their own past."""
     if choice.call.layer.repeated is None:
         raise ValueError(
@@ -359,7 +352,7 @@ def repeat(choice: Choice) -> dict[str, Any]:
     }
 
 
-def hindsight(choice: Choice) -> dict[str, Any]:
+def hindsight(choice: Choice) -> Arguments:
     """Takes the queries to come, with the later keys that they see beside.
 
     Evenly spaced from the first query; with an encoder among those that `noncausal` leaves out.
@@ -370,18 +363,18 @@ def hindsight(choice: Choice) -> dict[str, Any]:
         served = served[~torch.isin(served, choice.spaced(choice.past))]
     count = min(choice.rows, len(served))
     rows = served[torch.arange(count, device=served.device) * len(served) // count]
-    found = choice.attending(rows)
+    queries = choice.attending(rows)
     if choice.start == choice.call.keys:
-        return found
-    part = choice.call.take(rows)
-    scores = part.kernel.log_similarity(part.query, part.key[..., choice.start :, :])
-    pairs = visible_pairs(part)
+        return queries
+    call = choice.call.take(rows)
+    scores = call.kernel.log_similarity(call.query, call.key[..., choice.start :, :])
+    pairs = visible_pairs(call)
     visible = None if pairs is None else pairs[..., choice.start :]
-    later = part.value[..., choice.start :, :]
-    return found | {"beside": attention_state(scores, later, visible)}
+    later = call.value[..., choice.start :, :]
+    return queries | {"beside": attention_state(scores, later, visible)}
 
 
-OBSERVED: Mapping[str, Callable[[Choice], dict[str, Any]]] = {
-    found.__name__: found for found in (last, causal, noncausal, continued, repeat, hindsight)
+OBSERVED: Mapping[str, Callable[[Choice], Arguments]] = {
+    way.__name__: way for way in (last, causal, noncausal, continued, repeat, hindsight)
 }
 """By name: query (*own, G, W, D), visible, positions and beside of `Observed`."""

@@ -48,13 +48,13 @@ class ObservedAttention(CacheMethod):
         self.by_layer = by_layer
         self.pooling = check_choice(("mean", "max"), pooling=pooling)
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights, order = candidate_weights(seen), AGGREGATES[self.aggregate]
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights, order = candidate_weights(observed), AGGREGATES[self.aggregate]
         norm = torch.linalg.vector_norm(weights, order, dim=(-3, -2))
         mean = norm / prod(weights.shape[-3:-1]) ** (1 / order)
         scores = pooled(mean, self.pool, self.pooling)
         if self.by_layer:
-            heads = by_layer(seen, scores)
+            heads = by_layer(observed, scores)
             scores = heads.mean(dim=1, keepdim=True).expand_as(heads).reshape_as(scores)
         return scores
 
@@ -75,21 +75,21 @@ def pooled(
     return over(flat, pool, stride=1, padding=pool // 2).view_as(x)
 
 
-def by_layer(seen: Observed, x: Shaped[Tensor, "*batch M"]) -> Shaped[Tensor, "B H M"]:
+def by_layer(observed: Observed, x: Shaped[Tensor, "*batch M"]) -> Shaped[Tensor, "B H M"]:
     """Joins the leading dimensions behind the first, of texts: the heads of a layer."""
-    return x.reshape(seen.batch[:1].numel(), -1, seen.keys)
+    return x.reshape(observed.batch[:1].numel(), -1, observed.keys)
 
 
-def candidate_weights(seen: Observed) -> Float[Tensor, "*batch G W M"]:
+def candidate_weights(observed: Observed) -> Float[Tensor, "*batch G W M"]:
     """Returns alpha, 0 for keys that are no candidates."""
-    return seen.weights.masked_fill(~candidates(seen)[..., None, None, :], 0.0)
+    return observed.weights.masked_fill(~candidates(observed)[..., None, None, :], 0.0)
 
 
 def mean_softmax(
-    seen: Observed, logits: Float[Tensor, "*batch #G W M"]
+    observed: Observed, logits: Float[Tensor, "*batch #G W M"]
 ) -> Float[Tensor, "*batch M"]:
     """Averages the softmax over the candidates alone; a row that sees none of them has zeros."""
-    logits = logits.masked_fill(~candidates(seen)[..., None, None, :], -torch.inf)
+    logits = logits.masked_fill(~candidates(observed)[..., None, None, :], -torch.inf)
     return logits.softmax(dim=-1).nan_to_num().mean(dim=(-3, -2))
 
 
@@ -104,18 +104,27 @@ class RKV(CacheMethod):
     the last 8 rows and recent = 8, and advise against it for a prefill.
     """
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        looked = mean_softmax(seen, seen.log_similarity.amax(dim=-3, keepdim=True))
-        alike = self._mean_cosine(seen).masked_fill(~available(seen), -torch.inf).softmax(dim=-1)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        looked = mean_softmax(observed, observed.log_similarity.amax(dim=-3, keepdim=True))
+        alike = (
+            self._mean_cosine(observed)
+            .masked_fill(~available(observed), -torch.inf)
+            .softmax(dim=-1)
+        )
         return 0.1 * pooled(looked, 7, "max") - 0.9 * alike
 
     @staticmethod
-    def _mean_cosine(seen: Observed) -> Float[Tensor, "*batch M"]:
+    def _mean_cosine(observed: Observed) -> Float[Tensor, "*batch M"]:
         """Averages each key's cosine to all keys, in blocks of them."""
-        counted = available(seen)
-        key = normalize(working_precision(seen.key), dim=-1).where(counted[..., None], 0.0)
-        total, places = torch.zeros_like(key[..., 0]), torch.arange(seen.keys, device=key.device)
-        for rows in places.split(max(1, max_elements() // (seen.keys * seen.batch.numel()))):
+        counted = available(observed)
+        key = normalize(working_precision(observed.key), dim=-1).where(counted[..., None], 0.0)
+        total, places = (
+            torch.zeros_like(key[..., 0]),
+            torch.arange(observed.keys, device=key.device),
+        )
+        for rows in places.split(
+            max(1, max_elements() // (observed.keys * observed.batch.numel()))
+        ):
             cosine = (key[..., rows, :] @ key.mT).masked_fill(rows[:, None] == places, 0.0)
             last = places.where(cosine > 0.5, -1).amax(dim=-1, keepdim=True)
             total += cosine.masked_fill(places == last, 0.0).sum(dim=-2)
@@ -136,12 +145,14 @@ class VaSE(Random):
 
     observes = True
 
-    def scores(self, seen: Observed) -> Float[Tensor, "*batch M"]:
-        weights = pooled(mean_softmax(seen, seen.log_similarity), 5)
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        weights = pooled(mean_softmax(observed, observed.log_similarity), 5)
         # Gumbel noise: the largest are draws without replacement
-        scores = weights.log() - super().scores(seen).log().neg().log()
-        smallest, largest = working_precision(seen.value).aminmax(dim=-1)
-        ranges = (largest - smallest).masked_fill(available(seen).cumsum(-1) <= 4, torch.inf)
-        order = ranges.where(candidates(seen), -1.0).argsort(dim=-1, descending=True, stable=True)
+        scores = weights.log() - super().scores(observed).log().neg().log()
+        smallest, largest = working_precision(observed.value).aminmax(dim=-1)
+        ranges = (largest - smallest).masked_fill(available(observed).cumsum(-1) <= 4, torch.inf)
+        order = ranges.where(candidates(observed), -1.0).argsort(
+            dim=-1, descending=True, stable=True
+        )
         above = torch.finfo(scores.dtype).max / torch.arange(4, 4 + self.r // 4).to(scores)
-        return scores.scatter(-1, order[..., : len(above)], above.expand(*seen.batch, -1))
+        return scores.scatter(-1, order[..., : len(above)], above.expand(*observed.batch, -1))

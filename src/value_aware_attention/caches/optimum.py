@@ -60,55 +60,57 @@ class OptimalSet:
 
 
 @torch.no_grad()
-def optimal_set(seen: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
+def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
     """Finds the r keys that leave the least sum ||o_i - o~_i||^2 over the observed queries.
 
     Searches each cache, from the set of `ValueAware(r, search="best")`, for at most `seconds`. A
     search that ends within them has proved the optimum; otherwise error / lower_bound is the gap of
     the best set found. Raises ValueError for more than `MOST_KEYS` keys, and as `ValueAware` does.
     """
-    if seen.keys > MOST_KEYS:
-        raise ValueError(f"optimal_set got {seen.keys} keys; it takes at most {MOST_KEYS}")
+    if observed.keys > MOST_KEYS:
+        raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_KEYS}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
-    raised = {name: getattr(seen, name).double() for name in ("query", "key", "value")}
-    beside = seen.beside and seen.beside.rearranged(Tensor.double)
-    seen = replace(seen, **raised, beside=beside)  # outputs and weights in fp64, as errors are
-    rows, found = Rows.of(seen), ValueAware(r, search="best").keep(seen).indices
+    raised = {name: getattr(observed, name).double() for name in ("query", "key", "value")}
+    beside = observed.beside and observed.beside.rearranged(Tensor.double)
+    observed = replace(
+        observed, **raised, beside=beside
+    )  # outputs and weights in fp64, as errors are
+    rows, start = Rows.of(observed), ValueAware(r, search="best").keep(observed).indices
     first = torch.zeros_like(rows.available)
-    first.scatter_(-1, found.view(len(first), -1), value=True)
+    first.scatter_(-1, start.view(len(first), -1), value=True)
     searches = [
-        _search(one, first[cache] & one.available, seconds)
+        _search(cache_rows, first[cache] & cache_rows.available, seconds)
         for cache in torch.arange(len(first)).split(1)
-        for one in [rows.take(cache)]
+        for cache_rows in [rows.take(cache)]
     ]
-    kept, *numbers = (
-        torch.stack(x).view(*seen.batch, *x[0].shape) for x in zip(*searches, strict=True)
+    sets, *numbers = (
+        torch.stack(x).view(*observed.batch, *x[0].shape) for x in zip(*searches, strict=True)
     )
-    return OptimalSet(CacheMethod.ranked(seen, kept.double(), r).sort(-1).values, *numbers)
+    return OptimalSet(CacheMethod.leading(observed, sets.double(), r).sort(-1).values, *numbers)
 
 
 def _search(
-    rows: Rows, kept: Bool[Tensor, "1 M"], seconds: float
+    rows: Rows, chosen: Bool[Tensor, "1 M"], seconds: float
 ) -> tuple[Bool[Tensor, " M"], Float[Tensor, ""], Float[Tensor, ""], Bool[Tensor, ""]]:
     """Searches one cache from a set of it, the nodes of the least bounds first."""
     stop, steps = monotonic() + seconds, FIRST_STEPS
-    problem, error = _Problem.of(rows, int(kept.sum())), rows.error(kept)
+    problem, error = _Problem.of(rows, int(chosen.sum())), rows.error(chosen)
     limit, at_once = problem.limit(error), max(1, NODES // problem.weights.numel())
-    root = kept.double().where(rows.available, DROPPED).masked_fill(rows.protected, KEPT)
+    root = chosen.double().where(rows.available, DROPPED).masked_fill(rows.protected, KEPT)
     ahead = [(0.0, root[0])]
     while ahead and ahead[0][0] < limit and monotonic() < stop:
-        known, nodes = zip(*ahead[:at_once], strict=True)
+        lower, nodes = zip(*ahead[:at_once], strict=True)
         bounds, parents = problem.bounded(torch.stack(nodes), limit, steps)
-        bounds, steps = bounds.maximum(bounds.new_tensor(known)), STEPS
+        bounds, steps = bounds.maximum(bounds.new_tensor(lower)), STEPS
         for other in problem.below(limit, parents)[:, None]:
             if (less := rows.error(other)) < error:
-                kept, error, limit = other, less, problem.limit(less)
+                chosen, error, limit = other, less, problem.limit(less)
         children, origin = problem.children(parents, bounds < limit)
         ahead = ahead[at_once:] + list(zip(bounds[origin].tolist(), children, strict=True))
         ahead.sort(key=lambda node: node[0])
     lowest = error.new_tensor(min([limit, *(bound for bound, _ in ahead[:1])]))
-    return kept[0], error[0], lowest.clamp_min(0), lowest == limit
+    return chosen[0], error[0], lowest.clamp_min(0), lowest == limit
 
 
 @dataclass(frozen=True)
@@ -166,15 +168,15 @@ class _Problem:
         self, x: Float[Tensor, "B M"], low: Float[Tensor, "B n"], high: Float[Tensor, "B n"]
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
         """Computes the sum of each row's larger bound at a point, and a subgradient of it."""
-        every = _with_beside(x)
-        moved, total = self._moved(every), low + high
-        t = total * (every @ self.weights.mT) - low * high + TINY * high
+        parts = _with_beside(x)
+        moved, total = self._moved(parts), low + high
+        t = total * (parts @ self.weights.mT) - low * high + TINY * high
         chord = moved.square().sum(dim=-1) / t
         cost, order = self.cost.sort(dim=-1)
-        reached = (every[:, order].cumsum(dim=-1) >= 1).to(torch.int8).argmax(-1, keepdim=True)
+        reached = (parts[:, order].cumsum(dim=-1) >= 1).to(torch.int8).argmax(-1, keepdim=True)
         p = cost.expand(len(x), -1, -1).gather(-1, reached)  # the best one at this point
         less = (p - self.cost).clamp_min(0)
-        heaviest = (p - less @ every[..., None]).squeeze(-1)
+        heaviest = (p - less @ parts[..., None]).squeeze(-1)
         per_t = (chord >= heaviest) / t
         by_square = (2 * per_t[..., None] * moved).flatten(1) @ self.scaled.mT
         slope = by_square - (per_t * chord * total) @ self.weights
@@ -186,8 +188,8 @@ class _Problem:
         fits = ((nodes == KEPT).sum(-1) <= self.r) & ((nodes >= 0).sum(-1) >= self.r)
         chosen = nodes[fits].topk(self.r, dim=-1).indices  # others: keys fixed both ways
         sets = torch.zeros_like(nodes[fits] > 0).scatter(-1, chosen, value=True).unique(dim=0)
-        every = _with_beside(sets.double())
-        errors = self._moved(every).square().sum(-1) / (every @ self.weights.mT + TINY).square()
+        parts = _with_beside(sets.double())
+        errors = self._moved(parts).square().sum(-1) / (parts @ self.weights.mT + TINY).square()
         return sets[errors.sum(dim=-1) < limit]  # a row that loses all leaves 0 here
 
     def children(
@@ -201,9 +203,9 @@ class _Problem:
         both = [nodes[origin].scatter(-1, key, mark) for mark in (KEPT, DROPPED)]
         return torch.cat(both), origin.repeat(2)
 
-    def _moved(self, every: Float[Tensor, "B K"]) -> Float[Tensor, "B n V"]:
+    def _moved(self, parts: Float[Tensor, "B K"]) -> Float[Tensor, "B n V"]:
         """Computes sum_j x_j k_j."""
-        return (every @ self.scaled).unflatten(-1, (len(self.weights), -1))
+        return (parts @ self.scaled).unflatten(-1, (len(self.weights), -1))
 
     def _masses(
         self, nodes: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]

@@ -4,7 +4,6 @@ The closed form of Attention Matching (arXiv 2602.16284): biases by which the ke
 one, then values by which outputs are the exact ones, both by least squares with a ridge.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from value_aware_attention.caches.budgets import Order
+from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.joint_set import Rows
-from value_aware_attention.caches.method import CacheMethod, check_cache_method
+from value_aware_attention.caches.method import CacheMethod, Refinement
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 
@@ -30,7 +29,7 @@ HELD_OUT = 4
 """One of `HELD_OUT` rows is held out."""
 
 
-class AttentionMatching(CacheMethod):
+class AttentionMatching(Refinement):
     """Refits log-biases and values of r keys, those of `method` or of the largest attention.
 
     Attention Matching (arXiv 2602.16284), in its form without a search: keys by the root mean
@@ -41,32 +40,22 @@ class AttentionMatching(CacheMethod):
     refits = True
 
     def __init__(self, r: int, method: CacheMethod | None = None) -> None:
-        super().__init__(r)
-        method = ObservedAttention(r, aggregate="rms") if method is None else method
-        check_cache_method(method)
+        super().__init__(ObservedAttention(r, aggregate="rms") if method is None else method)
+        method = self.method
         if method.r != r:
             raise ValueError(f"r is {r}; the method given keeps {method.r}")
         if method.refits:
             name = type(method).__name__
             raise ValueError(f"method is a {name} that refits; one refit is made")
-        self.method = method
-        self.kernels = method.kernels
 
     @torch.no_grad()
-    def keep(self, seen: Observed) -> KeptKeys:
-        self.check(seen)
-        return refitted(seen, self.method.keep(seen))
+    def keep(self, observed: Observed) -> KeptKeys:
+        self.check(observed)
+        return refitted(observed, self.method.keep(observed))
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
-        return self.method.order(seen)
-
-    def counts(self, orders: Sequence[Order], total: int, least: int) -> list[Int[Tensor, "B H"]]:
-        return self.method.counts(orders, total, least)
-
-    @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        return refitted(seen, self.method.cut(seen, order, counts))
+    def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        return refitted(observed, self.method.cut(observed, ranking, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts one solution of the two least squares problems; the refit compares thirteen."""
@@ -74,34 +63,34 @@ class AttentionMatching(CacheMethod):
         return base + 2 * (rows * self.r**2 + self.r**3 / 3)
 
 
-def refitted(seen: Observed, kept: KeptKeys) -> KeptKeys:
+def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
     """Refits the biases and values of chosen keys to the observed rows.
 
     Every fourth row is held out. Of `CHOICES`, the one with the least error on held-out rows after
     a fit to the others is fitted again to all rows. With fewer than eight rows nothing is refitted.
     """
-    rows, slots = Rows.of(seen), kept.indices.shape[-1]
-    flat = KeptKeys(kept.indices.reshape(-1, slots), kept.log_weight.reshape(-1, slots))
-    every = _Fit.of(rows, flat)
-    count = every.weights.shape[1]
-    dtype = kept.log_weight.dtype
+    rows, slots = Rows.of(observed), choice.indices.shape[-1]
+    flat = KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
+    fit = _Fit.of(rows, flat)
+    count = fit.weights.shape[1]
+    dtype = choice.log_weight.dtype
     if count < 2 * HELD_OUT:  # with values, as in texts of more rows beside these
-        value = seen.value.take_along_dim(kept.indices[..., None], dim=-2)
-        return KeptKeys(kept.indices, kept.log_weight, value.to(dtype))
+        value = observed.value.take_along_dim(choice.indices[..., None], dim=-2)
+        return KeptKeys(choice.indices, choice.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
-    fitted, checked = every.of_rows(~held_out), every.of_rows(held_out)
+    fitted, checked = fit.of_rows(~held_out), fit.of_rows(held_out)
     errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
     best = torch.stack(errors).argmin(dim=0)
-    factors, change = torch.ones_like(every.weights[:, 0]), torch.zeros_like(every.value)
+    factors, change = torch.ones_like(fit.weights[:, 0]), torch.zeros_like(fit.value)
     for number, how in enumerate(CHOICES):
         chosen = best == number
         if chosen.any():
-            found, moved = every.solve(*how)
-            factors = found.where(chosen[:, None], factors)
+            of_choice, moved = fit.solve(*how)
+            factors = of_choice.where(chosen[:, None], factors)
             change = moved.where(chosen[:, None, None], change)
-    value = (every.value + change - rows.nothing).view(*kept.indices.shape, -1)
-    bias = factors.log().view(kept.indices.shape)
-    return KeptKeys(kept.indices, kept.log_weight + bias.to(dtype), value.to(dtype))
+    value = (fit.value + change - rows.nothing).view(*choice.indices.shape, -1)
+    bias = factors.log().view(choice.indices.shape)
+    return KeptKeys(choice.indices, choice.log_weight + bias.to(dtype), value.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -118,15 +107,15 @@ class _Fit:
     sees: Bool[Tensor, "B n 1"]
 
     @classmethod
-    def of(cls, rows: Rows, kept: KeptKeys) -> "_Fit":
-        at = kept.indices[:, None]
-        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + kept.log_weight[:, None]
+    def of(cls, rows: Rows, choice: KeptKeys) -> "_Fit":
+        at = choice.indices[:, None]
+        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + choice.log_weight[:, None]
         return cls(
             log_weights.double().exp(),
             rows.log_beside.double().exp(),
             rows.beside.double(),
             rows.output.double(),
-            rows.value.take_along_dim(kept.indices[..., None], dim=-2).double(),
+            rows.value.take_along_dim(choice.indices[..., None], dim=-2).double(),
             (rows.log_weights > -torch.inf).any(-1, keepdim=True) | (rows.log_beside > -torch.inf),
         )
 
@@ -142,8 +131,8 @@ class _Fit:
         """Fits the factors of the weights, and the change of the values."""
         factors = torch.ones_like(self.weights[:, 0])
         if bias:
-            wanted = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
-            factors = factors + _least_squares(self.weights, wanted, BIAS_RIDGE)[..., 0]
+            lost = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
+            factors = factors + _least_squares(self.weights, lost, BIAS_RIDGE)[..., 0]
             factors = factors.clamp(*FACTORS)
         if ridge == torch.inf:
             return factors, torch.zeros_like(self.value)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Recent
-from value_aware_attention.caches.budgets import Order, first_of
+from value_aware_attention.caches.budgets import Ranking, first_of
 from value_aware_attention.caches.critical_values import CriticalValues
 from value_aware_attention.caches.elimination import SHARE, eliminate, measured_in_order
 from value_aware_attention.caches.expected_attention import ExpectedAttention
@@ -68,70 +68,76 @@ class ValueAware(CacheMethod):
         self.search = check_choice(("default", "exhaustive", "best"), search=search)
 
     @torch.no_grad()
-    def keep(self, seen: Observed) -> KeptKeys:
-        self.check(seen)
+    def keep(self, observed: Observed) -> KeptKeys:
+        self.check(observed)
         # of copies, whose derived tensors are freed: there is one for each observed query and key
-        starts, rows = self._starts(replace(seen)), Rows.of(replace(seen))
-        found = [self._searched(part, own, self.r)[0] for part, own in _parts(rows, starts)]
-        keys = torch.cat(found).view(1, *seen.batch, -1)
-        counts = torch.full(seen.batch, self.r, device=seen.key.device)
-        kept = self._kept(seen, rows, torch.cat([keys, starts]), counts)
+        starts, rows = self._starts(replace(observed)), Rows.of(replace(observed))
+        searched = [
+            self._searched(part_rows, part_starts, self.r)[0]
+            for part_rows, part_starts in _parts(rows, starts)
+        ]
+        keys = torch.cat(searched).view(1, *observed.batch, -1)
+        counts = torch.full(observed.batch, self.r, device=observed.key.device)
+        choice = self._kept(observed, rows, torch.cat([keys, starts]), counts)
         del rows
-        return refitted(seen, kept) if self.refit else kept
+        return refitted(observed, choice) if self.refit else choice
 
     @torch.no_grad()
-    def order(self, seen: Observed) -> Order:
+    def rank(self, observed: Observed) -> Ranking:
         """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
-        self.check(seen)
-        starts, rows = self._starts(replace(seen)), Rows.of(replace(seen), projected=True)
+        self.check(observed)
+        starts, rows = self._starts(replace(observed)), Rows.of(replace(observed), projected=True)
         least = int(rows.protected.sum(dim=-1).max())
-        found = [self._measured(part, own, least) for part, own in _parts(rows, starts)]
-        keys, costs = (torch.cat(x).view(*seen.batch, -1) for x in zip(*found, strict=True))
-        norm = seen.squared_layer_output()
-        return Order(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
+        measured = [
+            self._measured(part_rows, part_starts, least)
+            for part_rows, part_starts in _parts(rows, starts)
+        ]
+        keys, costs = (torch.cat(x).view(*observed.batch, -1) for x in zip(*measured, strict=True))
+        norm = observed.squared_layer_output()
+        return Ranking(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
 
     @torch.no_grad()
-    def cut(self, seen: Observed, order: Order, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        assert order.others is not None
-        orders = torch.cat([order.keys[None], order.others])
-        kept = self._kept(seen, Rows.of(replace(seen), projected=True), orders, counts)
-        return refitted(seen, kept) if self.refit else kept
+    def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
+        assert ranking.others is not None
+        orders = torch.cat([ranking.keys[None], ranking.others])
+        choice = self._kept(observed, Rows.of(replace(observed), projected=True), orders, counts)
+        return refitted(observed, choice) if self.refit else choice
 
     def _kept(
         self,
-        seen: Observed,
+        observed: Observed,
         rows: Rows,
         orders: Int[Tensor, "S *batch M"],
         counts: Int[Tensor, " *batch"],
     ) -> KeptKeys:
         """Keeps the best of the first keys of any order, or a better set."""
-        found, first = [], 0
-        for part, own in _parts(rows, orders):
-            wanted = counts.flatten()[first : first + len(part.available)]
-            found.append(self._best(part, own, wanted))
-            first += len(wanted)
-        return self.kept_of(seen, torch.cat(found).view(*seen.batch, -1))
+        best, first = [], 0
+        for part_rows, part_orders in _parts(rows, orders):
+            part_counts = counts.flatten()[first : first + len(part_rows.available)]
+            best.append(self._best(part_rows, part_orders, part_counts))
+            first += len(part_counts)
+        return self.pack(observed, torch.cat(best).view(*observed.batch, -1))
 
-    def _starts(self, seen: Observed) -> Int[Tensor, "S *batch M"]:
+    def _starts(self, observed: Observed) -> Int[Tensor, "S *batch M"]:
         """Orders the keys by each of `STARTS`."""
-        found = []
+        starts = []
         for method in (build(self.r) for build in STARTS):
             with suppress(ValueError):  # of another kernel, or a rotation that is not known
-                method.check(seen)
-                found.append(method.ranked(seen, method.scores(seen), seen.keys))
-        return torch.stack(found)
+                method.check(observed)
+                starts.append(method.leading(observed, method.scores(observed), observed.keys))
+        return torch.stack(starts)
 
     def _searched(
         self, rows: Rows, others: Int[Tensor, "S B M"], least: int
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B K"]]:
         """Orders the keys by the search, down to `least`, with the costs of the K searched."""
-        every = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
+        all_keys = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
         count = PRESELECTED * self.r
         if self.search != "default" or count >= others.shape[-1]:
             share = SHARE if self.search == "default" else 0.0
-            return eliminate(rows, every, least, share=share)
+            return eliminate(rows, all_keys, least, share=share)
         places = torch.empty_like(others[: len(RANKINGS)])
-        places.scatter_(-1, others[: len(RANKINGS)], every.expand_as(places).contiguous())
+        places.scatter_(-1, others[: len(RANKINGS)], all_keys.expand_as(places).contiguous())
         union = places.amin(dim=0).argsort(dim=-1, stable=True)
         first = union[:, :count].sort(dim=-1).values
         keys, costs = eliminate(rows, first, least, share=SHARE)

@@ -6,11 +6,16 @@
 `docs/hugging-face.md` lists the architectures, and the options that are refused.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.attending import set_attention
-from value_aware_attention.hugging_face.check import check_cache
-from value_aware_attention.hugging_face.compressed import CompressedGeneration, compressed_cache
 from value_aware_attention.hugging_face.layers import attention_layers, own_kernel
+
+if TYPE_CHECKING:  # of the room above, which imports this one
+    from value_aware_attention.decoding.check import check_cache
+    from value_aware_attention.decoding.compressed import CompressedGeneration, compressed_cache
 
 __all__ = [
     "CompressedGeneration",
@@ -21,3 +26,16 @@ __all__ = [
     "replace_attention",
     "set_attention",
 ]
+
+_DECODING = {  # of the room above
+    "CompressedGeneration": "compressed",
+    "check_cache": "check",
+    "compressed_cache": "compressed",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what `decoding` defines when it is asked for."""
+    if name in _DECODING:
+        return getattr(import_module(f"value_aware_attention.decoding.{_DECODING[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,19 @@
 """Swaps the attention of a trained Hugging Face model for an approximation, and back."""
 
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, Thread, current_thread
-from typing import Any
 
-from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.hugging_face.attending import (
@@ -25,6 +29,7 @@ from value_aware_attention.hugging_face.cache_layers import (
     SharedKeys,
     check_pooled,
     rotary_of,
+    shares_keys,
 )
 from value_aware_attention.hugging_face.layers import (
     attention_layers,
@@ -40,7 +45,7 @@ from value_aware_attention.kernels import Kernel, check_kernel
 class _Uncopied:
     """Refuses a copy of a model whose attention is replaced: the copy would name it for ever."""
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> str:
         raise ValueError(
             "the attention of this model is replaced; copy or save it before the context"
         )
@@ -54,7 +59,7 @@ class _Context:
     """
 
     name: str
-    before: list[tuple[Any, str | None]]
+    before: list[tuple[PreTrainedConfig, str | None]]
     model: PreTrainedModel
     alone: bool = False
     """True: no other context of its model may be open."""
@@ -100,39 +105,56 @@ def replace_attention(
     if kernel is not None:
         check_kernel(kernel)
     numbers = chosen_layers(model, layers)
-    methods: dict[nn.Module, Any] = {
-        module: method_of(approximation, number) for module, number in numbers.items()
-    }
+    methods = {module: method_of(approximation, number) for module, number in numbers.items()}
     check_methods(model, methods)
     check_heads(heads, getattr(model.config, "num_attention_heads", None))
     check_pooled(list(methods.values()), len(attention_layers(model)), heads)
-    every = [*attention_layers(model), *cross_attention_layers(model)]
-    others: dict[nn.Module, Any] = dict.fromkeys(every, Exact())
     first = FirstReadings(methods.values())
-    shared = {
-        layer: SharedKeys(method, layer, numbers[layer], rotary_of(model), first)
-        for layer, method in methods.items()
-        if getattr(method, "shares_keys", False)
-    }
-    name = f"{OWN}_{uuid.uuid4().hex}"
+    attending = _attending(model, methods, numbers, first)
     with ExitStack() as restored:
-        register(name, partial(attend, others | methods | shared, kernel, heads))
         restored.enter_context(first.before_each_call(model))
-        restored.callback(unregister, name)
-        restored.callback(close, opened(model, name))
+        name = restored.enter_context(named_attention(model))
+        register(name, partial(attend, attending, kernel, heads))
         for handle in hooks(model):
             restored.callback(handle.remove)
         set_implementation(model, name)
         yield model
 
 
-def unregister(name: str) -> None:
-    """Forgets a name, for which the interfaces have no public way."""
-    for interface in (AttentionInterface, AttentionMaskInterface):
-        interface._global_mapping.pop(name, None)
+def _attending(
+    model: PreTrainedModel,
+    methods: Mapping[nn.Module, nn.Module],
+    numbers: Mapping[nn.Module, int],
+    first: FirstReadings,
+) -> dict[nn.Module, Callable[..., Tensor]]:
+    """Returns what computes the attention of each module of a model."""
+    exact, rotary = Exact(), rotary_of(model)
+    layers = (*attention_layers(model), *cross_attention_layers(model))
+    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, exact)
+    for layer, method in methods.items():
+        attending[layer] = method
+        if shares_keys(method):
+            attending[layer] = SharedKeys(method, layer, numbers[layer], rotary, first)
+    return attending
 
 
-def opened(model: PreTrainedModel, name: str, *, alone: bool = False) -> _Context:
+@contextmanager
+def named_attention(model: PreTrainedModel, *, alone: bool = False) -> Iterator[str]:
+    """Gives a model's attention a name of its own, to be registered and set, within the context.
+
+    Restores what each config named before. Raises ValueError as `_opened`.
+    """
+    name = f"{OWN}_{uuid.uuid4().hex}"
+    context = _opened(model, name, alone)
+    try:
+        yield name
+    finally:
+        _close(context)
+        for interface in (AttentionInterface, AttentionMaskInterface):
+            interface._global_mapping.pop(name, None)  # there is no public way
+
+
+def _opened(model: PreTrainedModel, name: str, alone: bool) -> _Context:
     """Opens a context; ValueError where another thread has one of the model, or of its config.
 
     Also where it would be within or around one that must be `alone`.
@@ -154,20 +176,20 @@ def opened(model: PreTrainedModel, name: str, *, alone: bool = False) -> _Contex
                     f"compressed_cache"
                 )
         _OPEN.append(context)
-        for part in {model, model.base_model}:
-            setattr(part, name, _Uncopied())
+        for module in {model, model.base_model}:
+            setattr(module, name, _Uncopied())
     return context
 
 
-def close(context: _Context) -> None:
+def _close(context: _Context) -> None:
     """Restores the attention that each config named before the context."""
     with _LOCK:
         _OPEN.remove(context)
-        for part in {context.model, context.model.base_model}:
-            delattr(part, context.name)
+        for module in {context.model, context.model.base_model}:
+            delattr(module, context.name)
         before = {id(config): name for config, name in context.before}
 
-        def restored(config: Any, name: str | None) -> str | None:
+        def restored(config: PreTrainedConfig, name: str | None) -> str | None:
             return before[id(config)] if name == context.name else name
 
         for other in _OPEN:
@@ -178,18 +200,18 @@ def close(context: _Context) -> None:
             config._attn_implementation = name
 
 
-def _configs(model: PreTrainedModel) -> list[Any]:
+def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
     """Lists every config of the model that names an attention, outermost first.
 
     There is no public way to read the name.
     """
-    configs: list[Any] = []
-    waiting: list[Any] = [
+    configs: list[PreTrainedConfig] = []
+    waiting: list[PreTrainedConfig | None] = [
         module.config for module in model.modules() if isinstance(module, PreTrainedModel)
     ]
     while waiting:
         config = waiting.pop(0)
-        if config is not None and not any(config is known for known in configs):
+        if config is not None and not any(config is other for other in configs):
             configs.append(config)
             waiting += [getattr(config, key, None) for key in config.sub_configs]
     return configs

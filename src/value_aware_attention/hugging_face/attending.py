@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from value_aware_attention.approximations import Exact
@@ -131,14 +132,17 @@ def _in_heads(
     mask = options["attn_mask"]
     if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
         options["attn_mask"] = mask.index_select(-3, chosen)
-    part = method(*(x.index_select(1, chosen) for x in inputs), **options)
-    return output.index_copy(1, chosen, part.to(output.dtype))
+    outputs = method(*(x.index_select(1, chosen) for x in inputs), **options)
+    return output.index_copy(1, chosen, outputs.to(output.dtype))
 
 
-def hooks(model: PreTrainedModel) -> list[Any]:
+def hooks(model: PreTrainedModel) -> list[RemovableHandle]:
     """Lets a model refuse to return weights; returns the handles of its hooks."""
-    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    return [part.register_forward_pre_hook(refuse_weights, with_kwargs=True) for part in parts]
+    return [
+        module.register_forward_pre_hook(refuse_weights, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, PreTrainedModel)
+    ]
 
 
 def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:

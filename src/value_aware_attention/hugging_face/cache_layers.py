@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
@@ -16,13 +16,38 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.call import Layer, Rotary
+from value_aware_attention.call import Arguments, Layer, Rotary
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import positions
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
+
+
+class Choice(Protocol):
+    """Describes the keys that a layer keeps, such as `caches.KeptKeys`."""
+
+    def where(self, is_ours: Tensor, other: "Choice", /) -> "Choice":
+        """Takes each text's keys from one of two choices."""
+
+
+class SharingMethod(Protocol):
+    """Describes a method such as `caches.AfterPrefix`, by which the heads of a group share keys."""
+
+    prefix: int | None
+    observed: str
+    pool: object
+
+    def __call__(self, **call: object) -> Tensor: ...
+
+    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Choice]]:
+        """Keeps keys of every layer; where there are two ways to, the model's output decides."""
+
+
+def shares_keys(method: object) -> TypeGuard[SharingMethod]:
+    """Tells whether a method is given key-value heads as the model has them."""
+    return getattr(method, "shares_keys", False)
 
 
 def output_projection(
@@ -51,14 +76,14 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     The model's own rotary embedding and function are used. For an unknown kind the rotation that is
     returned raises ValueError when it is called.
     """
-    found = [module for module in model.modules() if hasattr(module, "inv_freq")]
-    if not found:
+    rotations = [module for module in model.modules() if hasattr(module, "inv_freq")]
+    if not rotations:
         return None
-    module, name = found[0], type(model).__name__
+    module, name = rotations[0], type(model).__name__
     apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     plain = list(signature(module.forward).parameters) == ["x", "position_ids"]
     kind = getattr(module, "rope_type", "default")
-    if len(found) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
+    if len(rotations) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
         return partial(_refuse_rotation, name)
 
     def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
@@ -80,7 +105,7 @@ def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
 
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
     """Raises ValueError where heads that share a number of keys are not those of one method."""
-    pools = [getattr(method, "pool", None) for method in methods]
+    pools = [method.pool if shares_keys(method) else None for method in methods]
     if set(pools) == {None}:
         return
     if heads is not None:
@@ -111,18 +136,17 @@ class FirstReadings:
     """
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
-        methods = list(methods)
-        found = [method for method in methods if getattr(method, "observed", None) == "repeat"]
-        prefixes: set[Any] = {getattr(method, "prefix", None) for method in found}
+        sharing = [method for method in methods if shares_keys(method)]
+        prefixes = {method.prefix for method in sharing if method.observed == "repeat"}
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
-        self.prefix: int | None = next(iter(prefixes), None)
-        pools = (m for m in methods if getattr(m, "pool", None) in ("model", "checked"))
-        self.pooled: Any = next(pools, None)
+        self.prefix = next(iter(prefixes), None)
+        pooling = (method for method in sharing if method.pool in ("model", "checked"))
+        self.pooled = next(pooling, None)
         self.is_reading = self.is_checking = False
-        self.calls: dict[nn.Module, dict[str, Any]] = {}
-        self.repeated: dict[nn.Module, Any] = {}
-        self.kept: dict[nn.Module, Any] = {}
+        self.calls: dict[nn.Module, Arguments] = {}
+        self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
+        self.kept: dict[nn.Module, Choice] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
@@ -140,94 +164,98 @@ class FirstReadings:
             self._forget()
 
     def _read_first(
-        self, model: PreTrainedModel, inputs: tuple[Any, ...], options: dict[str, Any]
+        self, model: PreTrainedModel, inputs: tuple[object, ...], options: Arguments
     ) -> None:
         if self.is_reading or self.is_checking:
             return
-        given = signature(model.forward).bind_partial(*inputs, **options).arguments
+        arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
         if self.prefix is not None:
-            self._read(model, self._repeating(model, given, self.prefix))
+            self._read(model, _repeating(model, arguments, self.prefix))
             self.repeated = {
-                module: tuple(call[name][..., self.prefix :, :] for name in TENSORS)
+                module: _from(self.prefix, **{name: call[name] for name in TENSORS})
                 for module, call in self.calls.items()
             }
         if self.pooled is not None:
-            self._read(model, given)
+            self._read(model, arguments)
             for module, repeated in self.repeated.items():
                 call = self.calls[module]
                 call["layer"] = replace(call["layer"], repeated=repeated)
-            kept = self.pooled.choices(self.calls.values())
+            ways = self.pooled.choose_ways(self.calls.values())
             layers = list(self.calls)
-            if len(kept) > 1:
-                kept = [self._nearer(model, given, layers, *kept)]
-            self.kept = dict(zip(layers, kept[0], strict=True))
+            if len(ways) > 1:
+                ways = [self._nearer(model, arguments, layers, *ways)]
+            self.kept = dict(zip(layers, ways[0], strict=True))
         self.calls.clear()
 
     @torch.no_grad()
     def _nearer(
-        self, model: PreTrainedModel, given: dict[str, Any], layers: list[nn.Module],
-        first: list[Any], second: list[Any],
-    ) -> list[Any]:  # fmt: skip
+        self, model: PreTrainedModel, arguments: Arguments, layers: list[nn.Module],
+        first: Sequence[Choice], second: Sequence[Choice],
+    ) -> list[Choice]:  # fmt: skip
         """Takes, in each text, the sets with which the model's outputs over the prefix read once
         more are nearer to its exact ones."""
-        twice = self._repeating(model, given, self.pooled.prefix)
-        exact, far = self._read(model, twice)[:, self.pooled.prefix :], []
+        assert self.pooled is not None and self.pooled.prefix is not None
+        prefix, far = self.pooled.prefix, []
+        twice = _repeating(model, arguments, prefix)
+        exact = self._read(model, twice)[:, prefix:]
         self.is_checking = True
         try:
-            for kept in (first, second):
-                self.kept = dict(zip(layers, kept, strict=True))
-                output = model(**twice)[0][:, self.pooled.prefix :]
+            for choices in (first, second):
+                self.kept = dict(zip(layers, choices, strict=True))
+                output = model(**twice)[0][:, prefix:]
                 far.append(_divergence(output, exact, twice.get("attention_mask")))
         finally:
             self.is_checking = False
-        mine = far[0] < far[1]
-        return [one.where(mine, other) for one, other in zip(first, second, strict=True)]
+        is_nearer = far[0] < far[1]
+        return [a.where(is_nearer, b) for a, b in zip(first, second, strict=True)]
 
-    def _read(self, model: PreTrainedModel, given: dict[str, Any]) -> Tensor:
+    def _read(self, model: PreTrainedModel, arguments: Arguments) -> Tensor:
         """Records the calls of all layers while they attend exactly; returns the output."""
         self.calls.clear()
         self.is_reading = True
         try:
             with torch.no_grad():
-                return model(**given)[0]
+                return model(**arguments)[0]
         finally:
             self.is_reading = False
 
-    def _forget(self, *_: Any) -> None:
+    def _forget(self, *_: object) -> None:
         """Keeps nothing for a call of a part of the model, before which nothing is read."""
         if not (self.is_reading or self.is_checking):
             self.repeated.clear()
             self.kept.clear()
 
-    def _repeating(
-        self, model: PreTrainedModel, given: dict[str, Any], prefix: int
-    ) -> dict[str, Any]:
-        """Returns the inputs of a pass over the prefix and over it once more."""
-        if given.get("input_ids") is None:
-            raise ValueError("a prefix is read once more; the model must be given input_ids")
-        names = ("input_ids", "attention_mask", "position_ids")
-        twice = {x: _twice(model, given[x], prefix) for x in names if given.get(x) is not None}
-        mask = twice.get("attention_mask", torch.ones_like(twice["input_ids"]))[:, :prefix]
-        if not mask.all():
-            if getattr(model.config.get_text_config(), "sliding_window", None):
-                raise ValueError(
-                    f"the windows of {type(model).__name__} would reach over the padding between "
-                    f"two readings of a prefix; give texts without padding"
-                )
-            if twice["input_ids"].shape[1] < 2 * prefix:
-                raise ValueError(
-                    f"prefix is {prefix} and texts have padding; to read them once more the model "
-                    f"needs {2 * prefix} positions"
-                )
-            if "position_ids" not in twice and rotary_of(model) is not None:
-                twice["position_ids"] = torch.arange(prefix, device=mask.device).repeat(
-                    len(mask), 2
-                )
-        if "position_ids" in twice:
-            places = twice["position_ids"].expand_as(twice["input_ids"]).clone()
-            places[:, prefix:] += mask.sum(dim=1, keepdim=True)  # a text's own tokens
-            twice["position_ids"] = places
-        return twice | {"use_cache": False}
+
+def _from(first: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return query[..., first:, :], key[..., first:, :], value[..., first:, :]
+
+
+def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arguments:
+    """Returns the inputs of a pass over the prefix and over it once more."""
+    if arguments.get("input_ids") is None:
+        raise ValueError("a prefix is read once more; the model must be given input_ids")
+    names = ("input_ids", "attention_mask", "position_ids")
+    inputs = {name: arguments[name] for name in names if arguments.get(name) is not None}
+    twice = {name: _twice(model, x, prefix) for name, x in inputs.items()}
+    mask = twice.get("attention_mask", torch.ones_like(twice["input_ids"]))[:, :prefix]
+    if not mask.all():
+        if getattr(model.config.get_text_config(), "sliding_window", None):
+            raise ValueError(
+                f"the windows of {type(model).__name__} would reach over the padding between "
+                f"two readings of a prefix; give texts without padding"
+            )
+        if twice["input_ids"].shape[1] < 2 * prefix:
+            raise ValueError(
+                f"prefix is {prefix} and texts have padding; to read them once more the model "
+                f"needs {2 * prefix} positions"
+            )
+        if "position_ids" not in twice and rotary_of(model) is not None:
+            twice["position_ids"] = torch.arange(prefix, device=mask.device).repeat(len(mask), 2)
+    if "position_ids" in twice:
+        places = twice["position_ids"].expand_as(twice["input_ids"]).clone()
+        places[:, prefix:] += mask.sum(dim=1, keepdim=True)  # the tokens of each text
+        twice["position_ids"] = places
+    return twice | {"use_cache": False}
 
 
 def _twice(model: PreTrainedModel, x: Int[Tensor, "B N"], prefix: int) -> Int[Tensor, "B T"]:
@@ -251,13 +279,13 @@ def _divergence(
     Hidden states, of a model without a head, count as logits.
     """
     here, there = (x.float().log_softmax(dim=-1) for x in (output, exact))
-    found = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
-    return (found if mask is None else found * mask[:, -found.shape[1] :]).sum(dim=-1)
+    kl = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
+    return (kl if mask is None else kl * mask[:, -kl.shape[1] :]).sum(dim=-1)
 
 
 def grouped(
     module: nn.Module, layer: Layer, query: Tensor, key: Tensor, value: Tensor, **options: Any
-) -> dict[str, Any]:
+) -> Arguments:
     """Returns the call of a layer with its heads as groups that share keys, and its projection.
 
     Raises ValueError unless the heads fall into groups of one key-value head each.
@@ -280,7 +308,7 @@ def grouped(
 class SharedKeys:
     """Gives a method such as `caches.AfterPrefix` a layer's heads as groups that share keys."""
 
-    method: nn.Module
+    method: SharingMethod
     module: nn.Module
     number: int
     rotary: Rotary | None
@@ -308,7 +336,7 @@ class SharedKeys:
                 )
             self.first.calls[self.module] = call
             return exact()
-        output: Tensor = self.method(**call).flatten(1, 2)
+        output = self.method(**call).flatten(1, 2)
         if heads is None:
             return output
         chosen = torch.tensor(sorted(set(heads)), dtype=torch.long, device=output.device)

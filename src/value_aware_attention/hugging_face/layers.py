@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Collection, Mapping
 from inspect import unwrap
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from value_aware_attention.arguments import check_integers, described
+from value_aware_attention.call import Arguments
 from value_aware_attention.kernels import Exponential, Kernel
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -138,21 +138,21 @@ def check_model(model: nn.Module) -> None:
 
 def check_method(**arguments: object) -> nn.Module:
     """Returns the one argument given, if it is a module that can be attention; else ValueError."""
-    ((name, given),) = arguments.items()
-    if callable(getattr(given, "keep", None)):  # of `caches`, which imports this package
-        method = type(given).__name__
+    ((name, argument),) = arguments.items()
+    if callable(getattr(argument, "keep", None)):  # of `caches`, of which nothing is known here
+        method = type(argument).__name__
         raise ValueError(
             f"{name} is the cache method {method}; it must be an approximation, such as "
             f"caches.AfterPrefix({method}(...), prefix=...)"
         )
-    if isinstance(given, type):
+    if isinstance(argument, type):
         raise ValueError(
-            f"{name} is {described(given)}; it must be an instance, {given.__name__}(...), or a "
-            f"function from a layer's number to one"
+            f"{name} is {described(argument)}; it must be an instance, {argument.__name__}(...), "
+            f"or a function from a layer's number to one"
         )
-    if not isinstance(given, nn.Module):
-        raise ValueError(f"{name} is {described(given)}; it must be a module, such as Exact()")
-    return given
+    if not isinstance(argument, nn.Module):
+        raise ValueError(f"{name} is {described(argument)}; it must be a module, such as Exact()")
+    return argument
 
 
 def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> None:
@@ -173,16 +173,16 @@ def check_heads(heads: Collection[int] | None, available: int | None) -> None:
 
 def _existing(available: int, **arguments: Collection[int]) -> list[int]:
     """Returns the numbers of the one argument in order; ValueError for one that does not exist."""
-    (name,), given = arguments, check_integers(**arguments)
-    if bad := sorted(set(given) - set(range(available))):
+    (name,), numbers = arguments, check_integers(**arguments)
+    if bad := sorted(set(numbers) - set(range(available))):
         raise ValueError(
-            f"{name} are {sorted(given)}; the model has {name} 0 to {available - 1}, "
+            f"{name} are {sorted(numbers)}; the model has {name} 0 to {available - 1}, "
             f"not {', '.join(map(str, bad))}"
         )
-    return sorted(set(given))
+    return sorted(set(numbers))
 
 
-def check_call(dropout: float, options: Mapping[str, Any]) -> None:
+def check_call(dropout: float, options: Mapping[str, object]) -> None:
     """Raises ValueError for arguments of an attention call that nothing here would honour."""
     if dropout:
         raise ValueError(
@@ -197,7 +197,7 @@ def check_call(dropout: float, options: Mapping[str, Any]) -> None:
             raise ValueError(f"the model passes {name}, which is not known here: {_CANNOT}")
 
 
-def refuse_weights(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+def refuse_weights(module: nn.Module, inputs: tuple[object, ...], options: Arguments) -> None:
     """Refuses, before `forward`, to return weights: transformers would give None for them."""
     if options.get("output_attentions"):
         raise ValueError(WEIGHTS)

@@ -41,8 +41,8 @@ def trim(
         return key, value, None
     mask = attention_mask[..., :keys]
     if keys > queries:
-        seen = _visible(mask).flatten(0, -2).any(dim=0).nonzero()
-        keys = max(queries, int(seen[-1]) + 1 if len(seen) else 0)
+        visible = _visible(mask).flatten(0, -2).any(dim=0).nonzero()
+        keys = max(queries, int(visible[-1]) + 1 if len(visible) else 0)
     return key[:, :, :keys], value[:, :, :keys], mask[..., :keys]
 
 
@@ -97,5 +97,5 @@ def _unless_all(visible: Tensor) -> Tensor | None:
 
 
 def _causal(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "N M"]:
-    seen = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return seen.tril(keys - queries)
+    pairs = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return pairs.tril(keys - queries)

@@ -21,7 +21,7 @@ class _Recorder(nn.Module):
         super().__init__()
         self.shares_keys = shares_keys
         self.observed = "last" if repeated is None else "repeat"  # as in `AfterPrefix`
-        self.prefix = repeated
+        self.prefix, self.pool = repeated, None
         self.calls: list[Call] = []
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
@@ -32,10 +32,10 @@ class _Recorder(nn.Module):
 
 def exact(call: Call) -> Float[Tensor, "*batch N V"]:
     """Computes exact attention as the model does."""
-    given = call.arguments()
+    arguments = call.arguments()
     for name in ("key", "value"):
-        given[name] = given[name].expand(*call.batch, -1, -1)
-    return Exact()(**given)
+        arguments[name] = arguments[name].expand(*call.batch, -1, -1)
+    return Exact()(**arguments)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 
+from huggingface_hub import constants, get_session
 from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast
 
@@ -33,15 +34,11 @@ def only_local(name: str | Path) -> bool:
 
 def hub_answers() -> bool:
     """Tells in SECONDS_TO_ANSWER whether the hub can be reached at all: its client tries longer."""
-    from huggingface_hub import constants
-
     return _answers(constants.ENDPOINT)
 
 
 @cache
 def _answers(endpoint: str) -> bool:
-    from huggingface_hub import get_session
-
     answered = Event()
 
     def ask() -> None:
@@ -57,8 +54,6 @@ def _answers(endpoint: str) -> bool:
 
 def why_not(name: str | Path, error: Exception) -> str:
     """Says in one line why a model or tokenizer was not loaded, and how it can be given."""
-    from huggingface_hub import constants
-
     if not only_local(name) or Path(name).is_dir():
         return str(error).strip().splitlines()[0]
     return (

@@ -24,8 +24,8 @@ from value_aware_attention.caches import (
     Recent,
     ValueAware,
 )
-from value_aware_attention.caches.method import Given
 from value_aware_attention.call import Call
+from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from value_aware_attention.decoding.compressed import CompressedCache, compressed_cache
 from value_aware_attention.hugging_face import own_kernel
-from value_aware_attention.hugging_face.compressed import CompressedCache, compressed_cache
 from value_aware_attention.measurement.cache_record import FULL, DecodingCell, DecodingRecord
 from value_aware_attention.measurement.estimate import Array, estimate, mean
 from value_aware_attention.measurement.masking import IGNORED

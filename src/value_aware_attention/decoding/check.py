@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from math import inf
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,8 +12,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from value_aware_attention.arguments import described
+from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.call import Arguments
+from value_aware_attention.decoding.after_prefix import AfterPrefix, Given
 from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.layers import attention_layers
+
+Reader = Callable[[Int[Tensor, "B 1"], int], Float[Tensor, "B 1 E"]]
+"""(a token of each text, their position) -> the logits of the next ones"""
 
 
 @dataclass(frozen=True)
@@ -50,17 +55,17 @@ class CacheCheck:
         )
 
 
-def _check_kept(model: PreTrainedModel, kept: Sequence[Any], texts: int, prefix: int) -> None:
+def _check_kept(model: PreTrainedModel, kept: Sequence[object], texts: int, prefix: int) -> None:
     """Raises ValueError for choices that are not of this model and of these texts."""
     layers = len(attention_layers(model))
     if len(kept) != layers:
         raise ValueError(f"kept has {len(kept)} layers; the model has {layers}")
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    for layer, one in enumerate(kept):
-        indices, weight = (getattr(one, name, None) for name in ("indices", "log_weight"))
+    for layer, choice in enumerate(kept):
+        indices, weight = (getattr(choice, name, None) for name in ("indices", "log_weight"))
         if not (isinstance(indices, Tensor) and isinstance(weight, Tensor)):
-            raise ValueError(f"kept[{layer}] is {described(one)}; it must be a caches.KeptKeys")
+            raise ValueError(f"kept[{layer}] is {described(choice)}; it must be a caches.KeptKeys")
         slots = indices.shape[-1] if indices.ndim else 0
         fits = slots and indices.numel() == texts * heads * slots and weight.shape == indices.shape
         if not fits or indices.is_floating_point():
@@ -74,7 +79,7 @@ def _check_kept(model: PreTrainedModel, kept: Sequence[Any], texts: int, prefix:
                 f"kept[{layer}] has indices {indices.min()} to {indices.max()}; they must be 0 to "
                 f"{prefix - 1}, and log-weights must be numbers below infinity"
             )
-        value = getattr(one, "value", None)
+        value = getattr(choice, "value", None)
         if value is not None and (value.shape[:-1] != indices.shape or not value.isfinite().all()):
             raise ValueError(
                 f"kept[{layer}] has values {tuple(value.shape)}; they must be finite and "
@@ -84,9 +89,9 @@ def _check_kept(model: PreTrainedModel, kept: Sequence[Any], texts: int, prefix:
 
 def _inputs(
     model: PreTrainedModel, input_ids: Int[Tensor, "B T"], attention_mask: Tensor | None
-) -> dict[str, Any]:
+) -> Arguments:
     """Returns the inputs of one pass, with the positions that `generate` gives."""
-    inputs: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
+    inputs: Arguments = {"input_ids": input_ids, "use_cache": False}
     if attention_mask is None:
         return inputs
     if attention_mask.shape != input_ids.shape:
@@ -100,12 +105,29 @@ def _inputs(
     return inputs
 
 
+def _read(
+    model: PreTrainedModel,
+    cache: Cache | Reader,
+    token: Int[Tensor, "B 1"],
+    position: int,
+    width: int,
+) -> Float[Tensor, "B 1 E"]:
+    """Reads one token of each text with a cache; ValueError for logits of another shape."""
+    if isinstance(cache, Cache):
+        return model(input_ids=token, past_key_values=cache, use_cache=True).logits
+    logits, shape = cache(token, position), (len(token), 1, width)
+    if not isinstance(logits, Tensor) or logits.shape != shape:
+        returned = tuple(logits.shape) if isinstance(logits, Tensor) else described(logits)
+        raise ValueError(f"the function returned {returned}; it must return logits {shape}")
+    return logits
+
+
 @torch.no_grad()
 def check_cache(
     model: PreTrainedModel,
     input_ids: Int[Tensor, "B T"],
-    kept: Sequence[Any],
-    cache: Cache | Callable[[Int[Tensor, "B 1"], int], Float[Tensor, "B 1 E"]],
+    kept: Sequence[KeptKeys],
+    cache: Cache | Reader,
     *,
     prefix: int,
     attention_mask: Int[Tensor, "B T"] | None = None,
@@ -113,17 +135,16 @@ def check_cache(
 ) -> CacheCheck:
     """Compares a compressed cache of any make with one exact pass over the keys it claims to keep.
 
-    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: the positions in the prefix that each
-    key-value head keeps, with log-weights (0 = as they were) and, where they changed, values.
-    `cache` holds the prefix of all texts: the model reads the later tokens with it one by one,
-    which fills it; or it is a function from a token of each text and its position to their logits,
-    for code of any kind. The reference hides all other keys of the prefix from later queries, in
-    one pass of `caches.AfterPrefix`.
+    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: positions in the prefix, log-weights
+    (0 = as they were) and, where they changed, values. `cache` holds the prefix of all texts: the
+    model reads the later tokens with it one by one, which fills it; or it is a function from a
+    token of each text and its position to their logits, for code of any kind. The reference is one
+    pass of `caches.AfterPrefix`: it hides all other keys of the prefix from later queries.
 
     Shifted positions, lost biases, a wrong mask and later keys that are dropped all show as a
-    departure: at the first later token, or where the fault begins. Raises ValueError for a prefix
-    without later tokens, for choices that do not fit the model's layers, heads and texts, and for a
-    Cache with texts that have padding, which only its own code knows how to place.
+    departure where the fault begins. Raises ValueError for a prefix without later tokens, for
+    choices that do not fit the model's layers, heads and texts, and for a Cache with texts that
+    have padding, which only its own code knows how to place.
     """
     if input_ids.ndim != 2 or not 1 <= prefix < input_ids.shape[1]:
         raise ValueError(
@@ -134,23 +155,14 @@ def check_cache(
     inputs = _inputs(model, input_ids, attention_mask)
     if isinstance(cache, Cache) and attention_mask is not None and not attention_mask.all():
         raise ValueError("texts have padding; give a function that places their tokens")
-    with replace_attention(model, lambda layer: kept[layer].after(prefix)):
+    served = [AfterPrefix(Given(layer), prefix=prefix, sinks=0, recent=0) for layer in kept]
+    with replace_attention(model, served.__getitem__):
         expected = model(**inputs).logits[:, prefix:].float()
 
-    def read(token: Tensor, position: int) -> Tensor:
-        if not isinstance(cache, Cache):
-            found = cache(token, position)
-            shape = (len(token), 1, expected.shape[-1])
-            if not isinstance(found, Tensor) or found.shape != shape:
-                given = tuple(found.shape) if isinstance(found, Tensor) else described(found)
-                raise ValueError(f"the function returned {given}; it must return logits {shape}")
-            return found
-        logits: Tensor = model(input_ids=token, past_key_values=cache, use_cache=True).logits
-        return logits
-
-    found = [
-        read(input_ids[:, at : at + 1], at).float() for at in range(prefix, input_ids.shape[1])
+    logits = [
+        _read(model, cache, input_ids[:, at : at + 1], at, expected.shape[-1]).float()
+        for at in range(prefix, input_ids.shape[1])
     ]
-    apart = (torch.cat(found, dim=1) - expected).abs().amax(dim=-1)
+    apart = (torch.cat(logits, dim=1) - expected).abs().amax(dim=-1)
     largest = expected.abs().amax(dim=-1).clamp_min(torch.finfo(expected.dtype).tiny)
     return CacheCheck(prefix, apart / largest, tolerance)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from value_aware_attention.attention import (
     finite,
     working_precision,
 )
+from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.call import uncompiled
 from value_aware_attention.kernels import Kernel
 
@@ -40,9 +41,9 @@ class Pages:
     caches: int
 
     @classmethod
-    def of(cls, kept: "Slots") -> Self:
+    def of(cls, held: "Slots") -> Self:
         """Cuts the slots of each cache into pages, without those that are unused."""
-        used = kept.used.flatten(0, 1)
+        used = held.used.flatten(0, 1)
         counts = used.sum(dim=-1)
         order = used.int().argsort(dim=-1, descending=True, stable=True)
         size = max(1, int(counts.float().mean()) // PAGES)
@@ -51,7 +52,7 @@ class Pages:
         slots = order[:, places.clamp_max(order.shape[-1] - 1)].unflatten(-1, (-1, size))
         cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
         at = cache[:, None], slots[cache, number]
-        key, value, bias = (x.flatten(0, 1)[at] for x in (kept.key, kept.value, kept.bias))
+        key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
         bias = bias.masked_fill(~is_used[cache, number], -torch.inf)
         return cls(key, value, bias if (bias != 0).any() else None, cache, len(used))
 
@@ -97,16 +98,15 @@ class Slots:
     """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
 
     @classmethod
-    def of(cls, kept: Any, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]) -> Self:
-        """Copies the kept keys of a layer, with their refitted values where there are any.
-
-        `kept` is a `caches.KeptKeys`.
-        """
-        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (kept.indices, kept.log_weight))
+    def of(
+        cls, choice: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]
+    ) -> Self:
+        """Copies the kept keys of a layer, with their refitted values where there are any."""
+        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
         at = indices[..., None]
-        values = value.take_along_dim(at, dim=-2) if kept.value is None else kept.value
+        values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
         shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
-        if kept.value is not None and taken.requires_grad:
+        if choice.value is not None and taken.requires_grad:
             taken.register_hook(_refuse_gradient)
         return cls(taken, values.reshape(shape).to(value.dtype), bias)
 
@@ -135,6 +135,12 @@ def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> Att
     )
 
 
+def filled(layer: object) -> tuple[Float[Tensor, "B H M D"], Float[Tensor, "B H M V"]]:
+    """Returns the keys and values of a layer of a cache that a model has filled."""
+    assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+    return layer.keys, layer.values
+
+
 class KeptLayer(DynamicLayer):
     """Holds the keys that a cache method kept of a prefix, and those of all later tokens.
 
@@ -144,24 +150,24 @@ class KeptLayer(DynamicLayer):
     any other would see wrong keys.
     """
 
-    def __init__(self, kept: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
+    def __init__(self, held: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
         super().__init__()
         self.is_read = is_read
-        self.lazy_initialization(kept.key, kept.value)
-        self.hold(kept, prefix)
+        self.lazy_initialization(held.key, held.value)
+        self.hold(held, prefix)
 
-    def hold(self, kept: Slots, prefix: int) -> None:
+    def hold(self, held: Slots, prefix: int) -> None:
         """Holds the kept keys of a prefix, and no later ones."""
         self.prefix = prefix
-        self.counts: Int[Tensor, "B H"] | None = kept.used.sum(dim=-1)
+        self.counts: Int[Tensor, "B H"] = held.used.sum(dim=-1)
         self.bias: Float[Tensor, "B H R"] | None = None
         self.pages: Pages | None = None
-        if self.is_even(self.counts, slots := kept.bias.shape[-1]):
-            self.slots, self.keys, self.values = slots, kept.key, kept.value
-            self.bias = kept.bias if (kept.bias != 0).any() else None
+        if self.is_even(self.counts, slots := held.bias.shape[-1]):
+            self.slots, self.keys, self.values = slots, held.key, held.value
+            self.bias = held.bias if (held.bias != 0).any() else None
         else:
-            self.slots, self.pages = 0, Pages.of(kept)
-            self.keys, self.values = (x[:, :, :0].clone() for x in (kept.key, kept.value))
+            self.slots, self.pages = 0, Pages.of(held)
+            self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
         """Tells whether the kept keys lie in `keys`: where no cache has an unused slot."""
@@ -170,11 +176,11 @@ class KeptLayer(DynamicLayer):
     @property
     def is_filled(self) -> bool:
         """Tells whether a prefix was read since the layer was empty."""
-        return self.counts is not None
+        return self.prefix > 0
 
     @uncompiled
     def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
+        self, key_states: Tensor, value_states: Tensor, *args: object, **options: object
     ) -> tuple[Tensor, Tensor]:
         """Appends keys and values; returns `keys` and `values`."""
         if self.is_filled and not self.is_read():
@@ -182,8 +188,7 @@ class KeptLayer(DynamicLayer):
                 "this cache was compressed in a compressed_cache that is closed, or of another "
                 "model; a model can read it only within that context"
             )
-        found: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **options)
-        return found
+        return super().update(key_states, value_states, *args, **options)
 
     def serve(
         self,
@@ -205,29 +210,25 @@ class KeptLayer(DynamicLayer):
         first: int,
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention of the queries from the `first` after the prefix on."""
-        assert self.counts is not None and self.keys is not None and self.values is not None
-        texts, heads = self.counts.shape
-        rows = query.shape[2]
+        rows, heads = query.shape[2], self.counts.shape[1]
         last = self.slots + first + rows
-        own = working_precision(query).reshape(texts, heads, -1, rows, query.shape[-1])
-        grouped = own.flatten(0, 1).flatten(1, 2)  # (C, G N, D)
-        key, value = (
-            working_precision(x[:, :, :last].flatten(0, 1)) for x in (self.keys, self.values)
-        )
+        grouped = working_precision(query).unflatten(1, (heads, -1))
+        grouped = grouped.flatten(0, 1).flatten(1, 2)  # (C, G N, D)
+        key, value = (working_precision(x[:, :, :last].flatten(0, 1)) for x in filled(self))
         scores = kernel.log_similarity(grouped, key)
         if self.bias is not None:
-            kept = scores[..., : self.slots]
-            kept += self.bias.flatten(0, 1)[:, None].to(scores.dtype)
+            bias = self.bias.flatten(0, 1)[:, None].to(scores.dtype)
+            scores[..., : self.slots].add_(bias)
         if visible is not None or rows > 1:
-            seen = _own_past(first, rows, query.device)
+            past = torch.ones(rows, first + rows, dtype=torch.bool, device=query.device).tril(first)
             if visible is not None:
-                seen = seen & visible[..., : first + rows]
-            seen = seen.expand(*query.shape[:3], -1).reshape(*scores.shape[:2], -1)
-            scores[..., self.slots :].masked_fill_(~seen, -torch.inf)
+                past = past & visible[..., : first + rows]
+            past = past.expand(*query.shape[:3], -1).reshape(*scores.shape[:2], -1)
+            scores[..., self.slots :].masked_fill_(~past, -torch.inf)
         state = attention_state(scores, value)
         if self.pages is not None:
             state = state.merge(self.pages.state(grouped, kernel))
-        return state.output().view(*query.shape[:-1], -1).to(self.values.dtype)
+        return state.output().view(*query.shape[:-1], -1).to(filled(self)[1].dtype)
 
     @property
     def later(self) -> int:
@@ -237,7 +238,6 @@ class KeptLayer(DynamicLayer):
     @property
     def held(self) -> int:
         """Counts the slots of the kept keys of all caches, unused ones included."""
-        assert self.counts is not None
         return self.counts.numel() * self.slots if self.pages is None else self.pages.slots
 
     @property
@@ -266,14 +266,14 @@ class KeptLayer(DynamicLayer):
     def reset(self) -> None:
         """Empties the layer, which is then as one that was never filled."""
         super().reset()
-        self.counts = self.bias = self.pages = None
+        self.bias = self.pages = None
         self.slots = self.prefix = 0
 
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
         """Moves the batch dimension of what it holds."""
         if self.keys is None or self.values is None:
             return
-        if self.counts is not None:
+        if self.is_filled:
             texts, heads = self.counts.shape
             moved = move(torch.arange(texts, device=self.keys.device))
             self.pages = None if self.pages is None else self.pages.take(moved, heads)
@@ -291,11 +291,6 @@ class KeptLayer(DynamicLayer):
         self.move(lambda x: x[indices.to(x.device)])
 
 
-def _own_past(first: int, rows: int, device: torch.device) -> Bool[Tensor, "N L"]:
-    """Returns the later keys that each query sees: those up to its own."""
-    return torch.ones(rows, first + rows, dtype=torch.bool, device=device).tril(first)
-
-
 class GrowingLayer(KeptLayer):
     """Chooses again among the kept keys and the later ones after every `every` later tokens.
 
@@ -307,21 +302,21 @@ class GrowingLayer(KeptLayer):
 
     def __init__(
         self,
-        kept: Any,
+        choice: KeptKeys,
         key: Float[Tensor, "B H M D"],
         value: Float[Tensor, "B H M V"],
         is_read: Callable[[], bool],
         *,
         every: int,
-        choose: Callable[..., Any],
+        choose: Callable[..., KeptKeys],
         query: Float[Tensor, "B heads M D"],
         rows: int | None,
         visible: Bool[Tensor, "B 1 1 M"] | None,
     ) -> None:
-        """`kept` is the first choice, a `caches.KeptKeys`; of queries the last `rows` are held."""
-        super().__init__(Slots.of(kept, key, value), key.shape[2], is_read)
+        """Begins with the first choice; of queries the last `rows` are held."""
+        super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
-        self.at: Int[Tensor, "B H R"] = kept.indices.reshape(*key.shape[:2], -1)
+        self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
         """The positions of the kept keys"""
         self.visible = visible
         """The keys of the prefix that are no padding; None: all"""
@@ -350,8 +345,8 @@ class GrowingLayer(KeptLayer):
                 first = 0
             ended = min(query.shape[2], begun + self.every - first)
             rows = slice(begun, ended) if visible is not None and visible.shape[2] > 1 else slice(1)
-            seen = None if visible is None else visible[:, :, rows]
-            parts.append(self.attend(query[:, :, begun:ended], kernel, seen, first))
+            pairs = None if visible is None else visible[:, :, rows]
+            parts.append(self.attend(query[:, :, begun:ended], kernel, pairs, first))
             first, begun = first + ended - begun, ended
         return torch.cat(parts, dim=2)
 
@@ -365,7 +360,6 @@ class GrowingLayer(KeptLayer):
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
         """Keeps keys of the prefix and of the next tokens, of which `visible` are no padding."""
-        assert self.keys is not None and self.values is not None
         start, held = self.prefix + self.every, self.slots + self.every
         later = torch.arange(self.prefix, start, device=self.at.device)
         pool = torch.cat([self.at, later.expand(*self.at.shape[:2], -1)], dim=-1)
@@ -373,9 +367,9 @@ class GrowingLayer(KeptLayer):
             x.new_zeros(*x.shape[:2], start, x.shape[-1]).scatter(
                 2, pool[..., None].expand(-1, -1, -1, x.shape[-1]), x[:, :, :held]
             )
-            for x in (self.keys, self.values)
+            for x in filled(self)
         )
-        rest = self.keys[:, :, held:], self.values[:, :, held:]
+        rest = [x[:, :, held:] for x in filled(self)]
         if visible is not None or self.visible is not None:
             whole = self.query.new_ones(len(key), 1, 1, start, dtype=torch.bool)
             if self.visible is not None:
@@ -383,18 +377,16 @@ class GrowingLayer(KeptLayer):
             if visible is not None:
                 whole[..., self.prefix :] &= visible[:, :1]
             self.visible = whole
-        seen = self.query.shape[2] - rest[0].shape[2]
-        query = pad(self.query[:, :, :seen], (0, 0, start - seen, 0))
-        assert self.counts is not None
-        kept = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
-        self.hold(Slots.of(kept, key, value), start)
+        rows = self.query.shape[2] - rest[0].shape[2]
+        query = pad(self.query[:, :, :rows], (0, 0, start - rows, 0))
+        choice = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
+        self.hold(Slots.of(choice, key, value), start)
         self.keys, self.values = (
-            torch.cat([x, later], dim=2)
-            for x, later in zip((self.keys, self.values), rest, strict=True)
+            torch.cat([x, later], dim=2) for x, later in zip(filled(self), rest, strict=True)
         )
-        self.at = kept.indices.reshape(*key.shape[:2], -1)
+        self.at = choice.indices.reshape(*key.shape[:2], -1)
         if self.rows is not None:
-            self.query = self.query[:, :, seen - start + self._first_row(start) :].clone()
+            self.query = self.query[:, :, rows - start + self._first_row(start) :].clone()
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -30,8 +29,8 @@ class Parts:
         A key that no query of a text sees is padding. Texts without a token before `start` have
         nothing to keep and are left out.
         """
-        every = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
-        visible = every if call.attn_mask is None else call.attn_mask
+        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
+        visible = all_keys if call.attn_mask is None else call.attn_mask
         is_token = visible.any(dim=(-3, -2)).expand(*call.key.shape[:-3], -1)
         texts = is_token.shape[:-1][:1].numel()  # 1 without leading dimensions
         kind = is_token.reshape(texts, -1, call.keys).any(dim=1).long()
@@ -41,8 +40,10 @@ class Parts:
             return cls(is_token, None)
         kinds, number = kind.unique(dim=0, return_inverse=True)
         tokens = [is_own.nonzero()[:, 0] for is_own in kinds[:, : call.keys]]
-        places = [((number == place).nonzero()[:, 0], own) for place, own in enumerate(tokens)]
-        return cls(is_token, [part for part in places if (part[1] < start).any()])
+        places = [
+            ((number == place).nonzero()[:, 0], positions) for place, positions in enumerate(tokens)
+        ]
+        return cls(is_token, [pair for pair in places if (pair[1] < start).any()])
 
     def cut(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Iterator[Part]:
         """Yields each part, with its share of a pool of keys before `start`."""
@@ -60,26 +61,27 @@ class Parts:
         firsts = [0] if self.places is None else [int(texts[0]) for texts, _ in self.places]
         return [int(x[text]) for text in firsts]
 
-    def joined(self, kept: Sequence[KeptKeys]) -> KeptKeys:
+    def joined(self, choices: Sequence[KeptKeys]) -> KeptKeys:
         """Puts the choices of all parts in the order of the texts; unused slots are at padding."""
         if self.places is None:
-            return kept[0]
-        slots = max((choice.indices.shape[-1] for choice in kept), default=1)
-        indices = self.is_token.int().argsort(dim=-1, stable=True)[..., :slots]
-        dtype = kept[0].log_weight.dtype if kept else torch.float32
+            return choices[0]
+        slots = max((choice.indices.shape[-1] for choice in choices), default=1)
+        indices = torch.atleast_2d(self.is_token).int().argsort(dim=-1, stable=True)[..., :slots]
+        dtype = choices[0].log_weight.dtype if choices else torch.float32
         weight = torch.full(indices.shape, -torch.inf, device=indices.device, dtype=dtype)
         value = None
-        for (texts, tokens), choice in zip(self.places, kept, strict=True):
-            slot = slice(-choice.indices.shape[-1], None)
-            at: Any = (texts, ..., slot) if indices.ndim > 1 else (slot,)
+        for (texts, tokens), choice in zip(self.places, choices, strict=True):
+            at = texts, ..., slice(-choice.indices.shape[-1], None)
             indices[at], weight[at] = tokens[choice.indices], choice.log_weight
             if choice.value is not None:
                 width = choice.value.shape[-1]
                 value = weight.new_zeros(*indices.shape, width) if value is None else value
                 value[(*at, slice(None))] = choice.value
-        order = indices.argsort(dim=-1)
-        value = None if value is None else value.take_along_dim(order[..., None], dim=-2)
-        return KeptKeys(indices.gather(-1, order), weight.gather(-1, order), value)
+        order, shape = indices.argsort(dim=-1), (*self.is_token.shape[:-1], slots)
+        if value is not None:
+            value = value.take_along_dim(order[..., None], dim=-2).view(*shape, -1)
+        weight = weight.gather(-1, order).view(shape)
+        return KeptKeys(indices.gather(-1, order).view(shape), weight, value)
 
 
 def _of_texts(x: Tensor, texts: Int[Tensor, " T"], call: Call) -> Tensor:
@@ -90,20 +92,17 @@ def _of_texts(x: Tensor, texts: Int[Tensor, " T"], call: Call) -> Tensor:
 def _cut(call: Call, texts: Int[Tensor, " T"], tokens: Int[Tensor, " n"]) -> Call:
     """Takes texts that have these tokens."""
 
-    def cut(x: Any, dim: int = -2) -> Any:
-        return (
-            None
-            if x is None
-            else _of_texts(x, texts, call).index_select(dim, tokens[tokens < x.shape[dim]])
-        )
+    def cut(x: Tensor, dim: int = -2) -> Tensor:
+        return _of_texts(x, texts, call).index_select(dim, tokens[tokens < x.shape[dim]])
 
-    query, mask, layer, rows = call.query, cut(call.attn_mask, -1), call.layer, call.rows
-    query = _of_texts(query, texts, call)
+    mask = None if call.attn_mask is None else cut(call.attn_mask, -1)
+    query, layer, rows = _of_texts(call.query, texts, call), call.layer, call.rows
     if query.shape[-2] == call.keys:  # else no query is padding
         query, rows = query.index_select(-2, tokens), rows[: len(tokens)]
         mask = mask if mask is None or mask.shape[-2] == 1 else mask.index_select(-2, tokens)
     if layer.repeated is not None:
-        layer = replace(layer, repeated=tuple(map(cut, layer.repeated)))
+        query_again, key_again, value_again = map(cut, layer.repeated)
+        layer = replace(layer, repeated=(query_again, key_again, value_again))
     if layer.projection is not None:
         layer = replace(layer, projection=_of_texts(layer.projection, texts, call))
     return replace(

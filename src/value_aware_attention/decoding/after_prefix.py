@@ -1,6 +1,6 @@
 """Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any
@@ -17,8 +17,8 @@ from value_aware_attention.arguments import (
     check_seed,
 )
 from value_aware_attention.attention import attention, attention_state, working_precision
-from value_aware_attention.caches.budgets import CacheProfile, Order
-from value_aware_attention.caches.method import CacheMethod, Given, check_cache_method
+from value_aware_attention.caches.budgets import CacheProfile, Ranking
+from value_aware_attention.caches.method import CacheMethod, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
     Choice,
@@ -28,13 +28,31 @@ from value_aware_attention.caches.observed import (
     kept_state,
     visible_pairs,
 )
-from value_aware_attention.caches.padding import Part, Parts
-from value_aware_attention.call import Call, Layer
+from value_aware_attention.call import Arguments, Call, Layer
+from value_aware_attention.decoding.padding import Part, Parts
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
 OF_MODEL = ("model", "checked")
 """Pools of all layers, whose keys are chosen together"""
+
+
+class Given(CacheMethod):
+    """Keeps keys that were chosen before."""
+
+    def __init__(self, choice: KeptKeys) -> None:
+        super().__init__(choice.indices.shape[-1])
+        self.choice = choice
+        self.refits = choice.value is not None
+
+    def keep(self, observed: Observed) -> KeptKeys:
+        shape = (*observed.batch, -1)  # a group of one query head is a dimension too
+        value = self.choice.value
+        return KeptKeys(
+            self.choice.indices.reshape(shape),
+            self.choice.log_weight.reshape(shape),
+            None if value is None else value.reshape(*shape, value.shape[-1]),
+        )
 
 
 class AfterPrefix(Approximation):
@@ -59,7 +77,7 @@ class AfterPrefix(Approximation):
 
     Heads that share their keys (`pool`): with "layer" and "model" those of the layer, or of all
     layers, keep r on average, and of all their keys the one goes that costs least
-    (`CacheMethod.order`), in each text. "checked" does as "model" in texts where the model's
+    (`CacheMethod.rank`), in each text. "checked" does as "model" in texts where the model's
     outputs over the prefix read once more stay nearer to its exact ones than with r keys in every
     head, and keeps r elsewhere. A `CacheProfile` keeps as many as it found best for the model.
 
@@ -238,8 +256,8 @@ class AfterPrefix(Approximation):
         call = self.check(Call.of(query, key, value, kernel=kernel, **options))
         start = start or self.prefix or call.keys
         grouped = Groups.of(call).call(call)
-        every, parts = _every_key(grouped)[..., :start], Parts.of(grouped, start, share)
-        pool = every if pool is None else pool.reshape(*every.shape[:-1], -1)
+        all_keys, parts = _every_key(grouped)[..., :start], Parts.of(grouped, start, share)
+        pool = all_keys if pool is None else pool.reshape(*all_keys.shape[:-1], -1)
         return parts, parts.cut(grouped, pool, start)
 
     def check(self, call: Call) -> Call:
@@ -274,61 +292,60 @@ class AfterPrefix(Approximation):
                 "tensors have none"
             )
         if self.prefix is None:
-            kept = self._keep(grouped, pool, call.keys)
+            kept = self._choose(grouped, pool, call.keys)
             return groups.restored(_served(grouped, kept, call.keys))
         exact = _exact(call.take(slice(0, self.prefix)))
         if self.prefix == call.keys:
             return exact
         return torch.cat([exact, groups.restored(self._after(grouped, pool))], dim=-2)
 
-    def _after(self, call: Call, every: Int[Tensor, "*own M"]) -> Float[Tensor, "*own G n V"]:
+    def _after(self, call: Call, all_keys: Int[Tensor, "*own M"]) -> Float[Tensor, "*own G n V"]:
         """Computes the rows after the prefix, choice by choice."""
         assert self.prefix is not None
         step, parts = self.every or call.keys, []
-        pool = every[..., : self.prefix]
+        pool = all_keys[..., : self.prefix]
         for start in range(self.prefix, call.keys, step):
-            kept = self._keep(call, pool, start)
+            choice = self._choose(call, pool, start)
             rows = slice(start, min(start + step, call.keys))
-            parts.append(_served(call.take(rows), kept, start))
-            pool = torch.cat([kept.indices, every[..., rows]], dim=-1)
+            parts.append(_served(call.take(rows), choice, start))
+            pool = torch.cat([choice.indices, all_keys[..., rows]], dim=-1)
         return torch.cat(parts, dim=-2)
 
     @torch.no_grad()
-    def _keep(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
+    def _choose(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
         """Lets the method choose from a pool of keys; indices are those of the call."""
-        kept: KeptKeys | None = call.layer.kept
-        if kept is not None:
-            return kept
+        if call.layer.kept is not None:
+            return call.layer.kept
         if isinstance(self.method, Given):  # a choice for all texts, by their places
             return self.method.keep(self.observe_part(call, pool, start))
         parts = Parts.of(call, start)
-        return parts.joined([self.kept(*part) for part in parts.cut(call, pool, start)])
+        return parts.joined([self.choose_part(*texts) for texts in parts.cut(call, pool, start)])
 
     @torch.no_grad()
-    def kept(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
-        """Lets the method choose for texts without padding."""
-        kept = self.chosen(self.observe_part(call, pool, start), call.layer.number)
-        return _placed(kept, pool)
+    def choose_part(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
+        """Lets the method choose for texts without padding; indices are those of the call."""
+        choice = self.choose_layer(self.observe_part(call, pool, start), call.layer.number)
+        return _placed(choice, pool)
 
     @torch.no_grad()
-    def chosen(self, seen: Observed, layer: int | None) -> KeptKeys:
+    def choose_layer(self, observed: Observed, number: int | None) -> KeptKeys:
         """Keeps keys of one layer, given its number; raises ValueError for a pool of the model."""
-        if self.method.r > seen.keys:
-            return self._all_kept(seen)
+        if self.method.r > observed.keys:
+            return self._all_kept(observed)
         if self.pool is None:
-            return self.method.keep(seen)
+            return self.method.keep(observed)
         if self.pool in OF_MODEL:
             raise ValueError(
                 f"pool is {self.pool!r}; it needs a call of the whole model that was given to "
                 f"replace_attention, whose layers are read first"
             )
-        order = self.method.order(seen)
-        counts = self._counts(order, layer)
-        return self.method.cut(seen, order, counts.view(order.keys.shape[:-1]))
+        ranking = self.method.rank(observed)
+        counts = self._counts(ranking, number)
+        return self.method.cut(observed, ranking, counts.view(ranking.keys.shape[:-1]))
 
-    def _counts(self, order: Order, layer: int | None) -> Int[Tensor, "B H"]:
+    def _counts(self, ranking: Ranking, layer: int | None) -> Int[Tensor, "B H"]:
         """Counts the keys that the heads of one layer keep."""
-        texts, heads = order.by_head.shape[:2]
+        texts, heads = ranking.by_head.shape[:2]
         if isinstance(self.pool, CacheProfile):
             assert layer is not None
             if heads != self.pool.key_value_heads:
@@ -337,14 +354,20 @@ class AfterPrefix(Approximation):
                     f"{heads}"
                 )
             budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
-            return budgets.to(order.keys.device).repeat(texts, 1)
-        return self.method.counts([order], self.method.r * heads, self._least)[0]
+            return budgets.to(ranking.keys.device).repeat(texts, 1)
+        return self.method.share([ranking], self.method.r * heads, self._least)[0]
 
-    def _all_kept(self, seen: Observed) -> KeptKeys:
+    def _all_kept(self, observed: Observed) -> KeptKeys:
         """Keeps every key of a text that has fewer than r of them."""
-        every = torch.arange(seen.keys, device=seen.key.device).expand(*seen.batch, -1)
-        kept = CacheMethod.kept(seen, every)
-        return replace(kept, value=working_precision(seen.value)) if self.method.refits else kept
+        every_key = torch.ones(
+            (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
+        )
+        choice = CacheMethod.pack(observed, every_key)
+        return (
+            replace(choice, value=working_precision(observed.value))
+            if self.method.refits
+            else choice
+        )
 
     @property
     def _least(self) -> int:
@@ -353,53 +376,61 @@ class AfterPrefix(Approximation):
         return max(always, self.floor)
 
     @torch.no_grad()
-    def choose(self, calls: Collection[Mapping[str, Any]]) -> list[KeptKeys]:
+    def choose(self, calls: Collection[Arguments]) -> list[KeptKeys]:
         """Keeps keys of every layer, from the arguments of its call, a pool's together.
 
         Indices are those of the prefix. Pool "checked" must read the model: here it is "model".
         Raises ValueError as `forward` does.
         """
-        return self.choices(calls)[0]
+        return self.choose_ways(calls)[0]
 
     @torch.no_grad()
-    def choices(self, calls: Collection[Mapping[str, Any]]) -> list[list[KeptKeys]]:
+    def choose_ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
         """Does as `choose`; also, where the pool is "checked", with r keys in every head."""
         parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
         if self.pool not in OF_MODEL:
             pairs = zip(parts, cuts, strict=True)
-            return [[own.joined([self.kept(*part) for part in each]) for own, each in pairs]]
+            return [
+                [
+                    texts.joined([self.choose_part(*texts_call) for texts_call in cut])
+                    for texts, cut in pairs
+                ]
+            ]
         chosen = []
         for layers in zip(*cuts, strict=True):
-            ways = self.alternatives([self.observe_part(*part) for part in layers])
+            ways = self.choose_model([self.observe_part(*texts_call) for texts_call in layers])
             pools = [pool for _, pool, _ in layers]
             chosen.append([list(map(_placed, way, pools)) for way in ways])
         return [
-            [own.joined([choice[way][n] for choice in chosen]) for n, own in enumerate(parts)]
+            [texts.joined([choice[way][n] for choice in chosen]) for n, texts in enumerate(parts)]
             for way in range(2 if self.pool == "checked" else 1)
         ]
 
     @torch.no_grad()
-    def alternatives(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
-        """Keeps keys of all layers together, and r in every head, from the same orders of keys."""
+    def choose_model(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
+        """Keeps keys of all layers together.
+
+        Where the pool is "checked", returns beside them r keys of every head, from the same
+        rankings.
+        """
+        ways = 2 if self.pool == "checked" else 1
         if self.method.r > layers[0].keys:  # every layer has as many
-            return [[self._all_kept(seen) for seen in layers]] * 2
+            return [[self._all_kept(observed) for observed in layers]] * ways
         # copies, whose derived tensors are freed
-        orders = [self.method.order(replace(seen)) for seen in layers]
-        heads = sum(order.by_head.shape[1] for order in orders)
-        pooled = self.method.counts(orders, self.method.r * heads, self._least)
-        wanted = [pooled]
-        if self.pool == "checked":
-            wanted.append([torch.full_like(count, self.method.r) for count in pooled])
+        rankings = [self.method.rank(replace(observed)) for observed in layers]
+        heads = sum(ranking.by_head.shape[1] for ranking in rankings)
+        pooled = self.method.share(rankings, self.method.r * heads, self._least)
+        equal = [torch.full_like(count, self.method.r) for count in pooled]
         return [
             [
                 self.method.cut(
-                    replace(seen),
-                    order,
-                    count.to(order.keys.device).view(order.keys.shape[:-1]),
+                    replace(observed),
+                    ranking,
+                    count.to(ranking.keys.device).view(ranking.keys.shape[:-1]),
                 )
-                for seen, order, count in zip(layers, orders, counts, strict=True)
+                for observed, ranking, count in zip(layers, rankings, counts, strict=True)
             ]
-            for counts in wanted
+            for counts in (pooled, equal)[:ways]
         ]
 
     @torch.no_grad()
@@ -449,9 +480,9 @@ def _every_key(call: Call) -> Int[Tensor, "*own M"]:
     return torch.arange(call.keys, device=call.key.device).expand(*call.key.shape[:-3], -1)
 
 
-def _placed(kept: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
+def _placed(choice: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
     """Returns keys of a pool by their places in the text."""
-    return replace(kept, indices=pool.gather(-1, kept.indices))
+    return replace(choice, indices=pool.gather(-1, choice.indices))
 
 
 def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
@@ -459,27 +490,27 @@ def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
 
     Fused attention takes two leading dimensions: a group's is joined with that of the heads.
     """
-    seen = call.query.shape[-2] if call.is_causal else call.keys
-    tensors = [call.query, call.key[..., :seen, :], call.value[..., :seen, :]]
-    mask = None if call.attn_mask is None else call.attn_mask[..., :seen]
+    visible_keys = call.query.shape[-2] if call.is_causal else call.keys
+    tensors = [call.query, call.key[..., :visible_keys, :], call.value[..., :visible_keys, :]]
+    mask = None if call.attn_mask is None else call.attn_mask[..., :visible_keys]
     if len(call.batch) > 2:
         tensors = [x.expand(*call.batch, -1, -1).flatten(1, -3) for x in tensors]
         if mask is not None and mask.ndim > 3:
             heads = call.batch[-(mask.ndim - 2) :]
-            one = all(size == 1 for size in mask.shape[1:-2])
-            mask = (mask if one else mask.expand(*heads, -1, -1)).flatten(1, -3)
+            is_shared = all(size == 1 for size in mask.shape[1:-2])
+            mask = (mask if is_shared else mask.expand(*heads, -1, -1)).flatten(1, -3)
     output = attention(*tensors, kernel=call.kernel, attn_mask=mask, is_causal=call.is_causal)
     return output.view(*call.batch, *output.shape[-2:])
 
 
-def _served(call: Call, kept: KeptKeys, start: int) -> Float[Tensor, "*own G N V"]:
+def _served(call: Call, choice: KeptKeys, start: int) -> Float[Tensor, "*own G N V"]:
     """Computes attention of queries over the kept keys and the keys from `start` on."""
     parts = []
     for block in call.blocks():
         visible = visible_pairs(block)
         state = kept_state(
             block.query, block.key[..., 0, :, :], block.value[..., 0, :, :], block.kernel,
-            visible, kept,
+            visible, choice,
         )  # fmt: skip
         if start < block.keys:
             scores = block.kernel.log_similarity(block.query, block.key[..., start:, :])

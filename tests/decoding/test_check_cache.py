@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from tests.hugging_face.models import sharp
-from tests.hugging_face.test_compressed_cache import (
+from tests.decoding.test_compressed_cache import (
     KEEP,
     LATER,
     PREFIX,
@@ -21,6 +20,7 @@ from tests.hugging_face.test_compressed_cache import (
     refused,
     text,
 )
+from tests.hugging_face.models import sharp
 from value_aware_attention.caches import AfterPrefix, KeptKeys, ObservedAttention, ValueAware
 from value_aware_attention.hugging_face import check_cache, compressed_cache
 from value_aware_attention.hugging_face.recording import recording
