@@ -280,7 +280,7 @@ def survey_claims(measured: Measurements) -> Exhibit:
             "claim": [answer.claim for answer in answered],
             "verdict": [answer.verdict for answer in answered],
             "comparisons": [answer.agreement for answer in answered],
-            "measured here": ["; ".join(answer.found()) or "not measured" for answer in answered],
+            "measured here": ["; ".join(answer.lines()) or "not measured" for answer in answered],
         }
     )
     return Exhibit(
