@@ -177,10 +177,10 @@ def test_nothing_random_depends_on_the_global_state(inputs: Inputs, method: Meth
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_draws_of_inference_mode_can_be_trained_through(method: Method) -> None:
-    """Projections are drawn in inference mode, at a width of this test alone."""
+def test_what_inference_mode_keeps_can_be_trained_through(method: Method) -> None:
+    """Projections and layouts are made in inference mode, at sizes of this test alone."""
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(KEYS, 11, generator=generator) for _ in range(3))
+    query, key, value = (torch.randn(KEYS + 7, 11, generator=generator) for _ in range(3))
     options = {"kernel": KERNELS[method.kernel or "elu"]}
     approximation = method.build()
     with torch.inference_mode():

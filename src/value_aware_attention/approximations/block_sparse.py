@@ -163,6 +163,7 @@ def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
 def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layout:
     """Finds the keys of every block, cached: it reads the pattern at every pair once."""
     blocks: list[Block] = []
