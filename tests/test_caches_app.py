@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 
 from pipelines.app import check_job, composed
-from pipelines.caches import curve_point
+from pipelines.app.tracking import cache_curve
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_study.report.contents import cache_section
@@ -36,7 +36,7 @@ def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
     assert {"random", "snapkv", "leave_one_out", "value_aware", "value_aware_best"} <= methods
     assert {"kl", "accuracy", "exact_match", "nats"} == set(record.cells[0].ends)
     assert str(tmp_path) not in text
-    curves = [(cell.r, curve_point(cell)[0]) for cell in record.cells]
+    curves = [(cell.r, cache_curve(cell)[0]) for cell in record.cells]
     assert len(set(curves)) == len(curves)  # none overwrites another at W&B
     exhibits = {exhibit.name: exhibit for exhibit in cache_section([record]).exhibits}
     shown = exhibits["cache_methods_2"].table

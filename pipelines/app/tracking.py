@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, DecodingRecord
 
 if TYPE_CHECKING:  # they bring W&B and what draws
     from wandb import Run
@@ -152,13 +152,15 @@ def log_curves(
 
 def log_cache_record(run: "Run | None", record: CacheRecord) -> None:
     """Logs the errors of every cache method, way to observe and budget against its keys."""
-    curves = []
-    for cell in record.cells:
-        numbers = {"relative output error": cell.error, **cell.ends}
-        values = {name: estimate.value for name, estimate in numbers.items()}
-        budget = f", one budget: {cell.pool}" if cell.pool else ""
-        curves.append((cell.r, f"{cell.method} ({cell.observed} {cell.rows}{budget})", values))
-    log_curves(run, curves)
+    log_curves(run, ((cell.r, *cache_curve(cell)) for cell in record.cells))
+
+
+def cache_curve(cell: CacheCell) -> tuple[str, dict[str, float | None]]:
+    """Names a cell's curves by method, queries and budget, and its errors by their names."""
+    numbers = {"relative output error": cell.error, **cell.ends}
+    values = {name: estimate.value for name, estimate in numbers.items()}
+    budget = f", one budget: {cell.pool}" if cell.pool else ""
+    return f"{cell.method} ({cell.observed} {cell.rows}{budget})", values
 
 
 def log_decoding_record(run: "Run | None", record: DecodingRecord) -> None:

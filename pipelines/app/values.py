@@ -237,6 +237,7 @@ RULES = {
     "caches.only.*": LIST,
     "caches.pools.*": LIST,
     "caches.observed": many(TEXT),
+    "logger.mode": word("online", "offline", "shared", "disabled", "dryrun", "run"),
     "probe.kernels": CODE,
     **{f"trainer.{name}": rule for name, rule in TRAINER.items()},
     "hydra.job.chdir": Rule(allowed="false: paths are read from here", holds=lambda v: not v),
