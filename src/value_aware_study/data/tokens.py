@@ -179,6 +179,8 @@ def token_stream(
 
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: write the corpus first")
+    if not file.stat().st_size:
+        raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
     # not the JSON reader of `datasets`: Arrow's rewrites texts that look like dates
     stream = Dataset.from_generator(
         _tokenized,
