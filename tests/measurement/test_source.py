@@ -25,9 +25,9 @@ def test_a_closure_has_what_a_method_runs_and_no_other_method() -> None:
 
 
 def test_what_is_timed_depends_on_the_method_and_on_what_times_it() -> None:
-    one, other = Subject("exact", Exact), Subject("lsh", LSH)
-    assert source_of([one]) != source_of([other])
-    assert source_of([one]) != source_hash(Exact.__module__)
+    first, other = Subject("exact", Exact), Subject("lsh", LSH)
+    assert source_of([first]) != source_of([other])
+    assert source_of([first]) != source_hash(Exact.__module__)
 
 
 def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(
