@@ -57,8 +57,8 @@ def probed(name: str = "bert", **options: object) -> probe.Report:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
-    found = probed(name)
-    record, measured = found.record, found.record.attention[0].output_error
+    report = probed(name)
+    record, measured = report.record, report.record.attention[0].output_error
     causal = name in ("gpt2", "llama", "our_causal")
     head_dim, heads = (4, 4) if name == "llama" else (8, 2)
     sizes = [1, 2, 4, 5] if name == "llama" else [1, 2, 4, 8, 9]
@@ -77,8 +77,8 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
         for method in ("optimal_v_aware", "optimal_v_oblivious")
     )
     assert aware[-1] < 1e-9 and all(a <= o + 1e-9 for a, o in zip(aware, oblivious, strict=True))
-    assert found.headline.startswith(f"On {name} at 16 tokens, ")
-    assert "4 value-aware keys match" in found.headline
+    assert report.headline.startswith(f"On {name} at 16 tokens, ")
+    assert "4 value-aware keys match" in report.headline
     assert Record.from_json(record.to_json()) == record
 
 
@@ -124,12 +124,12 @@ def test_the_cache_knows_what_a_number_depends_on(tmp_path: Path, change: dict) 
 
 
 def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
-    one, other = model("bert"), model("bert")
+    first, other = model("bert"), model("bert")
     other.encoder.layer[1].output.dense.bias.data[0] += 1
     options = {**QUICK, "sizes": [1]}
-    for made in (one, other):
-        found = probe.probe(made, tokenizer(), TEXT, cache=tmp_path, **options).record
-        assert found == probe.probe(made, tokenizer(), TEXT, **options).record
+    for made in (first, other):
+        record = probe.probe(made, tokenizer(), TEXT, cache=tmp_path, **options).record
+        assert record == probe.probe(made, tokenizer(), TEXT, **options).record
 
 
 def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
@@ -180,44 +180,45 @@ def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -
 
 @pytest.mark.parametrize("count", [99, 100, 1000])
 def test_blanks_before_a_text_change_no_window(count: int) -> None:
-    given = {"windows": 2, "length": LENGTH, "kernel": None, "seed": 0, "draw": False}
-    _, plain = probe.window_task(model("bert"), tokenizer(), TEXT, **given)
+    options = {"windows": 2, "length": LENGTH, "kernel": None, "seed": 0, "draw": False}
+    _, plain = probe.window_task(model("bert"), tokenizer(), TEXT, **options)
     for text in (" " * count + TEXT, ["", "\n" * count + TEXT]):
-        _, read = probe.window_task(model("bert"), tokenizer(), text, **given)
+        _, read = probe.window_task(model("bert"), tokenizer(), text, **options)
         assert read.tokens.equal(plain.tokens) and read.special_tokens == plain.special_tokens > 0
 
 
 @pytest.mark.parametrize("build", [BertForTokenClassification, BertForSequenceClassification])
 def test_of_a_model_with_a_head_for_labels_the_encoder_is_measured(build: Callable) -> None:
     made = build(BertConfig(**SMALL)).eval()
-    found, own = (
-        probe.probe(one, tokenizer(), TEXT, **FEW, name="bert").record for one in (made, made.bert)
+    whole, encoder = (
+        probe.probe(network, tokenizer(), TEXT, **FEW, name="bert").record
+        for network in (made, made.bert)
     )
-    assert found.cells == own.cells and found.metric == "cosine"
+    assert whole.cells == encoder.cells and whole.metric == "cosine"
 
 
 @pytest.mark.parametrize("name", ["roberta", *slow("llama", "bert")])
 def test_one_window_has_no_intervals_and_a_page(name: str, tmp_path: Path) -> None:
-    found = probed(name, windows=1, control=True, sizes=[1, 4])
-    assert found.record.control and found.record.cells[0].low is None
-    write_probe(found.record, tmp_path / "page")
+    report = probed(name, windows=1, control=True, sizes=[1, 4])
+    assert report.record.control and report.record.cells[0].low is None
+    write_probe(report.record, tmp_path / "page")
     page = (tmp_path / "page/model_control.csv").read_text()
     assert "random_keys" in page and (tmp_path / "page/index.html").exists()
 
 
 def test_budgets_are_those_of_a_measured_share() -> None:
-    found = probed(sizes=[1, 4])
-    assert found.keys_by_head(1 - 0.95) == found.keys_by_head(0.05) != found.keys_by_head(0.1)
-    assert found.keys_needed(1 - 0.9) == found.keys_needed(0.1)
+    report = probed(sizes=[1, 4])
+    assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
+    assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
     for share in (0.02, 5, 0):
         with pytest.raises(ValueError, match=f"share is {share}; it must be one of 0.01, 0.05"):
-            found.keys_by_head(share)
+            report.keys_by_head(share)
         with pytest.raises(ValueError, match="share is"):
-            found.keys_needed(share)
+            report.keys_needed(share)
     with pytest.raises(ValueError, match="method is 'sliding_window'; it must be one of"):
-        found.keys_by_head(0.05, "sliding_window")
+        report.keys_by_head(0.05, "sliding_window")
     with pytest.raises(ValueError, match="layer is 2; it must be None or one of 0, 1"):
-        found.keys_needed(0.05, layer=2)
+        report.keys_needed(0.05, layer=2)
 
 
 def with_other_mask() -> PreTrainedTokenizerFast:
@@ -306,24 +307,24 @@ def silenced(layers: range, rows: slice) -> BertModel:
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_first_layer_whose_values_are_0_is_measured() -> None:
-    found = probe.probe(silenced(range(1), slice(None)), tokenizer(), TEXT, **FEW)
-    errors = [cell.error for cell in found.record.cells]
+    report = probe.probe(silenced(range(1), slice(None)), tokenizer(), TEXT, **FEW)
+    errors = [cell.error for cell in report.record.cells]
     assert {error.by_layer[0] for error in errors} == {None} and errors[-1].by_layer[1] > 0
     assert [error.largest_error is not None for error in errors] == [
-        cell.approximation == "optimal_v_aware" for cell in found.record.cells
+        cell.approximation == "optimal_v_aware" for cell in report.record.cells
     ]
-    assert Record.from_json(found.record.to_json()) == found.record and "none" in str(found)
+    assert Record.from_json(report.record.to_json()) == report.record and "none" in str(report)
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])
 def test_a_perplexity_that_no_float_holds_is_told_as_the_largest(size: float) -> None:
     made = model("llama")
     made.lm_head.weight.data *= size
-    found = probe.probe(made, tokenizer(), TEXT, **FEW)
-    exact = found.record.cells[0]
+    report = probe.probe(made, tokenizer(), TEXT, **FEW)
+    exact = report.record.cells[0]
     assert exact.value == exact.low == exact.high == math.exp(700) and exact.difference == 0
-    assert Record.from_json(found.record.to_json()) == found.record
-    assert "1e+304 is no better than chance" in found.headline and "1e+304" in str(found)
+    assert Record.from_json(report.record.to_json()) == report.record
+    assert "1e+304 is no better than chance" in report.headline and "1e+304" in str(report)
 
 
 @pytest.mark.parametrize(
@@ -354,19 +355,19 @@ def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
 ) -> None:
     options = {**FEW, "between": True, "skewness_gap": True}
     for windows in (1, 2):
-        found = probe.probe(
+        report = probe.probe(
             silenced(range(1, 2), rows), tokenizer(), TEXT, **{**options, "windows": windows}
         )
-        measured = found.record.attention[0].output_error
+        measured = report.record.attention[0].output_error
         assert {(row.layer, row.head) for row in measured.errors if row.error is None} == none
         assert {(row.layer, row.head) for row in measured.keys_needed if row.keys is None} == none
-    assert Record.from_json(found.record.to_json()) == found.record
-    assert (found.keys_needed(layer=1)["optimal_v_aware"] is None) == ((1, None) in none)
-    assert ("none" in str(found)) == ((1, None) in none) and "match" in found.headline
+    assert Record.from_json(report.record.to_json()) == report.record
+    assert (report.keys_needed(layer=1)["optimal_v_aware"] is None) == ((1, None) in none)
+    assert ("none" in str(report)) == ((1, None) in none) and "match" in report.headline
     caches = probe.probe_caches(
         silenced(range(1, 2), rows), tokenizer(), TEXT, windows=2, length=16
     )
-    write_probe(found.record, tmp_path, caches)
+    write_probe(report.record, tmp_path, caches)
     assert "| none" in (tmp_path / "model_keys_by_head.md").read_text()
 
 
@@ -456,8 +457,8 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     assert (record.prefix, record.length, record.units) == (16, 32, 3)
     assert {cell.r for cell in record.cells} == {8}
     assert {gap.method for gap in record.gaps} == {"SnapKV"}
-    seen = {(cell.observed, cell.rows) for cell in record.cells}
-    assert seen == {("last", 8), ("noncausal", 8), ("repeat", 8), ("hindsight", 8)}
+    queries = {(cell.observed, cell.rows) for cell in record.cells}
+    assert queries == {("last", 8), ("noncausal", 8), ("repeat", 8), ("hindsight", 8)}
     (shared,) = (cell for cell in record.cells if cell.pool)
     keys = torch.tensor(shared.keys)
     assert (shared.method, shared.observed) == ("value-aware", "repeat")
@@ -474,8 +475,8 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["bert", "our_causal", *slow("gpt2", "llama", "our_masked")])
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
-    given = " tokenizer={gpt2}" if name.startswith("our") else ""
-    run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{given}", tmp_path)
+    tokenizer_of = " tokenizer={gpt2}" if name.startswith("our") else ""
+    run(folder, f"model={{{name}}} text={{text.txt}} probe.sizes=[1,9]{tokenizer_of}", tmp_path)
     _, record = written(tmp_path, name)
     metric = {"bert": "cosine", "our_masked": "error"}.get(name, "perplexity")
     assert record.metric == metric
@@ -486,14 +487,14 @@ def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, na
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("given", "texts"),
+    ("suffix", "texts"),
     [pytest.param("", 2, marks=pytest.mark.slow), (":test", 2), (":test[:1]:text", 1)],
 )
 def test_a_text_may_be_a_data_set(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, texts: int
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, texts: int
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    run(folder, f'model={{bert}} text="hub:{{texts}}{given}" probe.sizes=[1]', tmp_path)
+    run(folder, f'model={{bert}} text="hub:{{texts}}{suffix}" probe.sizes=[1]', tmp_path)
     _, record = written(tmp_path, "bert")
     assert record.text.tokens == texts * len(TEXT.split())
 
@@ -572,8 +573,10 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     run(folder, f"{command}again/final", tmp_path)
     assert file.read_bytes() == first
     run(folder, f"{command}roberta/final probe.name=other", tmp_path)
-    hashes = [Record.from_json(one.read_text()).hashes for one in tmp_path.rglob("record.json")]
-    assert len({one["checkpoint"] for one in hashes}) == 2
+    hashes = [
+        Record.from_json(hash_of.read_text()).hashes for hash_of in tmp_path.rglob("record.json")
+    ]
+    assert len({hash_of["checkpoint"] for hash_of in hashes}) == 2
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "zero.txt").write_text("w1", "utf-16-le")
     (made / "wide.json").write_text("{}", "utf-16")
     text = Text.of_tokens(torch.arange(3, 3 + LENGTH)[None])
-    own = measure_own(Task(model("gpt2"), [text], "perplexity"), name="own")
-    (made / "own.json").write_text(own.to_json())
+    unlayered = measure_own(Task(model("gpt2"), [text], "perplexity"), name="own")
+    (made / "own.json").write_text(unlayered.to_json())
     return made
 
 
@@ -50,14 +50,14 @@ def test_it_prints_the_report_and_writes_the_record(
 ) -> None:
     records = []
     for name in ("bert", "gpt2"):
-        kept = tmp_path / f"{name}.json"
-        given = ["--text", folder / "text.txt", "--length", LENGTH, "--json", kept]
-        run(monkeypatch, folder / name, *given, *FEW)
-        records.append(Record.from_json(kept.read_text()))
+        file = tmp_path / f"{name}.json"
+        options = ["--text", folder / "text.txt", "--length", LENGTH, "--json", file]
+        run(monkeypatch, folder / name, *options, *FEW)
+        records.append(Record.from_json(file.read_text()))
         printed = capsys.readouterr().out
         assert "\n".join(tables(records[-1])) in printed and headline(records[-1]) in printed
         assert printed.startswith(f"{name}\n") and records[-1].model == name
-    run(monkeypatch, *(tmp_path / f"{one.model}.json" for one in records))
+    run(monkeypatch, *(tmp_path / f"{record.model}.json" for record in records))
     printed = capsys.readouterr().out
     assert printed.strip("\n") == "\n".join(side_by_side(records))
     run(monkeypatch, tmp_path / "bert.json")
@@ -68,9 +68,9 @@ def test_it_prints_the_report_and_writes_the_record(
             [line] = (line for line in printed.splitlines() if line.startswith(row))
             assert f"{cell.value:,.2f}" in line
     assert "not alike: metric is cosine and perplexity" in printed
-    named = [replace(one, model=f"{'a' * 40}-{one.model}") for one in records]
+    named = [replace(record, model=f"{'a' * 40}-{record.model}") for record in records]
     header, *rows = side_by_side(named)
-    assert header.split() == [one.model for one in named]
+    assert header.split() == [record.model for record in named]
     assert len({len(row) for row in (header, *rows[:-2])}) == 1
     [row] = (line for line in printed.splitlines() if line.startswith("layers, heads, head size"))
     assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]
@@ -171,9 +171,9 @@ def test_it_needs_none_of_the_packages_of_the_study(folder: Path) -> None:
     hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in STUDY)
     run_it = "runpy.run_module('value_aware_attention.probe', run_name='__main__')"
     code = f"import sys, runpy; {hidden}; {run_it}"
-    given = [str(folder / "bert"), "--text", str(folder / "text.txt"), "--length", "16", *FEW]
+    options = [str(folder / "bert"), "--text", str(folder / "text.txt"), "--length", "16", *FEW]
     done = subprocess.run(
-        [sys.executable, "-c", code, *given], capture_output=True, text=True, cwd=folder,
+        [sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=folder,
         env={"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -38,47 +38,47 @@ def test_random_weights_have_the_dtype_of_the_model():
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "our_causal"])
 def test_the_control_is_a_probe_of_random_weights(name, tmp_path):
-    given = model(name)
-    found = probe.probe(given, tokenizer(), TEXT, **FEW, seed=5, cache=tmp_path).record
-    bare = random_weights(given, seed=5)
+    trained = model(name)
+    record = probe.probe(trained, tokenizer(), TEXT, **FEW, seed=5, cache=tmp_path).record
+    bare = random_weights(trained, seed=5)
     alone = probe.probe(bare, tokenizer(), TEXT, **FEW, seed=5, control=False).record
-    assert replace(found.control, text=alone.text) == replace(alone, budgets=(), baselines={})
+    assert replace(record.control, text=alone.text) == replace(alone, budgets=(), baselines={})
     assert (
-        replace(found, control=None)
-        == probe.probe(given, tokenizer(), TEXT, **FEW, seed=5, control=False).record
+        replace(record, control=None)
+        == probe.probe(trained, tokenizer(), TEXT, **FEW, seed=5, control=False).record
     )
-    kept = sorted(tmp_path.iterdir())
-    again = probe.probe(given, tokenizer(), TEXT, **FEW, seed=5, cache=tmp_path).record
-    assert again == found and sorted(tmp_path.iterdir()) == kept
+    files = sorted(tmp_path.iterdir())
+    again = probe.probe(trained, tokenizer(), TEXT, **FEW, seed=5, cache=tmp_path).record
+    assert again == record and sorted(tmp_path.iterdir()) == files
 
 
 @pytest.mark.parametrize("why", ["is_quantized", "config"])
 def test_a_model_that_cannot_be_built_is_measured_without_a_control(why, caplog, monkeypatch):
-    given = model("bert")
+    trained = model("bert")
     if why == "is_quantized":
-        given.is_quantized = True
+        trained.is_quantized = True
     else:
 
         def unbuilt(config):
             raise RuntimeError("no weights\nfor this config")
 
         monkeypatch.setattr("value_aware_attention.measurement.control.deepcopy", unbuilt)
-    found = probe.probe(given, tokenizer(), TEXT, **FEW)
-    assert found.record.control is None and "random" not in str(found)
+    report = probe.probe(trained, tokenizer(), TEXT, **FEW)
+    assert report.record.control is None and "random" not in str(report)
     [warning] = [line.getMessage() for line in caplog.records if line.levelname == "WARNING"]
-    said = "its weights are quantised" if why == "is_quantized" else "no weights for this config"
-    assert warning.startswith(f"no control with random weights: {said}") and "\n" not in warning
+    reason = "its weights are quantised" if why == "is_quantized" else "no weights for this config"
+    assert warning.startswith(f"no control with random weights: {reason}") and "\n" not in warning
 
 
 def test_a_record_keeps_its_control_and_those_without_one_are_read():
-    found = probe.probe(model("bert"), tokenizer(), TEXT, **FEW).record
-    assert Record.from_json(found.to_json()) == found
-    earlier = json.loads(found.to_json())
+    record = probe.probe(model("bert"), tokenizer(), TEXT, **FEW).record
+    assert Record.from_json(record.to_json()) == record
+    earlier = json.loads(record.to_json())
     del earlier["control"]
-    assert Record.from_json(json.dumps(earlier)) == replace(found, control=None)
-    other = replace(found, control=replace(found.control, length=LENGTH + 1))
+    assert Record.from_json(json.dumps(earlier)) == replace(record, control=None)
+    other = replace(record, control=replace(record.control, length=LENGTH + 1))
     with pytest.raises(ValueError, match="control has another length"):
         Record.from_json(other.to_json())
-    broken = replace(found, control=replace(found.control, cells=()))
+    broken = replace(record, control=replace(record.control, cells=()))
     with pytest.raises(ValueError, match="do not begin with exact"):
         Record.from_json(broken.to_json())

@@ -40,7 +40,7 @@ def record(task: Task) -> DecodingRecord:
 
 
 def test_cells_are_those_of_one_pass(task: Task, record: DecodingRecord) -> None:
-    tokens = torch.cat([one.inputs for one in task.texts])
+    tokens = torch.cat([text.inputs for text in task.texts])
     places = [(FULL, 1.0), ("recent", 0.5), ("one budget", 0.5), ("recent", 1.0)]
     cells = {(cell.cache, cell.keep): cell for cell in record.cells}
     assert list(cells)[:4] == places and len(cells) == 5
@@ -50,12 +50,12 @@ def test_cells_are_those_of_one_pass(task: Task, record: DecodingRecord) -> None
             options = {"observed": "noncausal"} | CACHES[name]
             method = options.pop("method")(round(keep * PREFIX))
             with replace_attention(task.model, AfterPrefix(method, prefix=PREFIX, **options)):
-                found = task.model(tokens, use_cache=False).logits[:, PREFIX:].log_softmax(-1)
-            far = kl_div(found, exact, reduction="none", log_target=True).sum(-1).mean()
+                logs = task.model(tokens, use_cache=False).logits[:, PREFIX:].log_softmax(-1)
+            far = kl_div(logs, exact, reduction="none", log_target=True).sum(-1).mean()
             cell = cells[name, keep]
             assert cell.kl.value == pytest.approx(far.item(), rel=1e-3, abs=1e-6)
-            wanted = tokens[:, PREFIX + 1 :, None]
-            nats = -found[:, :-1].gather(-1, wanted).mean().item()
+            labels = tokens[:, PREFIX + 1 :, None]
+            nats = -logs[:, :-1].gather(-1, labels).mean().item()
             assert cell.nats.value == pytest.approx(nats, rel=1e-3)
     assert cells["recent", 0.5].kl.value > 0.01
 
@@ -64,13 +64,13 @@ def test_the_full_cache_decodes_what_generate_does(task: Task, record: DecodingR
     full = record.cells[0]
     assert full.kl.value == 0 and full.same.value == 1 and full.time.value == 1
     right = []
-    for one in task.texts:
-        given = one.inputs[:, : PREFIX + 1]  # the first token after the prompt is the text's
-        found = task.model.generate(
-            given, max_new_tokens=LENGTH - PREFIX - 1, do_sample=False, pad_token_id=0,
-            eos_token_id=None, attention_mask=torch.ones_like(given),
+    for row in task.texts:
+        prompt = row.inputs[:, : PREFIX + 1]  # the first token after the prompt is the text's
+        decoded = task.model.generate(
+            prompt, max_new_tokens=LENGTH - PREFIX - 1, do_sample=False, pad_token_id=0,
+            eos_token_id=None, attention_mask=torch.ones_like(prompt),
         )  # fmt: skip
-        right.append((found == one.inputs)[:, PREFIX + 1 :].float().mean())
+        right.append((decoded == row.inputs)[:, PREFIX + 1 :].float().mean())
     assert full.right.value == pytest.approx(torch.stack(right).mean().item())
 
 
@@ -93,9 +93,9 @@ def test_a_record_is_read_again(record: DecodingRecord) -> None:
 
 def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
     def measured(task: Task, **changed: Any) -> None:
-        given: dict[str, Any] = {"caches": CACHES, "keep": [0.5], "prefix": PREFIX}
-        given |= {"model_name": "", "task_name": "", "progress": False} | changed
-        measure_decoding(task, given.pop("caches"), **given)
+        arguments: dict[str, Any] = {"caches": CACHES, "keep": [0.5], "prefix": PREFIX}
+        arguments |= {"model_name": "", "task_name": "", "progress": False} | changed
+        measure_decoding(task, arguments.pop("caches"), **arguments)
 
     with pytest.raises(ValueError, match="prefix is 23; with 24 tokens it must be 1 to 22"):
         measured(task, prefix=LENGTH - 1)

@@ -26,12 +26,12 @@ def test_every_head_attends_with_its_own_number_of_keys(mask):
         attn_mask[..., 0] = True
     counts = (2, 5, 2)
     method = HeadBudgets(OptimalValueOblivious, counts)
-    found = method(query, key, value, kernel=Exponential(), attn_mask=attn_mask, is_causal=False)
+    output = method(query, key, value, kernel=Exponential(), attn_mask=attn_mask, is_causal=False)
     for head, r in enumerate(counts):
-        own = attn_mask if mask != "by head" else attn_mask[:, head : head + 1]
+        mask_of_head = attn_mask if mask != "by head" else attn_mask[:, head : head + 1]
         inputs = (x[:, head : head + 1] for x in (query, key, value))
-        alone = OptimalValueOblivious(r)(*inputs, attn_mask=own)
-        assert torch.allclose(found[:, head : head + 1], alone)
+        alone = OptimalValueOblivious(r)(*inputs, attn_mask=mask_of_head)
+        assert torch.allclose(output[:, head : head + 1], alone)
     with pytest.raises(ValueError, match="3 heads have counts; there are 2"):
         method(query[:, :2], key[:, :2], value[:, :2], kernel=Exponential())
     assert "counts=(2, 5, 2)" in repr(method) and "OptimalValueOblivious(r=5)" in repr(method)
@@ -39,9 +39,9 @@ def test_every_head_attends_with_its_own_number_of_keys(mask):
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_budgets_are_what_heads_need_and_are_measured_in_all_heads_together(name):
-    found = probe.probe(model(name), tokenizer(), TEXT, **QUICK)
-    counts, budgets = found.keys_by_head(0.05), found.record.budgets
-    measured = found.record.attention[0].output_error
+    report = probe.probe(model(name), tokenizer(), TEXT, **QUICK)
+    counts, budgets = report.keys_by_head(0.05), report.record.budgets
+    measured = report.record.attention[0].output_error
     assert (len(counts), len(counts[0])) == (measured.layers, measured.heads)
     for row in measured.keys_needed:
         if (row.share, row.method) == (0.05, "optimal_v_oblivious") and row.head is not None:
@@ -57,12 +57,12 @@ def test_budgets_are_what_heads_need_and_are_measured_in_all_heads_together(name
         model(name), tokenizer(), TEXT, windows=2, length=LENGTH, kernel=None, seed=0, draw=False
     )
     build = lambda layer: HeadBudgets(OptimalValueOblivious, counts[layer])  # noqa: E731
-    sums = joined([task.run(build, part) for part in range(2)])
+    sums = joined([task.run(build, window) for window in range(2)])
     assert cell.unit_totals == pytest.approx(tuple(sums.totals))
 
 
 def test_methods_left_out_get_no_budgets():
-    one = {"optimal_v_oblivious": lambda r, layer: OptimalValueOblivious(r)}
-    found = probe.probe(model("bert"), tokenizer(), TEXT, **QUICK, methods=one).record
-    assert {cell.parameters["each"] for cell in found.budgets} == {"own", "equal"}
-    assert {cell.approximation for cell in found.budgets} == set(one)
+    methods = {"optimal_v_oblivious": lambda r, layer: OptimalValueOblivious(r)}
+    record = probe.probe(model("bert"), tokenizer(), TEXT, **QUICK, methods=methods).record
+    assert {cell.parameters["each"] for cell in record.budgets} == {"own", "equal"}
+    assert {cell.approximation for cell in record.budgets} == set(methods)

@@ -22,11 +22,11 @@ def with_counts(record, *counts):
 def with_needed(record, *counts):
     """Exchanges the keys by weight that the layers need for 5% error."""
 
-    def changed(one):
-        if (one.share, one.head, one.method) != (0.05, None, "optimal_v_oblivious"):
-            return one
-        keys = one.keys if one.layer is None else counts[one.layer]
-        return replace(one, keys=keys, low=keys - 1, high=keys + 1)
+    def changed(row):
+        if (row.share, row.head, row.method) != (0.05, None, "optimal_v_oblivious"):
+            return row
+        keys = row.keys if row.layer is None else counts[row.layer]
+        return replace(row, keys=keys, low=keys - 1, high=keys + 1)
 
     errors = record.attention[0].output_error
     needed = tuple(map(changed, errors.keys_needed))
@@ -48,21 +48,21 @@ NO_FEWER = ", no fewer as far as the intervals tell: these counts do not come fr
 
 
 @pytest.mark.parametrize(
-    ("random", "said"),
+    ("random", "counts"),
     [
         (27, f"28 (27 to 30), 27 (26 to 29){NO_FEWER}"),
         (24, "28 (27 to 30), 24 (23 to 26)."),
         (8, "28 (27 to 30), 8 (7 to 10)."),
     ],
 )
-def test_the_control_has_its_numbers_and_no_fewer_only_where_no_count_is_above_it(random, said):
+def test_the_control_has_its_numbers_and_no_fewer_only_where_no_count_is_above_it(random, counts):
     beside = with_counts(probed(), (4, 28), (8, random))
-    found = headline(replace(with_counts(probed(), (4, 29), (8, 30)), control=beside))
+    text = headline(replace(with_counts(probed(), (4, 29), (8, 30)), control=beside))
     assert (
         "; with random weights 30.50 (30.40 to 30.60) and 30.25 (30.15 to 30.35), exact 30.00."
-        in found
+        in text
     )
-    assert f"With random weights they match {said}" in found
+    assert f"With random weights they match {counts}" in text
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def guess(low, high, difference=5.0):
 @pytest.mark.parametrize(("low", "warned"), [(-0.5, True), (0.5, False), (None, False)])
 def test_a_model_no_better_than_chance_is_warned_of(low, warned):
     record = replace(probed(), baselines={"chance": guess(low, 9.0)})
-    said = (
+    line = (
         "the perplexity cannot tell what keys do: exact attention's 30.00 is no better than "
         "chance, a guess without reading has 35.00"
     )
-    assert (said in headline(record)) == warned
-    assert (f"warning: {said}" in [*tables(record)]) == warned
+    assert (line in headline(record)) == warned
+    assert (f"warning: {line}" in [*tables(record)]) == warned
     assert "warning" not in "\n".join(tables(probed()))
 
 
@@ -117,13 +117,13 @@ def test_a_guess_is_scored_on_the_targets():
             model(name), tokenizer(), words(14 * 6), windows=2, length=LENGTH, rows=4,
             search="fast", sizes=[1, 4], control=False,
         ).record  # fmt: skip
-        found = record.baselines
-        assert bool(found) == (name != "bert")
+        baselines = record.baselines
+        assert bool(baselines) == (name != "bert")
         if value:
-            assert found["chance"].value == pytest.approx(value)
+            assert baselines["chance"].value == pytest.approx(value)
         if name == "roberta":  # hidden tokens that are the most frequent one are right
-            assert found["chance"].value < 100
-            assert found["chance"].count == record.cells[0].count
+            assert baselines["chance"].value < 100
+            assert baselines["chance"].count == record.cells[0].count
 
 
 def budget(share, low, high, each="own"):
@@ -148,8 +148,8 @@ def test_the_fewest_keys_whose_loss_is_small_are_named():
 
 def test_the_layers_that_training_changes_most_are_named_with_both_counts():
     record = with_needed(probed(layers=3), 12, 3, 9)
-    found = by_layer(replace(record, control=with_needed(probed(layers=3), 5, 7, 8)))
-    assert found == (
+    text = by_layer(replace(record, control=with_needed(probed(layers=3), 5, 7, 8)))
+    assert text == (
         "Keys by weight for 5% error, trained minus random weights: most with 12 (11 to 13) in "
         "layer 0 (5 (4 to 6) with random weights), least with 3 (2 to 4) in layer 1 (7 (6 to 8) "
         "with random weights)."

@@ -59,9 +59,9 @@ def test_intervals_of_many_ratios_are_those_of_each_and_shrink_with_the_units() 
     totals, counts = random.normal(size=(6, 3)), random.uniform(1, 2, size=(6, 1))
     middle, low, high = ratio_of_sums(totals, counts)
     for place in range(3):
-        one = estimate(totals[:, place], counts[:, 0])
+        ratio = estimate(totals[:, place], counts[:, 0])
         assert (middle[place], low[place], high[place]) == pytest.approx(
-            (one.value, one.low, one.high)
+            (ratio.value, ratio.low, ratio.high)
         )
     # The same units four times over: half the standard error, and a smaller t.
     again, low_again, high_again = ratio_of_sums(np.tile(totals, (4, 1)), np.tile(counts, (4, 1)))

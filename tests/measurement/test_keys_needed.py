@@ -53,26 +53,26 @@ def test_the_interval_holds_the_sizes_whose_difference_may_be_zero(
     oblivious = np.sort(generator.uniform(size=(units, keys)), axis=1)[:, ::-1]
     oblivious[:, -1] = 0.0
     aware, norm = generator.uniform(0, 0.5, size=units), generator.uniform(1, 2, size=units)
-    found = matching_keys(oblivious, aware, norm)
-    assert found["low"] <= found["keys"] <= found["high"] <= keys
+    counts = matching_keys(oblivious, aware, norm)
+    assert counts["low"] <= counts["keys"] <= counts["high"] <= keys
     differences = oblivious - aware[:, None]
     _, low, high = ratio_of_sums(differences, norm[:, None])
     for size in range(1, keys + 1):
-        if size < found["low"]:
+        if size < counts["low"]:
             assert low[size - 1] > 0  # more error than the value-aware keys leave, for certain
-        if size < found["high"]:
+        if size < counts["high"]:
             assert high[size - 1] > 0
 
 
 def test_a_single_unit_has_a_match_without_an_interval() -> None:
-    found = matching_keys(OBLIVIOUS[:1], np.array([0.65]), NORM[:1])
-    assert found == {"keys": 4, "low": None, "high": None}
+    counts = matching_keys(OBLIVIOUS[:1], np.array([0.65]), NORM[:1])
+    assert counts == {"keys": 4, "low": None, "high": None}
 
 
 def test_a_query_matches_within_the_keys_it_sees() -> None:
     oblivious = np.array([[0.9, 0.5, 0.1, 0.0], [0.9, 1e-9, 1e-9, 1e-9], [0.2, 0.1, 0.0, 0.0]])
-    aware, seen = np.array([0.3, 0.0, 0.2]), np.array([4, 2, 4])
-    assert matching_keys_of_queries(oblivious, aware, seen).tolist() == [3, 2, 1]
+    aware, visible = np.array([0.3, 0.0, 0.2]), np.array([4, 2, 4])
+    assert matching_keys_of_queries(oblivious, aware, visible).tolist() == [3, 2, 1]
 
 
 @settings(max_examples=100, deadline=None)
@@ -82,6 +82,6 @@ def test_a_query_matches_within_the_keys_it_sees() -> None:
 def test_keys_needed_is_the_first_size_that_is_close_enough(
     curve: np.ndarray, share: float
 ) -> None:
-    found = keys_needed(curve, share)
-    assert all(curve[size] > share for size in range(found - 1))
-    assert curve[found - 1] <= share or found == len(curve)
+    count = keys_needed(curve, share)
+    assert all(curve[size] > share for size in range(count - 1))
+    assert curve[count - 1] <= share or count == len(curve)

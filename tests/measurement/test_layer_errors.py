@@ -42,16 +42,16 @@ def test_errors_are_of_every_size_and_head(
 ) -> None:
     """Measured on all queries of a call, whose rows attend as in the model."""
     measured = replace(call(0, is_causal=is_causal, masked=masked), kernel=kernel)
-    given = measured.arguments()
+    arguments = measured.arguments()
     with chunked(4 * 7 * KEYS * DIM):  # seven rows at a time
-        found = layer_errors(measured, rows=KEYS)
+        result = layer_errors(measured, rows=KEYS)
     for r in range(1, KEYS + 1):
-        errors = OptimalValueOblivious(r).select(**given).error.mean(dim=-1)
-        path = found.paths[OBLIVIOUS][..., r - 1]
+        errors = OptimalValueOblivious(r).select(**arguments).error.mean(dim=-1)
+        path = result.paths[OBLIVIOUS][..., r - 1]
         np.testing.assert_allclose(path, errors, rtol=1e-4, atol=1e-9)
-    output = attention(**given)
+    output = attention(**arguments)
     norm = output.square().sum(-1).mean(-1)
-    np.testing.assert_allclose(found.squared_norm[..., 0], norm, rtol=1e-4)
+    np.testing.assert_allclose(result.squared_norm[..., 0], norm, rtol=1e-4)
     rows = sample_rows(measured, 10**6)
     torch.testing.assert_close(rows.weights @ rows.value, output.double(), atol=1e-5, rtol=1e-5)
 
@@ -79,26 +79,22 @@ def curve(
     """Computes the relative error of a pool of layers and heads, with its interval."""
     chosen = layers if layer is None else [layers[layer]]
     heads = slice(None) if head is None else slice(head, head + 1)
-    totals, norms = (
-        sum(array[:, heads].sum(axis=1) for array in arrays)
-        for arrays in (
-            [one.paths[method] for one in chosen], [one.squared_norm for one in chosen]
-        )
-    )  # fmt: skip
+    totals = sum(result.paths[method][:, heads].sum(axis=1) for result in chosen)
+    norms = sum(result.squared_norm[:, heads].sum(axis=1) for result in chosen)
     return ratio_of_sums(totals, norms)
 
 
 def test_errors_and_needed_keys_are_of_all_layers_of_each_layer_and_of_each_head() -> None:
     made = errors()
-    found = record(made)
+    output = record(made)
     pools = 2 * (1 + 2 + 2 * HEADS)
-    assert len(found.keys_needed) == pools * len(SHARES) and len(found.errors) == pools * 3
-    for row in found.keys_needed:
+    assert len(output.keys_needed) == pools * len(SHARES) and len(output.errors) == pools * 3
+    for row in output.keys_needed:
         ends = [keys_needed(c, row.share) for c in curve(made, row.method, row.layer, row.head)]
         assert [row.keys, row.low, row.high] == ends and row.low <= row.keys <= row.high
-    for row in found.errors:
+    for row in output.errors:
         ends = curve(made, row.method, row.layer, row.head)
-        at = [part[min(row.r, len(part)) - 1] for part in ends]  # past the last size it is exact
+        at = [end[min(row.r, len(end)) - 1] for end in ends]  # past the last size it is exact
         assert [row.error, row.low, row.high] == pytest.approx(at, rel=1e-5, abs=1e-25)
 
 
@@ -114,6 +110,6 @@ def test_windows_measured_apart_are_as_windows_measured_together() -> None:
 
 
 def test_one_window_has_no_interval() -> None:
-    found = record(errors(windows=1))
-    for row in (*found.keys_needed, *found.matching_keys, *found.errors):
+    output = record(errors(windows=1))
+    for row in (*output.keys_needed, *output.matching_keys, *output.errors):
         assert row.low is None and row.high is None

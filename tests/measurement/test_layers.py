@@ -169,8 +169,8 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
     measured: tuple[list[Call], dict],
 ) -> None:
     calls, record = measured
-    found = {(row["layer"], row["r"]): row for row in record["matching_keys"]}
-    assert set(found) == {(layer, r) for layer in (None, 0, 1) for r in (1, 2, 4)}
+    rows_of = {(row["layer"], row["r"]): row for row in record["matching_keys"]}
+    assert set(rows_of) == {(layer, r) for layer in (None, 0, 1) for r in (1, 2, 4)}
     assert record["units"] == 2
     sums, alone = [], []
     for call in calls:
@@ -179,9 +179,9 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
         norm = (rows.weights @ rows.value).square().sum(-1, keepdim=True)
         sums.append([x.sum(dim=(1, 2)).numpy() for x in (weight, aware, norm)])
         alone.append(list(zip(weight.flatten(0, 2), aware.flatten(0, 2), strict=True)))
-    for (layer, r), row in found.items():
+    for (layer, r), row in rows_of.items():
         chosen = range(2) if layer is None else [layer]
-        weight, aware, norm = (sum(sums[i][part] for i in chosen) for part in range(3))
+        weight, aware, norm = (sum(sums[i][place] for i in chosen) for place in range(3))
         pooled = matching_keys(weight, aware[:, r - 1], norm[:, 0])
         assert {name: row[name] for name in ("keys", "low", "high")} == pooled
         counts = [
@@ -200,12 +200,12 @@ def test_maureys_bound_is_the_expected_error_of_keys_drawn_from_alpha() -> None:
     rows = sample_rows(call, 12)
     alpha, value = rows.weights, rows.value[:, :, None]
     output = (alpha[..., None] * value).sum(-2, keepdim=True)
-    one = (alpha * (value - output).square().sum(-1)).sum(-1)
+    single = (alpha * (value - output).square().sum(-1)).sum(-1)
     means = (value[..., :, None, :] + value[..., None, :, :]) / 2
     distance = (means - output[..., None, :]).square().sum(-1)
-    two = (alpha[..., :, None] * alpha[..., None, :] * distance).sum((-1, -2))
+    pair = (alpha[..., :, None] * alpha[..., None, :] * distance).sum((-1, -2))
     assert bound["sizes"][:2] == [1, 2]
-    expected = [one.mean().item(), two.mean().item()]
+    expected = [single.mean().item(), pair.mean().item()]
     assert bound["layers"][0][:2] == pytest.approx(expected, rel=1e-5)
 
 
@@ -219,9 +219,9 @@ def test_six_digits_are_kept() -> None:
     assert rounded(1.23456789e-17) == 1.23457e-17 and rounded(1234567.8) == 1234570.0
 
 
-def cells_of(record: dict, **wanted: object) -> list[dict]:
+def cells_of(record: dict, **values: object) -> list[dict]:
     return [
-        cell for cell in record["cells"] if all(cell[key] == value for key, value in wanted.items())
+        cell for cell in record["cells"] if all(cell[key] == value for key, value in values.items())
     ]
 
 
@@ -229,8 +229,8 @@ def test_every_layer_has_its_own_kernel_and_four_degrees() -> None:
     calls = [replace(random_call(), kernel=kernel) for kernel in KERNELS]
     record = skewness_gap(calls, rows=12)
     assert record["rows"] == 12
-    own = [(c["layer"], c["kernel"], c["degree"]) for c in cells_of(record, own=True)]
-    assert own == [(0, "exponential", None), (1, "polynomial", 2), (2, "elu", None)]
+    models = [(c["layer"], c["kernel"], c["degree"]) for c in cells_of(record, own=True)]
+    assert models == [(0, "exponential", None), (1, "polynomial", 2), (2, "elu", None)]
     for layer in range(3):
         degrees = cells_of(record, own=False, layer=layer)
         assert [(c["kernel"], c["degree"]) for c in degrees] == [
@@ -289,14 +289,14 @@ def test_degree_zero_takes_the_value_closest_to_the_mean_when_they_are_not_ortho
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_order_of_the_keys_decides_only_ties(causal: bool) -> None:
     call = random_call(7, causal=causal, first_row=2)
-    one, other = (skewness_gap([call], rows=30, seed=seed) for seed in (0, 1))
-    for first, second in zip(one["cells"], other["cells"], strict=True):
+    record, other = (skewness_gap([call], rows=30, seed=seed) for seed in (0, 1))
+    for first, second in zip(record["cells"], other["cells"], strict=True):
         if first["degree"] == 0:
             assert first["oblivious"]["4"] != second["oblivious"]["4"]
         else:
             # between its proved ends the search may find another set when keys move
-            found = [cell.pop("aware") for cell in (first, second)]
-            assert found[0]["1"] == pytest.approx(found[1]["1"], rel=1e-4)
+            aware = [cell.pop("aware") for cell in (first, second)]
+            assert aware[0]["1"] == pytest.approx(aware[1]["1"], rel=1e-4)
             weighed = [cell.pop("oblivious") for cell in (first, second)]
             assert weighed[0] == pytest.approx(weighed[1], rel=1e-4)
             for name in ("largest_weight", "effective_keys", "rows_over_half", "same_first_key"):

@@ -65,9 +65,11 @@ def test_proportions():
     count = int(chosen.sum())
     assert abs(count / tokens.numel() - 0.15) < 0.004  # 4 standard deviations of a Bernoulli draw
     became_mask = (inputs == 4)[chosen].float().mean()
-    kept = (inputs == tokens)[chosen].float().mean()
+    unchanged = (inputs == tokens)[chosen].float().mean()
     assert abs(became_mask - 0.8) < 0.012
-    assert abs(kept - (0.1 + 0.1 / (VOCABULARY - 5))) < 0.009  # a random token may be the original
+    assert (
+        abs(unchanged - (0.1 + 0.1 / (VOCABULARY - 5))) < 0.009
+    )  # a random token may be the original
     assert (chosen.sum(-1) - 9.45).abs().max() < 1
 
 

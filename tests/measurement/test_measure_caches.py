@@ -53,10 +53,12 @@ def record(task: Task) -> CacheRecord:
 
 
 def cell(record: CacheRecord, method: str, observed: str, r: int) -> CacheCell:
-    (found,) = (
-        one for one in record.cells if (one.method, one.observed, one.r) == (method, observed, r)
+    (match,) = (
+        candidate
+        for candidate in record.cells
+        if (candidate.method, candidate.observed, candidate.r) == (method, observed, r)
     )
-    return found
+    return match
 
 
 def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
@@ -68,10 +70,10 @@ def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
 
 
 def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
-    for one in record.cells:
-        if one.r == PREFIX:
-            assert one.error.value == pytest.approx(0, abs=1e-10)
-            assert one.ends["kl"].value == pytest.approx(0, abs=1e-8)
+    for cell in record.cells:
+        if cell.r == PREFIX:
+            assert cell.error.value == pytest.approx(0, abs=1e-10)
+            assert cell.ends["kl"].value == pytest.approx(0, abs=1e-8)
 
 
 def test_errors_and_end_metrics_are_those_computed_by_hand(
@@ -91,11 +93,11 @@ def test_errors_and_end_metrics_are_those_computed_by_hand(
             with hugging_face.replace_attention(model, after):
                 here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
         divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
-    found = cell(record, "observed_attention", "last", 7)
-    assert found.error.value == pytest.approx(float((error / norm).mean()), rel=1e-5)
-    assert found.ends["kl"].value == pytest.approx(sum(divergence) / 6, rel=1e-4)
-    assert found.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
-    assert (found.joint, found.refits) == (False, False)
+    measured_cell = cell(record, "observed_attention", "last", 7)
+    assert measured_cell.error.value == pytest.approx(float((error / norm).mean()), rel=1e-5)
+    assert measured_cell.ends["kl"].value == pytest.approx(sum(divergence) / 6, rel=1e-4)
+    assert measured_cell.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
+    assert (measured_cell.joint, measured_cell.refits) == (False, False)
 
 
 @pytest.mark.parametrize("pool", ["layer", "model", "checked", "profiled"])
@@ -109,9 +111,9 @@ def test_other_budgets_are_measured_as_the_model_serves_them(
         rows=8, pools=pools, profiles={"profiled": profile},
     )  # fmt: skip
     record = measure_caches(task, [equal, setting], model_name="tiny", task_name="random")
-    first, found = record.cells
-    assert (first.pool, first.keys, found.pool) == ("", (), pool)
-    keys = np.array(found.keys)
+    first, pooled = record.cells
+    assert (first.pool, first.keys, pooled.pool) == ("", (), pool)
+    keys = np.array(pooled.keys)
     assert keys.sum() <= 8 * keys.size
     assert keys.sum() == pytest.approx(8 * keys.size) or pool == "profiled"
     divergence = []
@@ -121,7 +123,7 @@ def test_other_budgets_are_measured_as_the_model_serves_them(
             with hugging_face.replace_attention(model, setting.after):
                 here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
         divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
-    assert found.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
+    assert pooled.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
 
 
 def test_the_gaps_of_the_best_set_are_one(record: CacheRecord) -> None:
@@ -148,10 +150,10 @@ def test_an_oracle_that_observes_fewer_queries_than_are_served_has_gaps_of_one(
         {"value_aware": caches.ValueAware}, sizes=[7], observed=["hindsight 3"],
         gaps_of=["value_aware"], prefix=PREFIX,
     )  # fmt: skip
-    found = measure_caches(task, settings, model_name="tiny", task_name="random").gaps[0]
-    assert (found.rows, found.layer) == (3, None)
-    assert found.information.value == pytest.approx(1, abs=1e-6)
-    assert found.sharing.value > 1
+    gap = measure_caches(task, settings, model_name="tiny", task_name="random").gaps[0]
+    assert (gap.rows, gap.layer) == (3, None)
+    assert gap.information.value == pytest.approx(1, abs=1e-6)
+    assert gap.sharing.value > 1
 
 
 def test_references_are_searched_as_the_method_is(
@@ -181,15 +183,15 @@ def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Tas
             observed=observed, prefix=PREFIX, rows=rows,
         )  # fmt: skip
         record = measure_caches(task, settings, model_name="tiny", task_name="random")
-        return {(one.observed, one.rows): one for one in record.cells}
+        return {(cell.observed, cell.rows): cell for cell in record.cells}
 
     together = measured("last 3", "last", "causal", rows=8)
     assert set(together) == {("last", 3), ("last", 8), ("causal", 8), ("nothing", 0)}
-    assert len({one.error.value for one in together.values()}) == 4
-    for (observed, rows), one in together.items():
+    assert len({cell.error.value for cell in together.values()}) == 4
+    for (observed, rows), cell in together.items():
         if rows:
             alone = measured(observed, rows=rows)[observed, rows]
-            assert (alone.error, alone.by_unit) == (one.error, one.by_unit)
+            assert (alone.error, alone.by_unit) == (cell.error, cell.by_unit)
     with pytest.raises(ValueError, match="differ in prefix"):
         longer = cache_settings(
             {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX + 1
@@ -201,30 +203,33 @@ def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Tas
 
 
 def test_methods_observe_in_ways_and_with_options_of_their_own() -> None:
-    found = cache_settings(
+    settings = cache_settings(
         {name: caches.ObservedAttention for name in ("every", "one", "half", "none")},
         sizes=[8], observed=["last 3", "causal"], prefix=PREFIX, rows=6,
         only={"one": ["last 1", "noncausal"], "half": ["causal"], "none": ["repeat"]},
         after={"half": {"recent": 0.5, "sinks": 0}},
     )  # fmt: skip
-    rows = [(one.method, one.observed, one.after.rows, one.after.recent) for one in found]
+    rows = [
+        (setting.method, setting.observed, setting.after.rows, setting.after.recent)
+        for setting in settings
+    ]
     assert rows == [
         ("every", "last", 3, 4), ("every", "causal", 6, 4), ("one", "last", 1, 4),
         ("half", "causal", 6, 4),
     ]  # fmt: skip
-    assert [one.after.sinks for one in found] == [2, 2, 2, 0]
+    assert [setting.after.sinks for setting in settings] == [2, 2, 2, 0]
 
 
 def part(errors: np.ndarray, norm: np.ndarray) -> _Result:
     """Builds measurements (units, layers, heads) with one end metric."""
-    one = {"kl": np.ones(len(norm))}
+    ends = {"kl": np.ones(len(norm))}
     seconds = np.ones(1)
     return _Result(
         np.zeros(len(norm), dtype=int),
         norm,
         {"method": errors},
-        one,
-        one,
+        ends,
+        ends,
         norm,
         seconds,
         seconds,
@@ -240,10 +245,10 @@ def test_the_interval_of_an_error_is_that_of_a_ratio_of_sums_in_every_layer() ->
     (setting,) = cache_settings(
         {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX
     )
-    one = part(errors[:, :1], norm[:, :1]).cell(setting).error
+    single = part(errors[:, :1], norm[:, :1]).cell(setting).error
     sums = (x[:, 0].sum(axis=-1) for x in (errors, norm))
     closed = ratio_of_sums(*sums)
-    assert (one.value, one.low, one.high) == pytest.approx(tuple(map(float, closed)))
+    assert (single.value, single.low, single.high) == pytest.approx(tuple(map(float, closed)))
     both = part(errors, norm).cell(setting).error
     e, n = (x.sum(axis=-1) for x in (errors, norm))
     drawn = random.integers(60, size=(4000, 60))
@@ -253,7 +258,7 @@ def test_the_interval_of_an_error_is_that_of_a_ratio_of_sums_in_every_layer() ->
 
 
 def test_a_method_that_looks_at_no_query_is_measured_once(record: CacheRecord) -> None:
-    assert [one.observed for one in record.cells if one.method == "recent"] == ["nothing"] * 2
+    assert [cell.observed for cell in record.cells if cell.method == "recent"] == ["nothing"] * 2
 
 
 def test_end_metrics_above_one_are_no_shares(task: Task) -> None:
@@ -288,8 +293,8 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     after = settings[0].after
     with recording(model, shares_keys=True) as calls:
         model(tokens)
-    seen = after.observe(**calls[0].arguments(), layer=calls[0].layer)
-    unseen = [row for row in range(12) if row not in seen.positions.tolist()]
+    inputs = after.observe(**calls[0].arguments(), layer=calls[0].layer)
+    unseen = [row for row in range(12) if row not in inputs.positions.tolist()]
     exact = ExactRows.served(calls[0], torch.tensor(unseen))
     expected = exact.squared_error(after).sum() / exact.squared_norm().sum()
     assert observed.error.value == pytest.approx(expected.item(), rel=1e-5)

@@ -34,15 +34,15 @@ KINDS = {
 
 
 @settings(max_examples=30, deadline=None)
-@given(count=st.integers(20, 120), length=st.integers(4, 20), wanted=st.integers(1, 9))
+@given(count=st.integers(20, 120), length=st.integers(4, 20), most=st.integers(1, 9))
 def test_every_window_is_a_slice_of_the_text_between_its_special_tokens(
-    count: int, length: int, wanted: int
+    count: int, length: int, most: int
 ) -> None:
     text = words(count)
     tokens = BARE(text)["input_ids"]
-    read = text_windows(text, CLOSING, length=length, windows=wanted)
+    read = text_windows(text, CLOSING, length=length, windows=most)
     step = length - 2
-    assert read.tokens.shape == (min(wanted, count // step), length)
+    assert read.tokens.shape == (min(most, count // step), length)
     assert read.available == count // step and read.text_tokens == count
     assert len(set(read.places)) == len(read)
     for place, row in zip(read.places, read.tokens.tolist(), strict=True):
@@ -88,8 +88,8 @@ def test_a_tokenizer_that_knows_no_latin_is_asked_with_its_own_words(kind: type,
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     ends = [("<s>", 0), ("</s>", 1)]
     made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    own = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
-    assert special_tokens(own) == ([0], [1])
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    assert special_tokens(fast) == ([0], [1])
 
 
 @pytest.mark.parametrize(
@@ -167,10 +167,10 @@ def test_masks_depend_on_the_place_in_the_text_alone() -> None:
 def test_cosine_is_one_for_exact_attention_and_the_mean_over_tokens_otherwise() -> None:
     made = task("bert")
     assert whole(made).mean() == pytest.approx(1, abs=1e-6)
-    one = OptimalValueOblivious(1)
-    sums = whole(made, lambda layer: one)
+    method = OptimalValueOblivious(1)
+    sums = whole(made, lambda layer: method)
     exact = eager(made, read("bert").tokens)
-    with replace_attention(made.model, one), torch.no_grad():
+    with replace_attention(made.model, method), torch.no_grad():
         other = made.model(read("bert").tokens)[0]
     for window in range(3):
         dots = (exact[window] * other[window]).sum(-1)
@@ -187,15 +187,15 @@ def test_another_kernel_is_used_in_every_layer(name: str) -> None:
     calls = made.layer_calls()
     assert all(call.kernel == other for call in calls)
     # The second layer's input comes from a first one that used the kernel.
-    own = task(name).layer_calls()
-    torch.testing.assert_close(calls[0].query, own[0].query)
-    assert not torch.allclose(calls[1].query, own[1].query, atol=1e-3)
+    plain = task(name).layer_calls()
+    torch.testing.assert_close(calls[0].query, plain[0].query)
+    assert not torch.allclose(calls[1].query, plain[1].query, atol=1e-3)
 
 
 def test_positions_are_those_a_model_can_read() -> None:
-    found = {name: positions(model(name)) for name in MODELS}
-    assert found["roberta"] == found["our_masked"] == found["bert"] == LENGTH
-    assert found["gpt2"] == 32 and found["our_causal"] is None
+    limits = {name: positions(model(name)) for name in MODELS}
+    assert limits["roberta"] == limits["our_masked"] == limits["bert"] == LENGTH
+    assert limits["gpt2"] == 32 and limits["our_causal"] is None
 
 
 def test_an_encoder_with_a_decoder_is_refused() -> None:
