@@ -524,11 +524,10 @@ class _Filling:
 
     def _choose_model(self) -> None:
         """Chooses the keys of all layers together."""
-        prompts = self.prompts.values()
         choices = []
-        for layers in zip(*(prompt.observed for prompt in prompts), strict=True):
+        for layers in zip(*(prompt.observed for prompt in self.prompts.values()), strict=True):
             with torch.autocast(layers[0].key.device.type, enabled=False):
-                choices += self.after[layers[0].keys].choose_model(layers)
+                choices.append(self.after[layers[0].keys].choose_model(layers)[0])
         for number, (place, prompt) in enumerate(self.prompts.items()):
             assert prompt.parts is not None
             self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))

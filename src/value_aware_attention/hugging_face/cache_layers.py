@@ -25,10 +25,10 @@ PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 TENSORS = ("query", "key", "value")
 
 
-class Choice(Protocol):
+class Kept(Protocol):
     """Describes the keys that a layer keeps, such as `caches.KeptKeys`."""
 
-    def where(self, is_ours: Tensor, other: "Choice", /) -> "Choice":
+    def where(self, is_ours: Tensor, other: "Kept", /) -> "Kept":
         """Takes each text's keys from one of two choices."""
 
 
@@ -41,7 +41,7 @@ class SharingMethod(Protocol):
 
     def __call__(self, **call: object) -> Tensor: ...
 
-    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Choice]]:
+    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Kept]]:
         """Keeps keys of every layer; where there are two ways to, the model's output decides."""
 
 
@@ -146,7 +146,7 @@ class FirstReadings:
         self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, Arguments] = {}
         self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
-        self.kept: dict[nn.Module, Choice] = {}
+        self.kept: dict[nn.Module, Kept] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
@@ -190,8 +190,8 @@ class FirstReadings:
     @torch.no_grad()
     def _nearer(
         self, model: PreTrainedModel, arguments: Arguments, layers: list[nn.Module],
-        first: Sequence[Choice], second: Sequence[Choice],
-    ) -> list[Choice]:  # fmt: skip
+        first: Sequence[Kept], second: Sequence[Kept],
+    ) -> list[Kept]:  # fmt: skip
         """Takes, in each text, the sets with which the model's outputs over the prefix read once
         more are nearer to its exact ones."""
         assert self.pooled is not None and self.pooled.prefix is not None
