@@ -333,11 +333,14 @@ def check_replaced(cfg: DictConfig, key: str, before: object, value: object) -> 
     A record would else say that it is of another scale, kernel or model. Amounts may vary.
     """
     section, _, name = key.rpartition(".")
+    checkpoint = Path(str(OmegaConf.select(cfg, f"{section}.checkpoint"))).name
     if reference := REFERENCE.fullmatch(str(before)):
         other = plain_value(cfg, reference[1])
         if value != other and isinstance(other, (str, dict)):
             which = f", which is {shown(other)}" if isinstance(other, str) else ""
             raise ValueError(f"{key} is {shown(value)}; it must be that of {reference[1]}{which}")
+    elif name == "name" and value == checkpoint:
+        return  # of another model, by the name of its folder
     elif name == "name" and "${" in str(before) and str(value).startswith(MODEL_NAMES):
         raise ValueError(
             f"{key} is {value}; names that begin with {' or '.join(MODEL_NAMES)} are made of the "
