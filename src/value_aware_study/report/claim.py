@@ -64,11 +64,6 @@ class Finding:
         return MARKS[self.holds]
 
     @property
-    def full(self) -> str:
-        """Writes the comparison with its mark."""
-        return f"{self.what}: {self.sentence} {self.mark}"
-
-    @property
     def firmness(self) -> float:
         """Measures how far the interval is from no difference, in parts of its width.
 

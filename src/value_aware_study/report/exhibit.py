@@ -1,7 +1,7 @@
 """The parts of a report: a page of sections, their exhibits, and each exhibit's table."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -60,16 +60,14 @@ class Table:
 
     def numeric(self) -> list[bool]:
         """Tells which columns hold numbers alone, and are aligned right; the first never is."""
-        columns = [_numeric(column) for column in zip(*self.rows(), strict=True)]
-        return [False, *columns[1:]] if columns else [False] * self.display.shape[1]
+        numeric = []
+        for column in zip(*self.rows(), strict=True):
+            texts = [text for text in column if text not in UNKNOWN]
+            numeric.append(bool(texts) and all(map(NUMBER.match, texts)))
+        return [False, *numeric[1:]] if numeric else [False] * self.display.shape[1]
 
     def _text(self) -> pd.DataFrame:
         return self.display.astype(str).rename(columns=str).reset_index(drop=True)
-
-
-def _numeric(column: Iterable[str]) -> bool:
-    texts = [text for text in column if text not in UNKNOWN]
-    return bool(texts) and all(map(NUMBER.match, texts))
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,6 @@ FLOOR = 1e-6
 """Relative errors below it, zero included, are mostly rounding, and are drawn at it."""
 SIZE = "4"
 """Keys kept by both oracles whose errors the skewness gap compares, as records name it."""
-GAPS = ("model", "layer", "degree", "own", "series", "share", "gap", "same")
-"""Columns of `gap_rows`"""
 Row = dict[str, Any]
 
 
@@ -377,4 +375,5 @@ def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
         for cell in item.attention.skewness_gap.cells
         if SIZE in cell.oblivious
     ]
-    return pd.DataFrame(rows, columns=list(GAPS))
+    columns = ["model", "layer", "degree", "own", "series", "share", "gap", "same"]
+    return pd.DataFrame(rows, columns=columns)

@@ -444,7 +444,10 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
     )
     display = data[["claim", "verdict"]].assign(
         comparisons=[answer.agreement for answer in answered],
-        firmest=[answer.firmest.full if answer.firmest else DASH for answer in answered],
+        firmest=[
+            f"{firmest.what}: {firmest.sentence} {firmest.mark}" if firmest else DASH
+            for firmest in (answer.firmest for answer in answered)
+        ],
     )
     counts = data["verdict"].value_counts(sort=False)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())

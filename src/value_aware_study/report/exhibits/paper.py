@@ -20,6 +20,7 @@ from value_aware_attention.measurement.estimate import (
 from value_aware_attention.measurement.record import EndMetric
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
+    ENDS,
     change_axis,
     count_axis,
     curves,
@@ -60,7 +61,6 @@ from value_aware_study.report.words import (
     times,
 )
 
-ENDS = ("low", "high")
 OWN = ("own_low", "own_high", "own_trained_low", "own_trained_high")
 """Columns of the interval over units of the value itself, and of its range over trainings"""
 CHANGE = tuple(f"difference{end}" for end in ("", "_low", "_high", "_trained_low", "_trained_high"))
