@@ -11,9 +11,6 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, composed
 
-PAPER_INSTANCES, PAPER_EPOCHS, PAPER_BATCH = 10_000_000, 2, 8
-"""Table 4 of the paper"""
-
 
 @app("plan")
 def main(cfg: DictConfig) -> None:
@@ -23,22 +20,15 @@ def main(cfg: DictConfig) -> None:
     from value_aware_study.training.plan import assumptions, with_hours
 
     overrides = list(HydraConfig.get().overrides.task)
-    found = rows(cfg, overrides)
+    stages = rows(cfg, overrides)
     speed = cfg.operations_per_second if cfg.accelerator == "gpu" else None
-    lines = [with_hours(one, speed) for one in found]
-    print(tabulate(lines, headers="keys", intfmt=",", floatfmt=".2g"))
-    print(f"\n{assumptions(total_operations(found), speed)}")
-    if cfg.scale == "paper":
-        implied, steps = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH, found[-1]["steps"]
-        print(
-            f"\nTable 4's {steps:,} steps are not the {implied:,} that its "
-            f"{PAPER_INSTANCES:,} instances, {PAPER_EPOCHS} epochs and batches of {PAPER_BATCH} "
-            f"imply; they are {steps * PAPER_BATCH // PAPER_EPOCHS:,} instances."
-        )
+    table = [with_hours(stage, speed) for stage in stages]
+    print(tabulate(table, headers="keys", intfmt=",", floatfmt=".2g"))
+    print(f"\n{assumptions(total_operations(stages), speed)}")
     if cfg.one_step:
-        stages = trainings(overrides)
-        steps_taken = [step(cfg, name, stages[name]) for name in ("causal", "masked_long")]
-        print(tabulate(steps_taken, headers="keys", floatfmt=".2f"))
+        sections = trainings(overrides)
+        steps = [step(cfg, name, sections[name]) for name in ("causal", "masked_long")]
+        print(tabulate(steps, headers="keys", floatfmt=".2f"))
 
 
 def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
@@ -47,13 +37,13 @@ def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
 
     vocabulary = plan.vocabulary_size(section, cfg.vocabulary, cfg.tokens)
     batch = plan.random_batch(section, vocabulary, 1)
-    found = plan.one_step(plan.untrained(section, vocabulary), batch)
-    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **found}
+    measured = plan.one_step(plan.untrained(section, vocabulary), batch)
+    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **measured}
 
 
 def trainings(overrides: list[str]) -> dict[str, DictConfig]:
     """Composes the sections of the training stages as their apps get them, by the model's name."""
-    shared = [o for o in overrides if not o.lstrip("+~").startswith("plan.")]
+    shared = [text for text in overrides if not text.lstrip("+~").startswith("plan.")]
     masked = {
         f"masked_{length}": composed("train_masked", [*shared, f"length={length}"]).train_masked
         for length in ("short", "long")
@@ -75,9 +65,9 @@ def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
     return [causal, *masked]
 
 
-def total_operations(found: list[dict[str, Any]]) -> float:
+def total_operations(stages: list[dict[str, Any]]) -> float:
     """Sums the operations of all stages."""
-    return sum(one["operations"] for one in found)
+    return sum(stage["operations"] for stage in stages)
 
 
 if __name__ == "__main__":

@@ -327,7 +327,7 @@ OF_CONF = table(
         "trainer.peak_flops": null_or(SPEED),
         "paths.{root,outputs,corpus,tokens,models,records,trained,metrics}": FOLDER,
         "paths.{report,results,seeds,cache,logs}": FOLDER,
-        "publish.seed": null_or(option("replicate")),
+        "publish.trainings": SWITCH,
         "publish.caches": SWITCH,
         "survey.kernel": option("kernel"),
         "survey.{checkpoint,tokens,tokenizer,scale,data,cache,records}": TEXT,
