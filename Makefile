@@ -20,7 +20,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro survey caches seed publish experiments plots test test-slow faults lint docs setup setup-dev clean
+.PHONY: help repro survey caches seed publish test test-slow faults lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -39,12 +39,6 @@ seed: setup  ## train and evaluate every model from one seed: make seed SEED=sec
 
 publish: setup  ## results/<scale> becomes what the last run made; later runs are compared with it
 	@$(RUN) python -m pipelines.publish
-
-experiments: setup  ## the losses of this run and of the experiments of dvc exp run
-	@$(RUN) python -m pipelines.experiments
-
-plots: setup  ## the plots of dvc.yaml as a page that opens without a network
-	@$(RUN) python -m pipelines.plots
 
 test: setup-dev  ## set up and run the tests, but for the slow ones
 	@$(RUN) $(PYTEST) -m "not slow"

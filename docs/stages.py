@@ -48,8 +48,8 @@ def graph() -> networkx.DiGraph:
     for name in reduced:
         both = stages[name].get("matrix", {}), stages.get(name + AGAIN, {}).get("matrix", {})
         reduced.nodes[name]["each"] = [*dict.fromkeys([*both[0], *both[1]])]
-    for command, rows in reversed(TARGETS.items()):  # a stage of several belongs to the first
-        for name in needed([target for row in rows for target in row]):
+    for command, targets in reversed(TARGETS.items()):  # a stage of several belongs to the first
+        for name in needed(targets):
             reduced.nodes[box(name)]["command"] = command
     return reduced
 

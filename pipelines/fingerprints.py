@@ -8,15 +8,15 @@ and styles. DVC compares these files, so that a stage runs again when one of its
 code it runs has changed, and not for a comment, a docstring, or a value that another stage reads.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dvc.exceptions import DvcException, NotDvcRepoError
+from dvc.exceptions import DvcException, NotDvcRepoError, ReproductionError
 from dvc.repo import Repo
-from dvc.scm import NoSCMError, SCMError
+from dvc.scm import SCMError
 from dvc.stage import PipelineStage
 from networkx import dfs_postorder_nodes
 from omegaconf import OmegaConf
@@ -26,6 +26,7 @@ from pipelines.app import (
     composed,
     ending_with_one_line,
     one_line,
+    plain,
     scale_of_params,
     write_json,
 )
@@ -58,40 +59,40 @@ def write(folder: Path) -> None:
 
     A file that stays as it was leaves its stage as it was, and one without a stage is removed.
     """
-    wanted = set()
+    paths = set()
     for name, app, overrides in stages():
-        found = fingerprint(app, overrides)
         path = folder / f"{name}.json"
-        wanted.add(path)
+        paths.add(path)
         before = load_json(path, remedy="remove it") if path.exists() else None
-        if before != found:
-            changed = ["new"] if before is None else sorted(differences(before, found))
-            write_json(path, found)
+        after = fingerprint(app, overrides)
+        if before != after:
+            changed = ["new"] if before is None else sorted(differences(before, after))
+            write_json(path, after)
             print(f"{name}: {', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}")
-    for path in set(folder.glob("*.json")) - wanted:
+    for path in set(folder.glob("*.json")) - paths:
         path.unlink()
 
 
 def stages() -> Iterator[tuple[str, str, list[str]]]:
     """Yields name, app and overrides of every other stage of dvc.yaml, as DVC expands them."""
     with refusals_of_dvc():
-        known = Repo().index.stages
-    if not known:  # without dvc.yaml DVC knows of none
+        expanded = Repo().index.stages
+    if not expanded:  # without dvc.yaml DVC knows of none
         raise ValueError("dvc.yaml has no stages, or there is none here: git checkout dvc.yaml")
-    for stage in known:
+    for stage in expanded:
         _, _, module, *overrides = stage.cmd.split()
         app = module.removeprefix("pipelines.")
         if app != "fingerprints":
             yield stage.addressing, app, overrides
 
 
-def needed(targets: Sequence[str]) -> dict[str, PipelineStage]:
+def needed(targets: Iterable[str]) -> dict[str, PipelineStage]:
     """Returns the stages that targets need and their own, by name, in an order they can run in."""
     with refusals_of_dvc():
         repo = Repo()
-        own = [stage for target in targets for stage in repo.stage.collect(target)]
-        found = [stage for one in own for stage in dfs_postorder_nodes(repo.index.graph, one)]
-    return {stage.addressing: stage for stage in found}
+        ends = [stage for target in targets for stage in repo.stage.collect(target)]
+        order = [stage for end in ends for stage in dfs_postorder_nodes(repo.index.graph, end)]
+    return {stage.addressing: stage for stage in order}
 
 
 @contextmanager
@@ -101,55 +102,49 @@ def refusals_of_dvc() -> Iterator[None]:
         yield
     except NotDvcRepoError:
         raise ValueError(f"{Path.cwd()} has no .dvc: git checkout .dvc, or dvc init") from None
-    except NoSCMError as error:
-        raise ValueError(one_line(error)) from None
     except SCMError as error:  # as of a ZIP
         raise ValueError(
             f"{error}: run git init, or dvc config --local core.no_scm true, as "
             "python -m pipelines.run does"
         ) from None
-    except GitError as error:
-        raise ValueError(f"git: {error}; git status says what to do") from None
-    except DvcException as error:
-        said, cause = one_line(error), one_line(error.__cause__ or error)
-        because = "" if cause in said else f" ({cause})"
-        raise ValueError(
-            f"DVC: {said}{because}; git status names the files that have changed"
-        ) from None
+    except (DvcException, GitError) as error:
+        reasons = dict.fromkeys(one_line(e) for e in (error, error.__cause__) if e)
+        remedy = "git status names the files that have changed"
+        if isinstance(error, ReproductionError):
+            remedy = "once what is said above is put right, the same command goes on from there"
+        raise ValueError(f"DVC: {': '.join(reasons)}; {remedy}") from None
 
 
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """Returns {"values": the section that the app gets, "code": module -> hash}."""
-
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     values = {key: section[key] for key in section if key not in ELSEWHERE}
-    if "trainer" in values:
-        known = [key for key in OF_TRAINER if key in section.trainer]
-        values["trainer"] = {key: section.trainer[key] for key in known}
     values = {
-        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        for key, value in values.items()
+        key: plain(value) if OmegaConf.is_config(value) else value for key, value in values.items()
     }
-    own = {name for name in targets(values) if name.startswith(PACKAGES)}
-    return {"values": values, "code": _code({f"pipelines.{app}", *map(defining_module, own)})}
+    if "trainer" in values:
+        trainer = values["trainer"]
+        values["trainer"] = {key: trainer[key] for key in OF_TRAINER if key in trainer}
+    classes = {name for name in targets(values) if name.startswith(PACKAGES)}
+    return {"values": values, "code": _code({f"pipelines.{app}", *map(defining_module, classes)})}
 
 
 def _code(modules: set[str]) -> dict[str, str]:
     """Hashes the import closure of modules, and the templates and styles beside its files."""
     files = import_closure(*modules, packages=PACKAGES, without=WITHOUT)
-    beside = {one for file in files.values() for one in file.parent.iterdir()}
-    looks = (one for one in beside if one.suffix in LOOKS)
+    folders = {file.parent for file in files.values()}
+    looks = (file for folder in folders for file in folder.iterdir() if file.suffix in LOOKS)
     code = code_hashes(*sorted(modules), packages=PACKAGES, without=WITHOUT)
-    return code | {one.name: sha256(one.read_bytes()).hexdigest() for one in looks}
+    return code | {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
 
 
-def targets(value: Any) -> Iterator[str]:
+def targets(config: Any) -> Iterator[str]:
     """Yields every `_target_` of a config."""
-    if isinstance(value, dict):
-        yield from [value["_target_"]] if "_target_" in value else []
-    for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, (dict, list)):
-            yield from targets(inner)
+    if isinstance(config, dict):
+        yield from [config["_target_"]] if "_target_" in config else []
+        config = list(config.values())
+    for value in config if isinstance(config, list) else []:
+        yield from targets(value)
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:

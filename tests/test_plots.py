@@ -1,14 +1,16 @@
-"""make plots draws loss against r on a logarithmic axis, and the learning curves of training."""
+"""dvc plots show draws loss against r on a logarithmic axis, and the curves of training."""
 
 import contextlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import vl_convert
 
-from pipelines import plots
+from pipelines.app.values import read_params
 from pipelines.repro import without_git
 from tests.apps import ROOT
 
@@ -25,15 +27,15 @@ def titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / ".dvc" / "plots", folder / ".dvc" / "plots")
     with contextlib.chdir(folder):
-        outputs = plots.OUTPUTS / plots.scale_of_run()
+        outputs = folder / "outputs" / read_params()["scale"]
         for name in ("plots", "metrics/train"):
             (outputs / name).mkdir(parents=True)
         for model in (*MODELS, "causal_elu_second"):
             (outputs / f"plots/{model}.csv").write_text("r,OVO,OVA\n1,9.5,8\n4,7,6\n65,5,5\n")
             (outputs / f"metrics/train/{model}.json").write_text(json.dumps(CURVE))
         without_git()
-        plots.main()
-        page = (outputs / "dvc_plots" / "index.html").read_text()
+        subprocess.run([sys.executable, "-m", "dvc", "plots", "show"], check=True)
+    page = (folder / "dvc_plots" / "index.html").read_text()
     drawn = [vl_convert.vegalite_to_svg(json.loads(spec)) for spec in SPEC.findall(page)]
     return {re.findall(r"<text[^>]*>([^<]*: [^<]*)<", svg)[-1]: svg for svg in drawn}
 
@@ -56,8 +58,8 @@ def test_r_is_on_a_logarithmic_axis(titles: dict[str, str]) -> None:
     """The ticks at 4 and 16 keys are as far apart as those at 1 and 4."""
     tick = r'<text[^>]*translate\(([\d.]+),[\d.]+\)"[^>]*>{}<'
     svg = titles["causal_elu_second: perplexity"]
-    one, four, sixteen = (
+    at_1, at_4, at_16 = (
         float(re.search(tick.format(r), svg)[1])  # type: ignore[index]
         for r in (1, 4, 16)
     )
-    assert sixteen - four == pytest.approx(four - one, abs=0.5)
+    assert at_16 - at_4 == pytest.approx(at_4 - at_1, abs=0.5)

@@ -1,4 +1,4 @@
-"""A run is published as the page of report/ with its files; foreign files are never lost."""
+"""A run is published as the page of report/ with its files."""
 
 import json
 import shutil
@@ -68,20 +68,6 @@ def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> No
     assert not (root / "results").exists()
 
 
-def test_a_folder_with_a_file_of_somebody_else_is_not_replaced(root: Path) -> None:
-    run_app("publish", root)
-    published = root / "results/smoke"
-    (published / "thesis.docx").write_text("mine")
-    before = names(published)
-    with pytest.raises(SystemExit, match=r"holds thesis\.docx, which no SHA256SUMS there names"):
-        run_app("publish", root)
-    assert names(published) == before
-    (published / "SHA256SUMS").unlink()
-    with pytest.raises(SystemExit, match="which no SHA256SUMS there names"):
-        run_app("publish", root)
-    assert names(published) == before - {"SHA256SUMS"}
-
-
 def test_caches_are_published_by_themselves(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs/smoke"
     for name, record in (("caches/a", cache_record()), ("decoded/a", decoding_record())):
@@ -95,9 +81,6 @@ def test_caches_are_published_by_themselves(tmp_path: Path) -> None:
         published
     )
     check_checksums(published, "publish again")
-    (published / "thesis.docx").write_text("mine")
-    with pytest.raises(SystemExit, match=r"holds thesis\.docx, which no SHA256SUMS there names"):
-        run_app("publish publish.caches=true", tmp_path)
     shutil.rmtree(outputs / "caches")
     with pytest.raises(SystemExit, match="holds no records"):
         run_app("publish publish.caches=true", tmp_path)

@@ -1,132 +1,175 @@
-"""Records of a finished seed are kept, and stand for its stages only where these are unchanged."""
+"""Kept trainings stand for their stages only where these are unchanged."""
 
-import gzip
+import contextlib
 import json
+import shutil
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from dvc.repo import Repo
 
-from pipelines.app import seeds
-from pipelines.app.seeds import keep, seed_of, take
+from checks import stamp
+from pipelines.app.seeds import keep, take, waiting
+from pipelines.fingerprints import needed
+from pipelines.repro import QUIET, made, made_again, make, seed_of
 
-OWN = {
-    "train_causal_again@elu-second": ["models/causal_elu_second", "metrics/train/c.json"],
-    "evaluate_masked_again@long-second": ["records/m.json", "plots/m.csv"],
-}
-STAGES = {"corpus": ["corpus"], "train_causal@elu": ["metrics/train/first.json"], **OWN}
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STAGES = """
+stages:
+  fingerprints:
+    cmd: mkdir -p outputs/a/fingerprints && cp code.json outputs/a/fingerprints/train.json
+      && cp text outputs/a/fingerprints/corpus.json
+    deps: [code.json]
+    outs: ['outputs/a/fingerprints': {persist: true}]
+  corpus:
+    cmd: mkdir -p outputs/a/corpus && cp text outputs/a/corpus
+    deps: [text]
+    outs: [outputs/a/corpus]
+  train:
+    cmd: mkdir -p outputs/a/models/m outputs/a/records && echo weights > outputs/a/models/m/weights
+      && echo loss > outputs/a/records/m.json
+    deps: [outputs/a/fingerprints/train.json, outputs/a/corpus]
+    outs: [outputs/a/models/m, outputs/a/records/m.json]
+  report:
+    cmd: mkdir report && cp outputs/a/records/m.json report
+    deps: [outputs/a/records]
+    outs: [report: {cache: false}]
+  broken: {cmd: 'false'}
+"""
+NAMES = ("fingerprints", "corpus", "train")
+OUTPUTS, SEEDS, RECORD = (
+    Path("outputs/a"),
+    Path("results/seeds/a"),
+    Path("outputs/a/records/m.json"),
+)
 
 
-def of(outputs: Path) -> dict[str, Any]:
-    return {
-        name: SimpleNamespace(outs=[SimpleNamespace(def_path=str(outputs / one)) for one in names])
-        for name, names in STAGES.items()
-    }
-
-
-def given(monkeypatch: pytest.MonkeyPatch, outputs: Path, *waiting: str) -> None:
-    """Lets DVC know of these stages, of which some have yet to run."""
-    repo = SimpleNamespace(status=lambda names: dict.fromkeys(waiting, "changed deps"))
-    monkeypatch.setattr(seeds, "Repo", lambda: repo)
-    monkeypatch.setattr(seeds, "needed", lambda targets: of(outputs))
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs a pipeline and keeps its training; all else that the run made is lost."""
+    project = tmp_path_factory.mktemp("project")
+    with contextlib.chdir(project):
+        Repo.init(no_scm=True)
+        Path("dvc.yaml").write_text(STAGES)
+        Path("text").write_text('{"values": {}}')
+        Path("code.json").write_text(json.dumps({"values": {"steps": 1}, "code": {"a": "1"}}))
+        assert [*make(NAMES)] == [*NAMES] and not make(NAMES)
+        assert keep(OUTPUTS, SEEDS) == 1
+        shutil.rmtree("outputs")
+        shutil.rmtree(".dvc/cache")
+        Path("dvc.lock").unlink()
+    return project
 
 
 @pytest.fixture
-def outputs(tmp_path: Path) -> Path:
-    """Writes a scale's outputs: a stage's fingerprint, and its files with their names in them."""
-    folder = tmp_path / "outputs"
-    for name, files in STAGES.items():
-        texts = {f"fingerprints/{name}.json": json.dumps({"code": {"a": "1"}})}
-        texts |= {file: file for file in files if Path(file).suffix}
-        for file, text in texts.items():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text)
-    (folder / "tokens").mkdir()
-    (folder / "tokens/train.npy").write_bytes(b"tokens")
-    (folder / "seconds.json").write_text(json.dumps(dict.fromkeys(STAGES, 2.5)))
-    return folder
+def clone(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shutil.copytree(published, tmp_path / "clone"))
 
 
-@pytest.fixture
-def kept(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keeps the second seed."""
-    given(monkeypatch, outputs)
-    return keep("second", outputs, tmp_path / "seeds")
+def test_a_kept_training_stands_for_its_stages(clone: None) -> None:
+    assert waiting(NAMES[1:]) == "corpus"
+    take_all()
+    make(["fingerprints"])
+    assert waiting(NAMES[1:]) is None
+    assert RECORD.read_text() == "loss\n"
+    assert sorted(path.name for path in OUTPUTS.iterdir()) == ["fingerprints", "records"]
+    RECORD.unlink()
+    assert waiting(NAMES) == "train"
+    assert keep(OUTPUTS, SEEDS.with_name("b")) == 0
 
 
-def lost(outputs: Path) -> list[Path]:
-    """Removes the files of the second seed."""
-    files = [outputs / name for names in OWN.values() for name in names if Path(name).suffix]
-    for file in files:
-        file.unlink()
-    return files
+def test_equal_trainings_make_equal_archives(clone: None) -> None:
+    before = {path.name: path.read_bytes() for path in SEEDS.iterdir()}
+    take_all()
+    keep(OUTPUTS, SEEDS)
+    assert {path.name: path.read_bytes() for path in SEEDS.iterdir()} == before
 
 
-def test_every_stage_that_trains_or_evaluates_belongs_to_a_seed() -> None:
-    assert [seed_of(name) for name in STAGES] == [None, "first", "second", "second"]
-    assert seed_of("evaluate_variant@linformer") is seed_of("train_in_context@recall") is None
-    assert seed_of("train_masked_short") == "first"
+def take_all() -> None:
+    take(SEEDS, "a", needed(["report"]).values())
 
 
-def test_a_kept_seed_stands_for_its_stages(outputs: Path, kept: Path) -> None:
-    files, seconds = lost(outputs), outputs / "seconds.json"
-    seconds.write_text(json.dumps({"corpus": 1.0}))
-    assert take(of(outputs), outputs, kept.parent) == set(OWN)
-    assert [file.read_text() for file in files] == [
-        str(file.relative_to(outputs)) for file in files
-    ]
-    assert json.loads(seconds.read_text()) == {"corpus": 1.0, **dict.fromkeys(OWN, 2.5)}
-    assert take(of(outputs), outputs, kept.parent) == set(OWN)  # and again, over its own files
+def change_code() -> None:
+    Path("code.json").write_text(json.dumps({"values": {"steps": 1}, "code": {"b": "2"}}))
 
 
-def change_code(outputs: Path) -> None:
-    (outputs / f"fingerprints/{next(iter(OWN))}.json").write_text('{"code": {"a": "2"}}')
+def change_text() -> None:
+    Path("text").write_text("another")
 
 
-def change_tokens(outputs: Path) -> None:
-    (outputs / "tokens/train.npy").write_bytes(b"others")
-
-
-def train(outputs: Path) -> None:
-    (outputs / "records/m.json").write_text("of my own")
+def train() -> None:
+    RECORD.write_text("of my own")
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        (change_code, "train_causal_again@elu-second has changed (a)"),
-        (change_tokens, "the tokens are others"),
-        (train, "records/m.json is of another training"),
-    ],
+    ("change", "stage"), [(change_code, "train"), (change_text, "corpus"), (train, "train")]
 )
-def test_a_changed_seed_is_trained_again(
-    outputs: Path,
-    kept: Path,
-    changed: Callable[[Path], None],
-    reason: str,
-    capsys: pytest.CaptureFixture[str],
+def test_a_changed_stage_runs_again(clone: None, change: Callable[[], None], stage: str) -> None:
+    take_all()
+    change()
+    make(["fingerprints"])
+    assert waiting(NAMES) == stage
+    take_all()  # replaces nothing
+    assert waiting(NAMES) == stage
+    assert [*chain.from_iterable(made_again([*NAMES, "report"]))] == ["corpus", "train"]
+    assert waiting(NAMES) is None and (OUTPUTS / "models/m/weights").exists()
+
+
+def test_the_lock_file_of_this_scale_stays_and_that_of_another_goes(clone: None) -> None:
+    lock, kept = Path("dvc.lock"), (SEEDS / "dvc.lock").read_text()
+    lock.write_text(mine := kept + "# mine\n")
+    take_all()
+    assert lock.read_text() == mine
+    lock.write_text(kept.replace("outputs/a/", "outputs/b/"))
+    take_all()
+    assert lock.read_text() == kept
+
+
+def test_a_training_that_is_not_of_the_run_is_left_out(clone: None) -> None:
+    take(SEEDS, "a", [])
+    assert [path.name for path in OUTPUTS.iterdir()] == ["fingerprints"]
+    take(Path("results/seeds/none"), "a", [])
+
+
+def test_a_damaged_training_is_named(clone: None) -> None:
+    (SEEDS / "records.zip").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"records\.zip is damaged .*: restore it"):
+        take_all()
+
+
+def test_a_stage_that_fails_is_named(clone: None) -> None:
+    with pytest.raises(ValueError, match="failed to reproduce 'broken'"):
+        make(["broken"])
+
+
+def test_rows_run_at_once_after_the_stages_that_they_share(
+    clone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost(outputs)
-    changed(outputs)
-    before = sorted(outputs.rglob("*.json"))
-    assert take(of(outputs), outputs, kept.parent) == set()
-    assert sorted(outputs.rglob("*.json")) == before
-    assert reason in capsys.readouterr().out
+    for variable in (*QUIET, "OMP_NUM_THREADS"):
+        monkeypatch.setenv(variable, "1")  # put back afterwards
+    shared, *rows = made([["fingerprints", "corpus"], ["fingerprints"]])
+    assert [*shared] == ["fingerprints"] and [[*row] for row in rows] == [["corpus"], []]
 
 
-def test_a_damaged_seed_is_named(outputs: Path, kept: Path) -> None:
-    kept.write_bytes(gzip.compress(b"{}"))
-    with pytest.raises(ValueError, match=r"second\.json\.gz is damaged .*: restore it"):
-        take(of(outputs), outputs, kept.parent)
-
-
-def test_an_unfinished_seed_is_not_kept(
-    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_code_that_changes_no_value_is_stamped(
+    clone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given(monkeypatch, outputs, *OWN)
-    with pytest.raises(ValueError, match=r"has yet to run: python -m pipelines\.repro second"):
-        keep("second", outputs, tmp_path)
-    with pytest.raises(ValueError, match="the seed is third; it must be first or second"):
-        keep("third", outputs, tmp_path)
+    monkeypatch.setattr(stamp, "write", lambda _: make(["fingerprints"]))
+    take_all()
+    change_code()
+    stamp.stamp(OUTPUTS / "fingerprints")
+    assert waiting(NAMES) is None
+    Path("code.json").write_text('{"values": {"steps": 2}, "code": {}}')
+    with pytest.raises(ValueError, match=r"train has another value, .*: steps = 2"):
+        stamp.stamp(OUTPUTS / "fingerprints")
+    assert waiting(NAMES) == "train"
+    stamp.stamp(OUTPUTS / "fingerprints", values_may_differ=True)
+    assert waiting(NAMES) is None
+
+
+def test_every_evaluation_belongs_to_a_seed() -> None:
+    assert seed_of("evaluate_masked_again@long-third") == "third"
+    assert seed_of("evaluate_causal@elu") == "first"

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from pipelines import verdict
@@ -40,12 +41,8 @@ def written(*changes):
 
 FILES = {
     "report/findings.csv": written(),
-    "report/strength.csv": "model,errs\na,more than counting\na,undecided\nb,undecided\n",
     "results/laptop/findings.csv": written(),
     "results/laptop/seconds.json": json.dumps({"report": 7}),
-    "outputs/laptop/seconds.json": json.dumps(
-        {"train_causal@elu": 130.0, "train_in_context@recall": 800.0, "report": 900.0}
-    ),
 }
 
 
@@ -60,109 +57,84 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_ends_with_its_verdict_and_page(run: Path) -> None:
-    same, worse, page = verdict.lines()
-    assert same == "2 of 2 claims as published; none of 3 comparisons changed its mark"
-    assert worse == "worse than counts of their own text, trained for 3 minutes at most: a"
+    same, page = verdict.lines()
+    assert same == SAME.format(claims=2, changed=0, within=0)
     assert page.endswith("report/index.html")
-    assert verdict.published_seconds() == {"report": 7}
     shutil.rmtree("results")
-    first, *_ = verdict.lines()
+    first, _ = verdict.lines()
     assert "paper: 1 holds, 1 not measured; no run of scale laptop" in first
 
 
-TWO = "2 of 2 claims as published; 2 of 3 comparisons changed their marks"
-CHANGED = "2 of 2 claims as published; 1 of 3 comparisons changed its mark"
+SAME = (
+    "{claims} of 2 claims as published; {changed} of 3 comparisons changed their mark, {within} of "
+    "these within training noise"
+)
 FARTHER = [(0, "estimate", "0.91"), (0, "what", "A against B (8 keys)")]
+BEFORE = "published × 0.5 (0.4 to 0.6) ✓"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "counts", "named"),
     [
-        ([(0, "holds", ""), *FARTHER], [f"{CHANGED}, all within training noise"]),
-        ([(0, "estimate", "0.91")], [CHANGED.replace("1 of 3", "none of 3")]),
+        (
+            [(0, "holds", ""), *FARTHER],
+            (2, 1, 1),
+            [f"A against B, elu × 0.5 (0.4 to 0.6) ?, {BEFORE}; within training noise"],
+        ),
+        ([(0, "estimate", "0.91")], (2, 0, 0), []),
         (
             [(0, "estimate", "0.93"), (0, "sentence", "elu × 0.93")],
-            [
-                CHANGED.replace("1 of 3", "none of 3"),
-                "  A against B (7 keys), elu: × 0.93 ✓, published × 0.5 (0.4 to 0.6) ✓; "
-                "beyond training noise",
-            ],
+            (2, 0, 0),
+            [f"A against B, elu × 0.93 ✓, {BEFORE}; beyond training noise"],
         ),
         (
             [(0, "estimate", "0.93"), (0, "trainings", "3"), (0, "holds", "no")],
-            [
-                f"{CHANGED}, none within training noise",
-                "  A against B (7 keys), elu: × 0.5 (0.4 to 0.6) ✗, published × 0.5 (0.4 to 0.6) "
-                "✓; beyond training noise",
-            ],
+            (2, 1, 0),
+            [f"A against B, elu × 0.5 (0.4 to 0.6) ✗, {BEFORE}; beyond training noise"],
         ),
         (
-            [(0, "holds", ""), (1, "holds", "")],
-            [
-                f"{TWO}, 1 within training noise",
-                "  A against B, long: −2.00 points ?, published −2.00 points ✓; no training spread "
-                "is known",
-            ],
-        ),
-        (
-            [(2, "model", "polynomial")],
-            [
-                "2 of 2 claims as published; none of 2 comparisons changed its mark; 2 are in "
-                "one of the runs alone"
-            ],
+            [(1, "holds", "")],
+            (2, 1, 0),
+            ["A against B, long −2.00 points ?, published −2.00 points ✓; unknown training noise"],
         ),
         (
             [(number, "verdict", "in part") for number in range(3)],
-            [
-                "1 of 2 claims as published; none of 3 comparisons changed its mark",
-                "  in part, published holds: one",
-            ],
+            (1, 0, 0),
+            ["in part, published holds: one"],
         ),
     ],
 )
 def test_comparisons_are_held_against_the_noise_of_training(
-    run: Path, changes: list[tuple[int, str, str]], said: list[str]
+    run: Path, changes: list[tuple[int, str, str]], counts: tuple[int, ...], named: list[str]
 ) -> None:
     Path("report/findings.csv").write_text(written(*changes))
-    *found, _, _ = verdict.lines()
-    assert found == said
+    first, *others, _ = verdict.lines()
+    assert first == SAME.format(**dict(zip(("claims", "changed", "within"), counts, strict=True)))
+    assert others == [f"  {line}" for line in named]
 
 
 def test_the_noise_of_means_of_three_trainings_is_smaller(run: Path) -> None:
-    first, *_ = verdict.findings(Path("report/findings.csv"), "")
-    moved = first | {"estimate": "0.7"}  # by 0.34 nats; of three trainings each 0.35 is noise
-    three = {"trainings": "3"}
-    assert verdict.Pair(first | three, moved | three).within
-    assert not verdict.Pair(first | three, moved | three | {"estimate": "0.72"}).within
-    assert verdict.Pair(first, moved | {"estimate": "0.72"}).within
-    none = {"seeds": ""}
-    assert (
-        verdict.Pair(moved, first | none).within
-        and not verdict.Pair(moved | none, first | none).within
-    )
+    """By 0.34 nats the runs differ; of three trainings each 0.35 is noise."""
+    first = verdict.findings(Path("report/findings.csv"), "").iloc[:1]
 
+    def noise(ours: pd.DataFrame, theirs: pd.DataFrame) -> str:
+        return str(verdict.paired(ours, theirs)["noise"].item())
 
-def test_findings_published_in_an_older_form_are_compared_by_claims_alone(run: Path) -> None:
-    old = "claim,verdict,what\none,not at this scale,x\nother,not measured,\n"
-    Path("results/laptop/findings.csv").write_text(old)
-    same, other, *_ = verdict.lines()
-    assert same == ("1 of 2 claims as published; its comparisons have an older form (make publish)")
-    assert other == "  holds, published not at this scale: one"
+    three = first.assign(trainings=3.0)
+    assert noise(three, three.assign(estimate=0.7)) == "within"
+    assert noise(three, three.assign(estimate=0.72)) == "beyond"
+    moved = first.assign(estimate=0.72)
+    assert noise(first, moved) == "within"
+    none = {"spread": float("nan"), "seeds": float("nan")}
+    assert noise(moved, first.assign(**none)) == noise(moved.assign(**none), first) == "within"
 
 
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
         ("report/findings.csv", None, "is missing: make it again"),
-        ("report/findings.csv", "", "is damaged .it holds no claim.: make it again"),
-        ("report/findings.csv", "claim,verdict\n", "is damaged .it holds no claim.: make it again"),
-        (
-            "report/findings.csv",
-            "claim,x\n1,2\n",
-            "is damaged .it has no 'verdict'.: make it again",
-        ),
-        ("report/strength.csv", "x\n1\n", "is damaged .it has no 'errs'.: make it again"),
-        ("results/laptop/findings.csv", "", "is damaged .it holds no claim.: restore"),
+        ("report/findings.csv", ",".join(COLUMNS), "is damaged .it holds no claim.: make it"),
+        ("results/laptop/findings.csv", "claim,x\n1,2\n", "is damaged .*'verdict'.*: restore"),
     ],
 )
 def test_a_file_of_another_form_is_named(run: Path, name: str, text: str, line: str) -> None:
@@ -173,11 +145,9 @@ def test_a_file_of_another_form_is_named(run: Path, name: str, text: str, line: 
         verdict.main()
 
 
-def test_params_without_a_scale_and_seconds_of_texts_are_named(run: Path) -> None:
-    Path("results/laptop/seconds.json").write_text('{"report": "x"}')
-    with pytest.raises(ValueError, match=r"^results/laptop/seconds\.json is damaged .report is 'x"):
-        verdict.published_seconds()
-    lines = Path("params.yaml").read_text().splitlines(keepends=True)
-    Path("params.yaml").write_text("".join(one for one in lines if not one.startswith("scale")))
-    with pytest.raises(SystemExit, match=r"^error: params\.yaml lacks scale; it must be"):
-        verdict.main()
+def test_seconds_are_numbers(run: Path) -> None:
+    seconds = Path("results/laptop/seconds.json")
+    assert verdict.numbers(seconds) == {"report": 7} and not verdict.numbers(run / "none.json")
+    seconds.write_text('{"report": "x"}')
+    with pytest.raises(ValueError, match=r"^results/laptop/seconds\.json is damaged .*'x'"):
+        verdict.numbers(seconds)

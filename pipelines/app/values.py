@@ -152,7 +152,6 @@ RULES = {
     "grid.replicates": many(word(*sorted({*option("replicate").words} - {"deep"})), least=0),
     "in_context.replicates": many(option("replicate"), least=0),
     "survey.trained": many(option("attention", "approximation"), least=0),
-    "publish.seed": null_or(option("replicate")),
     "grid.keys": many(KEYS),
     "grid.window_keys": many(KEYS, least=0),
     "*.value_aware_keys": COUNTS,
