@@ -68,6 +68,8 @@ def without_git() -> None:
 def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     """Runs every stage that has changed up to the target, the page, then the verdict."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    if not sys.stderr.isatty():
+        os.environ.update(QUIET)
     of_page, times = needed(["report"]), outputs / TIMES
     rows = rows_of(target, of_page)
     stages = set(chain.from_iterable(rows))
