@@ -27,10 +27,14 @@ TIMED = {"fingerprints", "benchmark"}
 """Apps whose outputs hold no number that a second run finds again"""
 LAST = "report"
 """The app that runs after all others, whose records it reads"""
-VOLATILE = {"run_on", "seconds", "content_sha256", "code", "version", "sha256", "tokens_per_second"}
+VOLATILE = {
+    *("run_on", "seconds", "prefill_seconds", "prompt_seconds", "choosing_seconds", "milliseconds"),
+    *("time", "time_low", "time_high", "prefills", "tokens_per_second"),
+    *("content_sha256", "sha256", "code", "version"),
+}
 """Keys of records whose values another hour or another version of the code changes"""
-TIMED_TABLE = "cache_cells"
-"""The table with the seconds of each choice; outputs/caches has its other numbers"""
+TIMED_TABLES = {"cache_cells", "cache_gain", "cache_refit", "decoding"}
+"""Tables with seconds; outputs/caches and outputs/decoded have their other numbers"""
 COMPUTED = ("outputs", "report")
 SCALE = "smoke"
 
@@ -91,7 +95,7 @@ def numbers(path: Path) -> str:
     if path.suffix == ".json":
         content = lasting(json.loads(path.read_text()))
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
-    if path.suffix in (".csv", ".md") and path.stem != TIMED_TABLE:
+    if path.suffix in (".csv", ".md") and path.stem not in TIMED_TABLES:
         return path.read_text()
     if path.suffix in (".safetensors", ".npy", ".jsonl", ".txt", ".tokens"):
         return f"{sha256(path.read_bytes()).hexdigest()}\n"

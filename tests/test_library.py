@@ -18,7 +18,6 @@ ROOMS = ("caches", "hugging_face", "decoding")
 
 KNOWN = {
     ("pipelines.app.choice", "pipelines.plan"),
-    ("value_aware_attention.probe", "value_aware_attention.probe_command"),
 }
 """Imports that close a circle until they are gone"""
 
