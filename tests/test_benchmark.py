@@ -60,7 +60,7 @@ def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("benchmark.methods.sliding_window.build.r=0", ("r is 0", ">= 1")),
+        ("benchmark.methods.sliding_window.build.r=0", ("r is 0", "at least 1")),
         ("benchmark.methods.reformer.build.r=127", ("127", "even")),
     ],
 )

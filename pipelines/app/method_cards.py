@@ -83,7 +83,7 @@ def check_arguments(cfg: DictConfig, added: Iterable[str]) -> None:
         target = OmegaConf.select(cfg, section)._target_
         parameters = signature(get_method(target)).parameters
         takes_all = any(parameter.kind is VAR_KEYWORD for parameter in parameters.values())
-        if name not in parameters and not takes_all:
+        if name not in parameters and not takes_all and not name.startswith("_"):
             raise ValueError(
                 f"{key}: {target.rpartition('.')[2]} takes no {name!r}; it takes "
                 f"{', '.join(parameters)}"
