@@ -11,7 +11,6 @@ import pandas as pd
 from value_aware_attention.measurement.estimate import (
     NONE,
     counted,
-    interval,
     number,
     short,
     whole,
@@ -296,11 +295,27 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
 
 def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     """Builds the counts and their text; `named` heads the text's column of models or kernels."""
-    display = pd.DataFrame([_count_text(row) for row in data.to_dict("records")])
-    display = display.rename(columns={"model": named})
+    counted = data["keys_needed"].notna()
+    share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
+    columns = {named: data["model"]}
     if data["layer"].nunique() > 1:
-        display.insert(1, "layer", data["layer"].astype(str))
-    return Table(data, display)
+        columns["layer"] = data["layer"].astype(str)
+    columns |= {
+        "r, value-aware keys": data["r"].astype(str),
+        "keys by weight": data["keys_needed"].map(whole).where(counted, NONE),
+        "95% interval": intervals(data, 0),
+    }
+    if RANGE[0] in data:
+        columns["range over seeds"] = intervals(data, 0, ends=RANGE)
+    if BESIDE[0] in data:
+        random = zip(*(data[name] for name in BESIDE), strict=True)
+        columns[RANDOM] = [with_interval(*ends, 0) for ends in random]
+    columns |= {
+        "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NONE),
+        "median query": data["median"].map(whole),
+        "quartiles": intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
+    }
+    return Table(data, pd.DataFrame(columns))
 
 
 def _count_rows(measured: Measured) -> Iterator[Row]:
@@ -321,27 +336,6 @@ def _count_rows(measured: Measured) -> Iterator[Row]:
                 **{name: getattr(beside, name.removeprefix("random_"), None) for name in BESIDE},
                 **{name: getattr(at, name) for name in COUNTS},
             }
-
-
-def _count_text(row: Row) -> dict[str, str]:
-    lowest, highest = (row.get(name) for name in RANGE)
-    over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
-    random = {}
-    if BESIDE[0] in row:
-        keys, low, high = (row[name] for name in BESIDE)
-        random = {RANDOM: with_interval(keys, low, high, 0)}
-    none = missing(row["keys_needed"])
-    return {
-        "model": row["model"],
-        "r, value-aware keys": str(row["r"]),
-        "keys by weight": NONE if none else whole(row["keys_needed"]),
-        "95% interval": interval(row["low"], row["high"], 0),
-        **over_seeds,
-        **random,
-        "share of all keys": NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}",
-        "median query": whole(row["median"]),
-        "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
-    }
 
 
 def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
