@@ -53,7 +53,7 @@ def small_page() -> Page:
     x = alt.X("value:Q", title=direction("keys", "lower"))
     figure = (
         toggled([*dots(frame, MARKS, x, frame.head(2)), *reference(5.0, "exact")]),
-        toggled(bars(frame, MARKS, x, "method")),
+        toggled(bars(frame, MARKS, x)),
     )
     table = pd.DataFrame({"model": [SLY, "a_b & 5%"], "error": [1031.125, 2.5]})
     few = Exhibit(

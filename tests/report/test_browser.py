@@ -80,6 +80,13 @@ def opened(browser: Any, report: Path) -> Iterator[Any]:
     window.close()
 
 
+@pytest.fixture
+def desktop(browser: Any) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    yield page
+    page.close()
+
+
 def test_another_choice_shows_its_panels(opened: Any) -> None:
     panels = opened.locator("[data-exhibit=picked] .panel")
     assert [panels.nth(place).is_visible() for place in (0, 1)] == [True, False]
@@ -243,15 +250,15 @@ def test_a_sentence_stands_for_the_explorer_without_javascript(browser: Any, rep
     window.close()
 
 
-def test_the_page_of_a_probe_has_the_explorer_of_its_model(browser: Any, tmp_path: Path) -> None:
+def test_the_page_of_a_probe_has_the_explorer_of_its_model(desktop: Any, tmp_path: Path) -> None:
     write_probe(probed(), tmp_path, explored=exploration())
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=3&token=1")
-    tab.locator(".explorer .row").first.wait_for()
-    assert tab.locator("select[name=model] option").all_inner_texts() == ["tiny"]
-    assert tab.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]
-    tab.wait_for_function("document.querySelector('.explorer').getBoundingClientRect().top < 300")
-    tab.close()
+    desktop.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=3&token=1")
+    desktop.locator(".explorer .row").first.wait_for()
+    assert desktop.locator("select[name=model] option").all_inner_texts() == ["tiny"]
+    assert desktop.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]
+    desktop.wait_for_function(
+        "document.querySelector('.explorer').getBoundingClientRect().top < 300"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -298,14 +305,12 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
     tab.close()
 
 
-def test_a_folded_exhibit_is_drawn_once_it_is_opened(browser: Any, whole: Path) -> None:
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(f"{whole.as_uri()}#figure_8")
-    article = tab.locator("article[data-exhibit=figure_8]")
+def test_a_folded_exhibit_is_drawn_once_it_is_opened(desktop: Any, whole: Path) -> None:
+    desktop.goto(f"{whole.as_uri()}#figure_8")
+    article = desktop.locator("article[data-exhibit=figure_8]")
     assert article.locator("svg").count() == 0
     article.locator(".folded > summary").click()
     article.locator("svg").wait_for()
-    tab.close()
 
 
 def every_figure(browser: Any, page: Path, width: int = 1400) -> Any:
@@ -366,19 +371,17 @@ def test_the_mark_nearest_to_the_pointer_speaks(each: Any, whole: Path) -> None:
     tab.close()
 
 
-def test_a_page_that_is_printed_at_once_has_every_figure(browser: Any, whole: Path) -> None:
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
+def test_a_page_that_is_printed_at_once_has_every_figure(desktop: Any, whole: Path) -> None:
     count = "window.drawn = document.querySelectorAll('.chart svg').length"
-    tab.add_init_script(f"window.addEventListener('afterprint', () => ({count}))")
-    tab.goto(whole.as_uri(), wait_until="load")
-    tab.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
-    soon = tab.pdf()
+    desktop.add_init_script(f"window.addEventListener('afterprint', () => ({count}))")
+    desktop.goto(whole.as_uri(), wait_until="load")
+    desktop.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
+    soon = desktop.pdf()
     visible = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
     visible += ".filter(one => !one.closest('details:not([open])')).length"
-    assert tab.evaluate("window.drawn") == tab.evaluate(visible) > 20
-    tab.wait_for_function(f"document.querySelectorAll('.chart svg').length === {visible}")
-    assert len(tab.pdf()) == len(soon)
-    tab.close()
+    assert desktop.evaluate("window.drawn") == desktop.evaluate(visible) > 20
+    desktop.wait_for_function(f"document.querySelectorAll('.chart svg').length === {visible}")
+    assert len(desktop.pdf()) == len(soon)
 
 
 @pytest.mark.parametrize("width", [390, 1400])
@@ -400,22 +403,20 @@ CUT = """() => [...document.querySelectorAll(".chart svg")].flatMap((svg) => {
 })"""
 
 
-def test_every_table_fits_a_desktop(browser: Any, whole: Path) -> None:
+def test_every_table_fits_a_desktop(desktop: Any, whole: Path) -> None:
     """Those of many columns too, which stand closer on a screen; paper leaves words no room."""
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(whole.as_uri())
-    tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    desktop.goto(whole.as_uri())
+    desktop.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one."
     wide += "clientWidth).map(one => one.closest('article').dataset.exhibit)"
-    assert tab.evaluate(wide) == []
+    assert desktop.evaluate(wide) == []
     widths = (
         "[...new Set([...document.querySelectorAll('td.words')].map(one => getComputedStyle(one)."
     )
     widths += "minWidth))]"
-    assert len(tab.evaluate(widths)) == 2
-    tab.emulate_media(media="print")
-    assert tab.evaluate(widths) == ["0px"]
-    tab.close()
+    assert len(desktop.evaluate(widths)) == 2
+    desktop.emulate_media(media="print")
+    assert desktop.evaluate(widths) == ["0px"]
 
 
 def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path) -> None:

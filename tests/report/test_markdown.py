@@ -8,7 +8,6 @@ from synthetic import probed
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.markdown import escaped
-from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
@@ -24,11 +23,6 @@ def test_what_would_be_markup_is_escaped_and_lines_are_one() -> None:
     assert escaped("a & b &lt;") == "a &amp; b &amp;lt;"
 
 
-@pytest.fixture(autouse=True)
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "png", lambda *_: b"")
-
-
 def check(folder: Path) -> None:
     """Checks that all rows of a table have as many cells and no markup of the data is left."""
     texts = {file.name: file.read_text() for file in folder.glob("*.md")}
@@ -39,6 +33,7 @@ def check(folder: Path) -> None:
         assert len({row.count("|") for row in rows if row.startswith("|")}) <= 1, name
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_and_descriptions_of_a_report(
     records: list[Record], training: dict, tokens: dict, tmp_path: Path
 ) -> None:

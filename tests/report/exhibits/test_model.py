@@ -9,7 +9,6 @@ from drawn import rows
 from synthetic import AWARE, OBLIVIOUS, probed, with_attention
 
 from value_aware_attention.measurement.record import Record
-from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import model_section, write_probe
 from value_aware_study.report.exhibits.model import two_digits
 from value_aware_study.report.words import ORACLES
@@ -25,11 +24,6 @@ def record() -> Record:
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("value_aware_study.report.contents.headline", lambda record: HEADLINE)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "png", lambda *_: b"")
 
 
 def exhibits(record: Record) -> dict:

@@ -218,22 +218,19 @@ def _bars(measured: Measured, title: str = "") -> Panel:
     nets = {ORACLES[OBLIVIOUS]: errors}
     if measured.control:
         nets = {TRAINED: errors, RANDOM: measured.control.output_error}
-    rows: list[Row] = [
-        {"name": f"r = {match.r}", "series": net, "value": match.keys, "low": match.low}
-        | {"high": match.high}
-        | {"said": f"{net}, {counted(match.keys, match.low, match.high)} keys"}
+    drawn = [
+        (net, match.r, match.keys, match.low, match.high)
         for net, of in nets.items()
         for match in of.matching_keys
         if match.layer is None and match.r <= LARGEST
     ]
     if not measured.control:
-        sizes = [match.r for match in errors.matching_keys if match.layer is None]
-        aware = {"series": ORACLES[AWARE], "low": None, "high": None}
-        rows = [
-            {"name": f"r = {r}", "value": r, "said": f"{ORACLES[AWARE]}, {r} keys"} | aware
-            for r in sizes
-            if r <= LARGEST
-        ] + rows
+        drawn = [(ORACLES[AWARE], r, r, None, None) for _, r, *_ in drawn] + drawn
+    rows = [
+        {"name": f"r = {r}", "series": series, "value": keys, "low": low, "high": high}
+        | {"said": f"{series}, {counted(keys, low, high)} keys"}
+        for series, r, keys, low, high in drawn
+    ]
     title_of_axis = f"keys by weight (of {errors.keys:,}) with the error of r value-aware"
     return _paired(rows, title_of_axis, title)
 
@@ -244,8 +241,7 @@ def _paired(rows: Sequence[Row], what: str, title: str) -> Panel:
     domain = [min(0.0, frame["value"].min()), 1.19 * frame[["value", *ENDS]].max().max()]
     axis = alt.Axis(grid=False, tickCount=5, format=",~r")
     x = alt.X("value:Q", title=what, scale=alt.Scale(domain=domain, nice=False), axis=axis)
-    marks = {name: mark for name, mark in BAR_MARKS.items() if name in set(frame["series"])}
-    return toggled(bars(frame, marks, x, None), 46, title)
+    return toggled(bars(frame, BAR_MARKS, x), 46, title)
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
@@ -309,7 +305,7 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
         columns["range over seeds"] = intervals(data, 0, ends=RANGE)
     if BESIDE[0] in data:
         random = zip(*(data[name] for name in BESIDE), strict=True)
-        columns[RANDOM] = [with_interval(*ends, 0) for ends in random]
+        columns[RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
     columns |= {
         "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NONE),
         "median query": data["median"].map(whole),
