@@ -40,26 +40,24 @@ def _cell(approximation, parameters, exact, value, spread, relative):
 
 
 def _causal(kernel, rate):
-    exact, cells = 120.0 + 10 * len(kernel), []
-    cells.append(_cell("exact", {}, exact, exact, 0.0, 0.0))
+    exact, settings = 120.0 + 10 * len(kernel), [("exact", {}, 0.0, 1.0)]
     for r in R_GRID:
-        rest = 0.0 if r == R_GRID[-1] else r**-rate
-        perplexity = exact * math.exp(3 * rest)
-        spread = perplexity * 0.03 * rest
-        cells.append(_cell("optimal_v_oblivious", {"r": r}, exact, perplexity, spread, rest * 0.8))
-        rest = 0.0 if r >= 65 else 0.6 * r ** -(1.6 * rate) * (1 - r / 80)
-        perplexity = exact * math.exp(3 * rest)
-        spread = perplexity * 0.03 * rest
-        cells.append(_cell("optimal_v_aware", {"r": r}, exact, perplexity, spread, rest * 0.5))
+        by_weight = 0.0 if r == R_GRID[-1] else r**-rate
+        aware = 0.0 if r >= 65 else 0.6 * r ** -(1.6 * rate) * (1 - r / 80)
+        settings.append(("optimal_v_oblivious", {"r": r}, by_weight, 0.8))
+        settings.append(("optimal_v_aware", {"r": r}, aware, 0.5))
     for name, parameters, factor in _baselines():
-        rest = factor * parameters["r"] ** -rate
+        settings.append((name, parameters, factor * parameters["r"] ** -rate, 1.0))
+    cells = []
+    for name, parameters, rest, share in settings:
         perplexity = exact * math.exp(3 * rest)
-        cells.append(_cell(name, parameters, exact, perplexity, 0.03 * rest * perplexity, rest))
+        spread = perplexity * 0.03 * rest
+        cells.append(_cell(name, parameters, exact, perplexity, spread, rest * share))
     flatness = {"exponential": 0.2, "polynomial": 0.5, "elu": 0.9}[kernel]
     measured = _output_error(rate, 256, 4, unit="window")
     gaps = _skewness_gap(kernel, flatness, 256, 4)
-    given = {"attention": (attention(kernel, measured, gaps),)}
-    return record(f"causal_{kernel}", "causal", kernel, 256, cells, **given)
+    measurement = {"attention": (attention(kernel, measured, gaps),)}
+    return record(f"causal_{kernel}", "causal", kernel, 256, cells, **measurement)
 
 
 def _baselines():
@@ -101,8 +99,8 @@ def _matching(keys, r, layer):
 def _skewness_gap(kernel, flatness, keys, layers):
     """Yields gaps between the two approximations that are wider where the weights are flatter."""
     degrees = [(degree, 1.0 / (1 + degree / 2)) for degree in (0, 2, 4, 6)]
-    own = (2 if kernel == "polynomial" else None, flatness)
-    for layer, (i, (degree, flat)) in product(range(layers), enumerate([own, *degrees])):
+    first = (2 if kernel == "polynomial" else None, flatness)
+    for layer, (i, (degree, flat)) in product(range(layers), enumerate([first, *degrees])):
         flat = flat * (1 - 0.08 * layer)
         uniform = {"smallest_norm_key": 0.1, "closest_to_mean_key": 1.0} if degree == 0 else {}
         yield gap_cell(
@@ -139,17 +137,15 @@ def _random(noise):
 def _masked_long(noise):
     exact = 45.0
     settings = [("exact", {}, 0.0), *_optimal_and_window(), *_random(noise)]
+    settings += [(name, of, 40 * factor * of["r"] ** -0.4) for name, of, factor in _baselines()]
     cells = [
         _cell(name, parameters, exact, exact + more, 0.05 * more, more / 60)
         for name, parameters, more in settings
     ]
-    for name, parameters, factor in _baselines():
-        more = 40 * factor * parameters["r"] ** -0.4
-        cells.append(_cell(name, parameters, exact, exact + more, 0.05 * more, more / 60))
     measured = _output_error(0.5, 512, 2, unit="sequence")
     gaps = _skewness_gap("exponential", 0.3, 512, 2)
-    given = {"attention": (attention("exponential", measured, gaps),)}
-    return record("masked_long", "masked", "exponential", 512, cells, **given)
+    measurement = {"attention": (attention("exponential", measured, gaps),)}
+    return record("masked_long", "masked", "exponential", 512, cells, **measurement)
 
 
 def records():

@@ -58,11 +58,11 @@ def with_baselines(record):
     numbers = ends(90.0, 91.0, 80.0, 99.0) | units(90.0, record.metric, 0.1)
     counted = Baseline(**numbers, tokens=7)
     name = "5gram" if record.task == "causal" else "4grams_shown_token"
-    given = {"unigram": counted, name: counted}
+    baselines_by_name = {"unigram": counted, name: counted}
     if record.model == "masked_short":
         longer = ends(47.5, 48.5, 80.0, 99.0) | units(47.5, "error", 0.1)
-        given["longer_text"] = Baseline(**longer, length=512)
-    return replace(record, baselines=given)
+        baselines_by_name["longer_text"] = Baseline(**longer, length=512)
+    return replace(record, baselines=baselines_by_name)
 
 
 def variants():
@@ -75,31 +75,33 @@ def variants():
 
 def cached():
     """Yields cache records of a decoder, with answers and gaps, and of an encoder."""
-    known, gone = Estimate(value=0.75, low=0.5, high=0.9), Estimate(value=0.5, low=None, high=None)
+    full, gone = Estimate(value=0.75, low=0.5, high=0.9), Estimate(value=0.5, low=None, high=None)
     nothing = Estimate(value=None, low=None, high=None)
     gaps = CacheGaps(
-        method="value_aware", observed="last", rows=8, r=8, layer=None, head=None, criterion=known,
-        information=gone, sharing=nothing, weights=known,
+        method="value_aware", observed="last", rows=8, r=8, layer=None, head=None, criterion=full,
+        information=gone, sharing=nothing, weights=full,
     )  # fmt: skip
     record = cache_record()
     right = {"accuracy": gone}, {"accuracy": (0.25, 0.75)}
     cells = tuple(
-        replace(one, ends=one.ends | right[0], by_unit=one.by_unit | right[1])
-        for one in record.cells
+        replace(entry, ends=entry.ends | right[0], by_unit=entry.by_unit | right[1])
+        for entry in record.cells
     )
-    asked = replace(record, cells=cells, exact={"accuracy": known}, gaps=(gaps,))
+    asked = replace(record, cells=cells, exact={"accuracy": full}, gaps=(gaps,))
     yield asked
     again = [
-        replace(one, error=replace(one.error, value=one.error.value * 1.5), by_unit=one.by_unit)
-        for one in cells
+        replace(
+            entry, error=replace(entry.error, value=entry.error.value * 1.5), by_unit=entry.by_unit
+        )
+        for entry in cells
     ]
-    lower = replace(known, value=0.625)
+    lower = replace(full, value=0.625)
     yield replace(asked, model="text_second", cells=tuple(again), exact={"accuracy": lower})
 
-    def encoded(one):
-        far = {"cosine_distance": replace(one.error, value=one.error.value / 3)}
-        by_unit = {"error": one.by_unit["error"], "cosine_distance": one.by_unit["kl"]}
-        return replace(one, ends=far, by_unit=by_unit, r=12)
+    def encoded(entry):
+        far = {"cosine_distance": replace(entry.error, value=entry.error.value / 3)}
+        by_unit = {"error": entry.by_unit["error"], "cosine_distance": entry.by_unit["kl"]}
+        return replace(entry, ends=far, by_unit=by_unit, r=12)
 
     more = [cache_cell(name, "noncausal", 0.2) for name in ("leave_one_out", "value_aware")]
     cells = tuple(map(encoded, (*record.cells, *more)))
@@ -108,25 +110,27 @@ def cached():
 
 def stages(folder):
     """Writes the files that the stages of the pipeline would write."""
-    records = [with_baselines(with_units(one)) for one in evaluated.records()]
+    records = [with_baselines(with_units(content)) for content in evaluated.records()]
     tiny = probed(("exponential", "elu"))
     gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
     tiny = with_attention(tiny, skewness_gap=SkewnessGap(rows=64, cells=tuple(gaps)))
     again = trained_again(records, 0.97, 1.02, tasks=("causal", "masked"))
-    texts = {f"records/{one.model}": one for one in again}
-    texts |= {f"survey/{one.model}": one for one in map(survey_record, ("causal", "masked"))}
+    texts = {f"records/{content.model}": content for content in again}
+    texts |= {
+        f"survey/{content.model}": content for content in map(survey_record, ("causal", "masked"))
+    }
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
     texts |= {"survey/other": other, "explored/all": exploration()}
-    texts |= {f"trained/{one.model}": one for one in variants()}
-    texts |= {f"caches/{place}": one for place, one in enumerate(cached())}
+    texts |= {f"trained/{content.model}": content for content in variants()}
+    texts |= {f"caches/{place}": content for place, content in enumerate(cached())}
     texts |= {"decoded/a": decoding_record()}
     texts |= {
         "probe/a/record": replace(tiny, control=probed()),
         "probe/b/record": replace(tiny, model="<tiny>", unit="text"),
     }
-    written = {name: one.to_json() for name, one in texts.items()}
+    written = {name: content.to_json() for name, content in texts.items()}
     training = evaluated.training()
-    written |= {f"train/{name}": json.dumps(one) for name, one in training.items()}
+    written |= {f"train/{name}": json.dumps(content) for name, content in training.items()}
     written |= {"tokens": json.dumps(evaluated.tokens())}
     written |= {"benchmark": json.dumps(benchmark_record(AGREES, left_out="nystrom"))}
     for name, text in written.items():
@@ -138,10 +142,10 @@ def stages(folder):
 def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
     names = ("records", "explored", "survey", "caches", "decoded", "trained")
-    given = {name: folder / name for name in names}
+    by_name = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
-    given |= {"probe": folder / "probe", "training": folder / "train"}
-    return given | files | {"spread": folder / "published"}
+    by_name |= {"probe": folder / "probe", "training": folder / "train"}
+    return by_name | files | {"spread": folder / "published"}
 
 
 def page(folder):
@@ -181,9 +185,9 @@ def shortened(text: str) -> str:
     return "".join([*lines[:LINES], f"{len(lines)} lines, sha256 {digest}\n"])
 
 
-def renew(found):
+def renew(texts):
     """Replaces the kept files."""
     for file in KEPT.glob("*"):
         file.unlink()
-    for name, text in found.items():
+    for name, text in texts.items():
         (KEPT / name).write_text(text, encoding="utf-8")

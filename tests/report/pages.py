@@ -34,9 +34,9 @@ def exploration() -> Exploration:
     """Builds an exploration of two layers with one head each."""
 
     def query(place: int, error: float) -> Query:
-        one = (Kept((0,), (100,), error), Kept((place,), (100,), None))
+        single = (Kept((0,), (100,), error), Kept((place,), (100,), None))
         two = (Kept((0, 1), (60, 40), error), Kept((0, 2), (100, 0), place / 100))
-        return Query((50, 30, 20), (one, two, two))
+        return Query((50, 30, 20), (single, two, two))
 
     heads = tuple(
         Head(layer, 0, tuple(query(place, 0.25 + layer / 2) for place in range(3)))
@@ -53,7 +53,7 @@ def small_page() -> Page:
     x = alt.X("value:Q", title=direction("keys", "lower"))
     figure = (
         toggled([*dots(frame, MARKS, x, frame.head(2)), *reference(5.0, "exact")]),
-        toggled(bars(frame, MARKS, x, "method")),
+        toggled(bars(frame, MARKS, x)),
     )
     table = pd.DataFrame({"model": [SLY, "a_b & 5%"], "error": [1031.125, 2.5]})
     few = Exhibit(

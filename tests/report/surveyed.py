@@ -118,8 +118,8 @@ def survey_record(task="causal", **more):
         Panel(approximation="nystrom", parameters={}, cost=2.5, weights=weights),
     )
     picture = Picture(tokens=("def", "f"), panels=panels)
-    given = {"text": TEXT, "unit": "window", "picture": picture}
-    return record(f"{task}_elu", task, "elu", 256, cells, **given | more)
+    measured = {"text": TEXT, "unit": "window", "picture": picture}
+    return record(f"{task}_elu", task, "elu", 256, cells, **measured | more)
 
 
 def survey_results(task="causal", **more):

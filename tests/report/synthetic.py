@@ -59,7 +59,7 @@ def error(relative, low, high, layers, **more):
 
 
 def record(model, task, kernel, length, cells, **more):
-    given = {
+    entries = {
         "model": model,
         "task": task,
         "kernel": kernel,
@@ -72,7 +72,7 @@ def record(model, task, kernel, length, cells, **more):
         "run_on": RUN_ON,
         "cells": tuple(cells),
     }
-    return Record(**given | more)
+    return Record(**entries | more)
 
 
 def with_cells(record, change):
@@ -92,11 +92,11 @@ def trained_again(records, *factors, tasks=("causal",)):
 
     again = [
         replace(
-            with_cells(one, partial(moved, exact=one.cells[0], factor=factor)),
-            model=f"{one.model}_{name}",
+            with_cells(first, partial(moved, exact=first.cells[0], factor=factor)),
+            model=f"{first.model}_{name}",
         )
-        for one in records
-        if one.task in tasks
+        for first in records
+        if first.task in tasks
         for name, factor in zip(("second", "third"), factors, strict=False)
     ]
     return [*records, *again]
@@ -123,10 +123,10 @@ def match(layer, r, keys, **more):
 
 
 def output_error(keys, norms, methods, matching, **more):
-    given = {"search": "default", "rows": 256, "units": 8, "unit": "window", "keys": keys}
-    given |= {"heads": 2, "head_dim": 64, "causal": True, "squared_norm": tuple(norms)}
-    given |= {"methods": methods, "matching_keys": tuple(matching)}
-    return OutputError(**given | {"keys_needed": (), "errors": ()} | more)
+    entries = {"search": "default", "rows": 256, "units": 8, "unit": "window", "keys": keys}
+    entries |= {"heads": 2, "head_dim": 64, "causal": True, "squared_norm": tuple(norms)}
+    entries |= {"methods": methods, "matching_keys": tuple(matching)}
+    return OutputError(**entries | {"keys_needed": (), "errors": ()} | more)
 
 
 def skewness(layers=2):
@@ -144,11 +144,11 @@ def skewness(layers=2):
 
 def gap_cell(layer, degree, effective_keys, wider, own=False, **more):
     """Builds a cell in which OVO's error is `wider` times OVA's, by size."""
-    given = {"layer": layer, "kernel": "polynomial", "degree": degree, "own": own}
-    given |= {"effective_keys": effective_keys, "largest_weight": 0.3, "rows_over_half": 0.2}
-    given |= {"aware": dict.fromkeys(wider, 0.1), "same_first_key": 0.5}
-    given |= {"oblivious": {r: 0.1 * times for r, times in wider.items()}}
-    return GapCell(**given | more)
+    entries = {"layer": layer, "kernel": "polynomial", "degree": degree, "own": own}
+    entries |= {"effective_keys": effective_keys, "largest_weight": 0.3, "rows_over_half": 0.2}
+    entries |= {"aware": dict.fromkeys(wider, 0.1), "same_first_key": 0.5}
+    entries |= {"oblivious": {r: 0.1 * times for r, times in wider.items()}}
+    return GapCell(**entries | more)
 
 
 def attention(kernel, measured, gap_cells=None, post_hoc=False, skew=None):
@@ -204,15 +204,12 @@ def _probed_attention(kernel, post_hoc, layers, heads, sizes, known):
             at = {"layer": layer, "head": head, "method": method}
             for r in sizes:
                 value = level * (1 + place / 10) / r
-                interval = (value / 2, value * 2) if known else (None, None)
-                errors.append(
-                    ErrorAtSize(**at, r=r, error=value, low=interval[0], high=interval[1])
-                )
+                low, high = (value / 2, value * 2) if known else (None, None)
+                errors.append(ErrorAtSize(**at, r=r, error=value, low=low, high=high))
             for share, keys in ((0.01, 9), (0.05, 5), (0.1, 3)):
                 count = keys + level + place % 2
-                interval = (count - 1, count + 1) if known else (None, None)
-                one = KeysNeeded(**at, share=share, keys=count, low=interval[0], high=interval[1])
-                needed.append(one)
+                low, high = (count - 1, count + 1) if known else (None, None)
+                needed.append(KeysNeeded(**at, share=share, keys=count, low=low, high=high))
     curves = {
         OBLIVIOUS: curve(range(1, 17), [[2.0 / r for r in range(1, 17)]] * layers),
         AWARE: curve(range(1, 10), [[1.0 / r for r in range(1, 10)]] * layers),

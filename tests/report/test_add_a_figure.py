@@ -13,6 +13,7 @@ from value_aware_study.report.page import write_page
 PAGE = Path(__file__).parents[2] / "docs/add-a-figure.md"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_figure_is_two_places(results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     function, line = re.findall(r"```\w+\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     names = dict(vars(layers))
@@ -21,7 +22,6 @@ def test_a_figure_is_two_places(results, tmp_path: Path, monkeypatch: pytest.Mon
     names = dict(vars(contents))
     exec(inspect.getsource(contents._every_r).replace("    ]\n", f"{line}    ]\n"), names)
     monkeypatch.setattr(contents, "_every_r", names["_every_r"])
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")
     page = write_page(contents.report_page(results), tmp_path)
     assert 'id="keys_by_layer"' in page.read_text()
     assert {file.suffix for file in tmp_path.glob("keys_by_layer.*")} == {".csv", ".md", ".png"}

@@ -67,15 +67,24 @@ def opened(browser: Any, report: Path) -> Iterator[Any]:
     )  # fmt: skip
     tab = window.new_page()
     asked: list[str] = []
-    said: list[str] = []
+    messages: list[str] = []
     tab.on("request", lambda request: asked.append(request.url))
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.goto(report.as_uri())
     tab.wait_for_function(DRAWN)
     yield tab
-    assert said == [] and {url for url in asked if not url.startswith("data:")} == {report.as_uri()}
+    assert messages == [] and {url for url in asked if not url.startswith("data:")} == {
+        report.as_uri()
+    }
     window.close()
+
+
+@pytest.fixture
+def desktop(browser: Any) -> Iterator[Any]:
+    page = browser.new_page(viewport={"width": 1400, "height": 900})
+    yield page
+    page.close()
 
 
 def test_another_choice_shows_its_panels(opened: Any) -> None:
@@ -96,7 +105,7 @@ def test_light_and_dark(opened: Any) -> None:
     light = colours(opened)
     opened.click("#page-theme")
     dark = colours(opened)
-    assert all(one != other for one, other in zip(light, dark, strict=True))
+    assert all(before != after for before, after in zip(light, dark, strict=True))
     opened.reload()
     opened.wait_for_function(DRAWN)
     assert colours(opened) == dark
@@ -107,7 +116,7 @@ def test_light_and_dark(opened: Any) -> None:
 def test_a_print_has_the_notes_and_no_controls(opened: Any) -> None:
     opened.emulate_media(media="print")
     for controls in ("button:not(.token)", ".choice", ".menu", "nav", "article .numbers"):
-        assert not any(one.is_visible() for one in opened.locator(controls).all())
+        assert not any(control.is_visible() for control in opened.locator(controls).all())
     assert opened.get_by_text("A note.").is_visible()
     explorer = opened.locator(".explorer select").first
     assert explorer.evaluate("one => getComputedStyle(one).appearance") == "none"
@@ -127,13 +136,13 @@ def test_a_heading_sorts_by_number(opened: Any) -> None:
 
 def test_what_begins_with_a_sign_is_a_number(opened: Any) -> None:
     column = opened.locator("#models-table td:nth-child(2)")
-    for one, other in [("−3.0 (−4 to 2)", "2"), ("× 0.5", "× 1.25"), ("<.01", ".2"), ("9", "–")]:
-        column.nth(0).evaluate("(cell, text) => (cell.textContent = text)", other)
-        column.nth(1).evaluate("(cell, text) => (cell.textContent = text)", one)
+    for less, more in [("−3.0 (−4 to 2)", "2"), ("× 0.5", "× 1.25"), ("<.01", ".2"), ("9", "–")]:
+        column.nth(0).evaluate("(cell, text) => (cell.textContent = text)", more)
+        column.nth(1).evaluate("(cell, text) => (cell.textContent = text)", less)
         heading = opened.locator("#models-table th", has_text="error")
         while heading.get_attribute("aria-sort") != "ascending":
             heading.locator("button").click()
-        assert column.all_inner_texts() == [one, other]
+        assert column.all_inner_texts() == [less, more]
         heading.locator("button").click()
 
 
@@ -148,16 +157,16 @@ def test_a_table_is_copied(opened: Any, form: str) -> None:
 
 
 def test_the_second_of_two_copies_is_said_for_as_long_as_one_alone(opened: Any) -> None:
-    article, said = opened.locator("article[data-exhibit=models]"), opened.locator("#page-said")
+    article, status = opened.locator("article[data-exhibit=models]"), opened.locator("#page-said")
     opened.clock.install()
     for form in ("CSV", "Markdown"):
         article.locator(".menu summary").click()
         article.locator(f"[data-copy={form.lower()}]").click()
-        said.get_by_text(f"as {form}").wait_for()
+        status.get_by_text(f"as {form}").wait_for()
         opened.clock.run_for(1500)
-    assert said.text_content() == "Copied table as Markdown"
+    assert status.text_content() == "Copied table as Markdown"
     opened.clock.run_for(1000)
-    assert said.text_content() == ""
+    assert status.text_content() == ""
 
 
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG")])
@@ -195,8 +204,8 @@ def test_the_explorer_opens_on_the_hardest_token_and_lists_others(opened: Any) -
     explorer = opened.locator(".explorer")
     hardest = explorer.get_by_role("list", name="Hardest tokens").get_by_role("button")
     chosen = explorer.locator(".token[aria-pressed=true]")
-    said = ["the layer 3, head 0: 175% → 0.0%", "the layer 0, head 0: 25% → 0.0%"]
-    assert hardest.all_inner_texts() == said
+    texts = ["the layer 3, head 0: 175% → 0.0%", "the layer 0, head 0: 25% → 0.0%"]
+    assert hardest.all_inner_texts() == texts
     assert hardest.first.get_attribute("aria-pressed") == "true"
     assert "(median query of the model: 175% → 1.0%)" in explorer.inner_text()
     explorer.locator("button.token").last.click()
@@ -241,15 +250,15 @@ def test_a_sentence_stands_for_the_explorer_without_javascript(browser: Any, rep
     window.close()
 
 
-def test_the_page_of_a_probe_has_the_explorer_of_its_model(browser: Any, tmp_path: Path) -> None:
+def test_the_page_of_a_probe_has_the_explorer_of_its_model(desktop: Any, tmp_path: Path) -> None:
     write_probe(probed(), tmp_path, explored=exploration())
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=3&token=1")
-    tab.locator(".explorer .row").first.wait_for()
-    assert tab.locator("select[name=model] option").all_inner_texts() == ["tiny"]
-    assert tab.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]
-    tab.wait_for_function("document.querySelector('.explorer').getBoundingClientRect().top < 300")
-    tab.close()
+    desktop.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=3&token=1")
+    desktop.locator(".explorer .row").first.wait_for()
+    assert desktop.locator("select[name=model] option").all_inner_texts() == ["tiny"]
+    assert desktop.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]
+    desktop.wait_for_function(
+        "document.querySelector('.explorer').getBoundingClientRect().top < 300"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -281,29 +290,27 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
     """It takes under 2 s and 8 MB, fits its window, draws every figure, and passes axe-core."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    said: list[str] = []
-    tab.on("console", lambda message: said.append(message.text))
-    tab.on("pageerror", lambda error: said.append(str(error)))
+    messages: list[str] = []
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
     began = time.monotonic()
     tab.goto(whole.as_uri())
     tab.locator("#hero-chart-1 svg").wait_for()
     assert time.monotonic() - began < 2 and whole.stat().st_size < 8e6
     tab.evaluate("document.querySelectorAll('details.folded').forEach(one => (one.open = true))")
     tab.wait_for_function(DRAWN)
-    assert tab.evaluate("document.documentElement.scrollWidth") == width and said == []
-    found = axe.Axe().run(tab).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+    assert tab.evaluate("document.documentElement.scrollWidth") == width and messages == []
+    violations = axe.Axe().run(tab).response["violations"]
+    assert [(violation["id"], violation["nodes"][0]["html"]) for violation in violations] == []
     tab.close()
 
 
-def test_a_folded_exhibit_is_drawn_once_it_is_opened(browser: Any, whole: Path) -> None:
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(f"{whole.as_uri()}#figure_8")
-    article = tab.locator("article[data-exhibit=figure_8]")
+def test_a_folded_exhibit_is_drawn_once_it_is_opened(desktop: Any, whole: Path) -> None:
+    desktop.goto(f"{whole.as_uri()}#figure_8")
+    article = desktop.locator("article[data-exhibit=figure_8]")
     assert article.locator("svg").count() == 0
     article.locator(".folded > summary").click()
     article.locator("svg").wait_for()
-    tab.close()
 
 
 def every_figure(browser: Any, page: Path, width: int = 1400) -> Any:
@@ -338,11 +345,17 @@ HOVER = """() => {
 
 def test_every_mark_says_a_sentence(each: Any, whole: Path) -> None:
     tab = every_figure(each, whole)
-    said = tab.evaluate(HOVER)
-    assert [name for name, sentences in said.items() if not sentences] == []
+    of_chart = tab.evaluate(HOVER)
+    assert [name for name, sentences in of_chart.items() if not sentences] == []
     wrong = re.compile(r"null|undefined|\bnan\b|\n", re.IGNORECASE)
-    assert [one for some in said.values() for one in some if wrong.search(one)] == []
-    [first] = [one for one in said["figure_2-chart-1"] if one.startswith("paper, elu, r = 1:")][:1]
+    assert [
+        sentence for some in of_chart.values() for sentence in some if wrong.search(sentence)
+    ] == []
+    [first] = [
+        sentence
+        for sentence in of_chart["figure_2-chart-1"]
+        if sentence.startswith("paper, elu, r = 1:")
+    ][:1]
     assert first == "paper, elu, r = 1: +3.92 nats"
     tab.close()
 
@@ -358,19 +371,17 @@ def test_the_mark_nearest_to_the_pointer_speaks(each: Any, whole: Path) -> None:
     tab.close()
 
 
-def test_a_page_that_is_printed_at_once_has_every_figure(browser: Any, whole: Path) -> None:
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
+def test_a_page_that_is_printed_at_once_has_every_figure(desktop: Any, whole: Path) -> None:
     count = "window.drawn = document.querySelectorAll('.chart svg').length"
-    tab.add_init_script(f"window.addEventListener('afterprint', () => ({count}))")
-    tab.goto(whole.as_uri(), wait_until="load")
-    tab.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
-    soon = tab.pdf()
-    shown = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
-    shown += ".filter(one => !one.closest('details:not([open])')).length"
-    assert tab.evaluate("window.drawn") == tab.evaluate(shown) > 20
-    tab.wait_for_function(f"document.querySelectorAll('.chart svg').length === {shown}")
-    assert len(tab.pdf()) == len(soon)
-    tab.close()
+    desktop.add_init_script(f"window.addEventListener('afterprint', () => ({count}))")
+    desktop.goto(whole.as_uri(), wait_until="load")
+    desktop.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
+    soon = desktop.pdf()
+    visible = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
+    visible += ".filter(one => !one.closest('details:not([open])')).length"
+    assert desktop.evaluate("window.drawn") == desktop.evaluate(visible) > 20
+    desktop.wait_for_function(f"document.querySelectorAll('.chart svg').length === {visible}")
+    assert len(desktop.pdf()) == len(soon)
 
 
 @pytest.mark.parametrize("width", [390, 1400])
@@ -392,22 +403,20 @@ CUT = """() => [...document.querySelectorAll(".chart svg")].flatMap((svg) => {
 })"""
 
 
-def test_every_table_fits_a_desktop(browser: Any, whole: Path) -> None:
+def test_every_table_fits_a_desktop(desktop: Any, whole: Path) -> None:
     """Those of many columns too, which stand closer on a screen; paper leaves words no room."""
-    tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(whole.as_uri())
-    tab.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    desktop.goto(whole.as_uri())
+    desktop.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one."
     wide += "clientWidth).map(one => one.closest('article').dataset.exhibit)"
-    assert tab.evaluate(wide) == []
+    assert desktop.evaluate(wide) == []
     widths = (
         "[...new Set([...document.querySelectorAll('td.words')].map(one => getComputedStyle(one)."
     )
     widths += "minWidth))]"
-    assert len(tab.evaluate(widths)) == 2
-    tab.emulate_media(media="print")
-    assert tab.evaluate(widths) == ["0px"]
-    tab.close()
+    assert len(desktop.evaluate(widths)) == 2
+    desktop.emulate_media(media="print")
+    assert desktop.evaluate(widths) == ["0px"]
 
 
 def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path) -> None:
@@ -417,14 +426,14 @@ def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path)
     for chart in tab.locator(".chart").all():
         names = chart.locator(".role-legend-label text")
         for name in names.all() if names.count() > 1 else []:
-            shown = [opacities(chart)]
+            opacity = [opacities(chart)]
             for _ in range(2):
                 name.click(force=True)  # a legend that toggles nothing is not clicked otherwise
                 tab.wait_for_timeout(60)
-                shown.append(opacities(chart))
-            paler = [after < before / 3 for before, after in zip(*shown[:2], strict=True)]
+                opacity.append(opacities(chart))
+            paler = [after < before / 3 for before, after in zip(*opacity[:2], strict=True)]
             place = f"{chart.get_attribute('id')}: {name.text_content()}"
-            assert any(paler) and not all(paler) and shown[2] == shown[0], place
+            assert any(paler) and not all(paler) and opacity[2] == opacity[0], place
             clicked.append(place.partition("-")[0])
     drawn = {"hero", "distance", "exponents", "time_memory_long", "cache_methods_4"}
     drawn |= {f"figure_{number}" for number in range(1, 9)}

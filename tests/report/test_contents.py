@@ -18,8 +18,8 @@ def contents(folder):
 @pytest.mark.slow
 def test_the_same_input_gives_the_same_bytes(records, training, tokens, tmp_path):
     few = [record for record in records if record.task == "masked"]
-    for folder, given in (("one", few), ("other", random.Random(0).sample(few, len(few)))):
-        results = Results.of(given, dict(reversed(training.items())), tokens)
+    for folder, order in (("one", few), ("other", random.Random(0).sample(few, len(few)))):
+        results = Results.of(order, dict(reversed(training.items())), tokens)
         write_page(report_page(results), tmp_path / folder)
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
 

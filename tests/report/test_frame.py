@@ -29,8 +29,8 @@ def written(folder, records):
 
 
 def test_a_folder_of_records_is_read_in_the_order_of_its_files(records, tmp_path):
-    found = read_folder(written(tmp_path, records))
-    assert found == sorted(records, key=lambda record: record.model)
+    loaded = read_folder(written(tmp_path, records))
+    assert loaded == sorted(records, key=lambda record: record.model)
 
 
 def test_a_folder_without_records_says_what_makes_them(tmp_path):
@@ -66,13 +66,13 @@ def test_records_of_different_runs_are_not_one_report(records, tmp_path, what, c
 
 
 def test_a_random_method_is_the_mean_of_its_seeds(results):
-    wanted = {"r": 64, "rounds": 4}
+    setting = {"r": 64, "rounds": 4}
     values = [
         cell.value
         for cell in results.models("masked_long")[0].cells
-        if cell.approximation == "lsh" and wanted.items() <= cell.parameters.items()
+        if cell.approximation == "lsh" and setting.items() <= cell.parameters.items()
     ]
-    row = results.find("masked_long", "lsh", **wanted)
+    row = results.find("masked_long", "lsh", **setting)
     assert len(values) == row["seeds"] == 3
     assert row["value"] == pytest.approx(fmean(values))
     assert (row["seeds_low"], row["seeds_high"]) == (min(values), max(values))
@@ -103,14 +103,14 @@ def test_parameters_nobody_listed_keep_settings_apart(results):
     cells = [
         {"approximation": "strided", "parameters": {"r": 4, "stride": stride}} for stride in (1, 2)
     ]
-    found = of_cells(results.models("masked_short")[0], *cells)
-    assert len(found.settings) == 2
-    assert found.find("masked_short", "strided", stride=2)["r"] == 4
+    strided = of_cells(results.models("masked_short")[0], *cells)
+    assert len(strided.settings) == 2
+    assert strided.find("masked_short", "strided", stride=2)["r"] == 4
 
 
 def test_cells_whose_output_error_was_not_measured_have_none(results):
-    found = of_cells(results.models("masked_short")[0], {"error": None})
-    [row] = found.cells.to_dict("records")
+    unmeasured = of_cells(results.models("masked_short")[0], {"error": None})
+    [row] = unmeasured.cells.to_dict("records")
     assert math.isnan(row["relative_output_error"])
     assert row["relative_output_error_by_layer"] == ""
 
@@ -145,8 +145,8 @@ def match(layer, r):
     return match_of(layer, r, 10 * r + (layer or 0))
 
 
-def errors_of(*given, **options):
-    return [row["error"] for row in error_rows(*given, **options)]
+def errors_of(*arguments, **options):
+    return [row["error"] for row in error_rows(*arguments, **options)]
 
 
 def test_errors_pool_as_sums_over_the_sum_of_norms():
@@ -157,35 +157,35 @@ def test_errors_pool_as_sums_over_the_sum_of_norms():
 
 
 def test_models_are_named_causal_ones_first_and_those_without_the_measurement_left_out(results):
-    found = of_models(results)
-    assert [item.label for item in found] == [
+    models = of_models(results)
+    assert [item.label for item in models] == [
         "causal, exponential",
         "causal, polynomial (deg 2)",
         "causal, elu",
         "masked, 512 tokens",
     ]
-    assert [item.output_error.keys for item in found] == [256, 256, 256, 512]
-    assert len({item.mark for item in found}) == 4
+    assert [item.output_error.keys for item in models] == [256, 256, 256, 512]
+    assert len({item.mark for item in models}) == 4
 
 
 def test_only_the_models_own_kernel_is_called_its_own():
-    found = of_kernels(probed(("exponential", "polynomial", "elu", "made_up")))
-    assert [item.label for item in found] == [
+    kernels = of_kernels(probed(("exponential", "polynomial", "elu", "made_up")))
+    assert [item.label for item in kernels] == [
         "exponential, its own",
         "polynomial (deg 2), post hoc",
         "elu, post hoc",
         "made_up, post hoc",
     ]
-    assert len({item.mark for item in found}) == 4
+    assert len({item.mark for item in kernels}) == 4
 
 
 def test_the_answer_is_of_the_first_record_that_has_one(results):
     first, second, *others = results.causal
-    shown = layers.hero(replace(results, records=[*without_attention([first]), second, *others]))
+    exhibit = layers.hero(replace(results, records=[*without_attention([first]), second, *others]))
     needed = matching_keys(second.attention[0].output_error, 4)
-    assert shown.title.startswith("causal, polynomial (deg 2) at 256 tokens: 4 keys chosen")
-    assert f"as well as {needed.keys} by weight" in shown.title
-    assert shown.table.data["r"].tolist() == [1, 2, 4, 8, 16]
+    assert exhibit.title.startswith("causal, polynomial (deg 2) at 256 tokens: 4 keys chosen")
+    assert f"as well as {needed.keys} by weight" in exhibit.title
+    assert exhibit.table.data["r"].tolist() == [1, 2, 4, 8, 16]
     assert "tiny at 16" in layers.hero(replace(results, probed=[probed()])).title
     assert layers.hero(replace(results, records=without_attention(results.records))) is None
 
@@ -201,35 +201,37 @@ def again(records):
 
 
 def test_the_range_of_a_change_is_of_each_training_against_its_own_exact_attention(again, results):
-    found = Results.of(again)
+    trained = Results.of(again)
     once = results.find(among=results.changes, **ELU)["value"]
-    row = found.find(among=found.changes, **ELU)
+    row = trained.find(among=trained.changes, **ELU)
     assert row["value"] == once and "trained_low" not in results.changes
     assert [row["trained_low"], row["trained_high"]] == pytest.approx([once / 2, once * 2])
-    assert math.exp(found.find(among=found.nats, **ELU)["trained_high"]) == pytest.approx(
-        found.find(**ELU)["trained_high"]
+    assert math.exp(trained.find(among=trained.nats, **ELU)["trained_high"]) == pytest.approx(
+        trained.find(**ELU)["trained_high"]
     )
 
 
 def test_the_first_training_is_shown_and_what_was_trained_once_has_no_range(again, results):
-    found = Results.of(again)
-    assert len(found.settings) == len(results.settings)
-    masked = found.settings[found.settings["task"] == "masked"]
+    trained = Results.of(again)
+    assert len(trained.settings) == len(results.settings)
+    masked = trained.settings[trained.settings["task"] == "masked"]
     assert len(masked) and masked["trained_low"].isna().all()
-    assert [one.label for one in of_models(found)] == [one.label for one in of_models(results)]
+    assert [item.label for item in of_models(trained)] == [
+        item.label for item in of_models(results)
+    ]
 
 
 def test_a_training_is_the_models_that_were_trained_as_often_under_their_first_names(
     again, records
 ):
     trainings = Results.of(again).trainings()
-    assert [len(one.records) for one in trainings] == [len(records), 3, 3]
+    assert [len(item.records) for item in trainings] == [len(records), 3, 3]
     third = trainings[2].of_kernel("elu")
-    assert third.model == "causal_elu" and third.cells in [one.cells for one in again[5:]]
+    assert third.model == "causal_elu" and third.cells in [item.cells for item in again[5:]]
     assert len(Results.of(records).trainings()) == 1
-    every = trained_again(records, 0.5, 0.9, tasks=("causal", "masked"))
-    for one in (trainings := Results.of(every).trainings())[1:]:
-        assert [r.model for r in one.records] == [r.model for r in trainings[0].records]
+    of_all = trained_again(records, 0.5, 0.9, tasks=("causal", "masked"))
+    for item in (trainings := Results.of(of_all).trainings())[1:]:
+        assert [r.model for r in item.records] == [r.model for r in trainings[0].records]
 
 
 def test_another_method_or_length_of_training_is_no_replicate(records):
@@ -245,9 +247,9 @@ def test_another_method_or_length_of_training_is_no_replicate(records):
 def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
     elu = next(record for record in records if record.model == "causal_elu")
     again = [replace(elu, model=f"causal_elu_{name}") for name in ("second", "third")]
-    said = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
+    caption = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
     assert (
-        said
+        caption
         == " Each causal model was trained 1 to 3 times: range over seeds; interval: over text."
     )
     assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == ""
@@ -267,11 +269,11 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
         return {"hyperparameters": {"seed": seed}}
 
     numbered = {"": 0, "_third": 2, "_second": 1}
-    given = {
+    trainings = {
         f"{model}{name}": seeded(seed)
         for model in ("causal_elu", "masked_short")
         for name, seed in numbered.items()
     }
-    shown = [exhibit.table.data for exhibit in paper.table_4(given)]
-    rows = [data.set_index("hyperparameter").loc["seed"] for data in shown]
+    tables = [exhibit.table.data for exhibit in paper.table_4(trainings)]
+    rows = [data.set_index("hyperparameter").loc["seed"] for data in tables]
     assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")

@@ -8,7 +8,6 @@ from synthetic import probed
 
 from value_aware_attention.measurement.record import Record
 from value_aware_study.markdown import escaped
-from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
@@ -24,32 +23,28 @@ def test_what_would_be_markup_is_escaped_and_lines_are_one() -> None:
     assert escaped("a & b &lt;") == "a &amp; b &amp;lt;"
 
 
-@pytest.fixture(autouse=True)
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "png", lambda *_: b"")
-
-
 def check(folder: Path) -> None:
     """Checks that all rows of a table have as many cells and no markup of the data is left."""
-    found = {file.name: file.read_text() for file in folder.glob("*.md")}
-    assert any("&lt;img" in text for text in found.values())
-    for name, text in found.items():
+    texts = {file.name: file.read_text() for file in folder.glob("*.md")}
+    assert any("&lt;img" in text for text in texts.values())
+    for name, text in texts.items():
         assert "<img" not in text and "\n# head" not in text and "[a](" not in text, name
         rows = [line.replace(r"\\", "").replace(r"\|", "") for line in text.splitlines()]
         assert len({row.count("|") for row in rows if row.startswith("|")}) <= 1, name
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_and_descriptions_of_a_report(
     records: list[Record], training: dict, tokens: dict, tmp_path: Path
 ) -> None:
     sly = [
-        replace(one, model=one.model + SLY, text=replace(one.text, description=SLY))
-        for one in records
+        replace(content, model=content.model + SLY, text=replace(content.text, description=SLY))
+        for content in records
     ]
-    metrics = {name + SLY: one | {"model": name + SLY} for name, one in training.items()}
+    metrics = {name + SLY: content | {"model": name + SLY} for name, content in training.items()}
     sources = {f"{SLY} {name}": counts for name, counts in tokens["sources"].items()}
-    own = replace(probed(), model=SLY)
-    results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[own])
+    probe = replace(probed(), model=SLY)
+    results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[probe])
     write_page(report_page(results), tmp_path)
     check(tmp_path)
     assert SAFE in (tmp_path / "hero.md").read_text()
@@ -66,5 +61,5 @@ def test_a_model_card() -> None:
     text, _, rest = body.partition("```python")
     code, _, tables = rest.partition("```\n")
     assert "<img" in code and "\n# head" not in code  # Python's string, on one line
-    for part in (text, tables):
-        assert SAFE in part and "<img" not in part and "\n# head" not in part
+    for prose in (text, tables):
+        assert SAFE in prose and "<img" not in prose and "\n# head" not in prose

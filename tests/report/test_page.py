@@ -96,8 +96,10 @@ def test_every_anchor_is_there_once(elements: Elements) -> None:
 
 def content(elements: Elements, exhibit: str) -> dict[str, Any]:
     """Unpacks what the page's script reads of an exhibit."""
-    found: dict[str, Any] = json.loads(zlib.decompress(b64decode(elements.text[f"{exhibit}-data"])))
-    return found
+    unpacked: dict[str, Any] = json.loads(
+        zlib.decompress(b64decode(elements.text[f"{exhibit}-data"]))
+    )
+    return unpacked
 
 
 def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -> None:
@@ -112,13 +114,17 @@ def test_a_long_table_is_in_a_file_beside_the_page(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_module, "MOST_ROWS", 0)
-    found = Elements(write_page(page, tmp_path).read_text(encoding="utf-8"))
+    page_elements = Elements(write_page(page, tmp_path).read_text(encoding="utf-8"))
     assert set(contents(tmp_path)) == {name for name in FILES if not name.endswith(".md")}
-    assert not any(tag == "table" or "data-copy" in given for tag, given in found.found)
-    links = {given["href"] for tag, given in found.found if tag == "a"}
+    assert not any(
+        tag == "table" or "data-copy" in attributes for tag, attributes in page_elements.found
+    )
+    links = {attributes["href"] for tag, attributes in page_elements.found if tag == "a"}
     for name in ("hero", "picked", "models"):
-        assert f"{name}.csv" in links and "csv" not in content(found, name)
-    assert sum("data-save" in given for _, given in found.found) == 4  # of the two figures
+        assert f"{name}.csv" in links and "csv" not in content(page_elements, name)
+    assert (
+        sum("data-save" in attributes for _, attributes in page_elements.found) == 4
+    )  # of the two figures
 
 
 def test_a_failed_report_leaves_the_old_one(

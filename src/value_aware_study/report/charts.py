@@ -125,9 +125,9 @@ def of_field(axis: Any, field: str) -> Any:
     return copied
 
 
-def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, rows: str | None) -> Drawn:
-    """Draws a bar with its interval and value for each series of each row, titled `rows`."""
-    y = alt.Y("name:N", sort=None, title=rows, axis=alt.Axis(domain=False, ticks=False))
+def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
+    """Draws a bar with its interval and value for each series of each row."""
+    y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False))
     frame, marks = frame.assign(end=frame["high"].fillna(frame["value"])), _drawn(marks, frame)
     base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
     base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)), tooltip="said:N")

@@ -30,9 +30,9 @@ def read(places: Mapping[str, Path]) -> Results:
     they are. Raises FileNotFoundError where a required one is missing, and ValueError, naming the
     file, for a damaged one.
     """
-    training = [_training(file) for file in files_of(places["training"])]
+    training = [_checked(file, TRAINING) for file in files_of(places["training"])]
     records = read_folder(places["records"])
-    tokens, benchmark = _tokens(places["tokens"]), places["benchmark"]
+    tokens, benchmark = _checked(places["tokens"], TOKENS), places["benchmark"]
     surveyed, variants = (
         read_folder(folder) if any(folder.glob("*.json")) else []
         for folder in (places["survey"], places["trained"])
@@ -121,30 +121,16 @@ def _explored(files: Iterable[Path]) -> Exploration | None:
     return Exploration.of(explored) if explored else None
 
 
-def _training(file: Path) -> Row:
-    """Reads the measurements of a training."""
-    content = _checked(file, TRAINING)
-    with reading(file, AGAIN):
-        for point in content["curve"]:
-            point["step"]
-    return content
-
-
-def _tokens(file: Path) -> Row:
-    """Reads the counts of the training text, by source."""
-    content = _checked(file, TOKENS)
-    with reading(file, AGAIN):
-        if not content["sources"]:
-            raise ValueError("it has no sources")
-    return content
-
-
 def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:
-    """Reads a JSON object whose entries are of these kinds."""
+    """Reads a JSON object whose entries are of these kinds; curves have steps, texts a source."""
     content = load_json(file, *kinds, remedy=AGAIN)
     with reading(file, AGAIN):
         for key, kind in kinds.items():
             check_kind(kind, content[key], key)
+        for point in content.get("curve", ()):
+            point["step"]
+        if content.get("sources") == {}:
+            raise ValueError("it has no sources")
     return content
 
 

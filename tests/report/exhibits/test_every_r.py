@@ -19,35 +19,37 @@ MODELS = ["causal, exponential", "causal, polynomial (deg 2)", "causal, elu", "m
 
 def colours(*charts):
     """Maps labels to colours, over the legends of all panels."""
-    found = {}
-    for part in (part for chart in charts for part in parts(chart.to_dict())):
-        scale = part["color"].get("scale", {}) if isinstance(part.get("color"), dict) else {}
-        found |= dict(zip(scale.get("domain", []), scale.get("range", []), strict=True))
-    return found
+    of_label = {}
+    for node in (node for chart in charts for node in parts(chart.to_dict())):
+        scale = node["color"].get("scale", {}) if isinstance(node.get("color"), dict) else {}
+        of_label |= dict(zip(scale.get("domain", []), scale.get("range", []), strict=True))
+    return of_label
 
 
 def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(results):
-    shown = figure_4(results)
-    assert list(shown.choices) == MODELS
-    errors = [r["relative_output_error"] for r in rows(*shown.charts) if "said" in r]
-    assert len(errors) == len(shown.table.data) and min(errors) >= SMALLEST
-    for panel in shown.charts[:3]:  # the synthetic loss grows with the output error
+    exhibit = figure_4(results)
+    assert list(exhibit.choices) == MODELS
+    errors = [r["relative_output_error"] for r in rows(*exhibit.charts) if "said" in r]
+    assert len(errors) == len(exhibit.table.data) and min(errors) >= SMALLEST
+    for panel in exhibit.charts[:3]:  # the synthetic loss grows with the output error
         error, cosine = re.findall(r"[+−]?\d\.\d+", panel.to_dict()["title"])
         assert float(error) > 0.9 and cosine == error.replace("+", "−")
-    assert {"cosine", "relative_length"} <= set(shown.table.data)
+    assert {"cosine", "relative_length"} <= set(exhibit.table.data)
 
 
 def test_figure_5_draws_the_others_as_a_band_and_one_by_one(records):
-    shown = figure_5(Results.of(records))
-    assert list(shown.choices) == MODELS and len(shown.charts) == 8
-    optimal = shown.charts[0].to_dict()
+    exhibit = figure_5(Results.of(records))
+    assert list(exhibit.choices) == MODELS and len(exhibit.charts) == 8
+    optimal = exhibit.charts[0].to_dict()
     [band] = [layer for layer in optimal["layer"] if layer["mark"]["type"] == "area"]
     ends = optimal["datasets"][band["data"]["name"]]
     assert all(row["low"] < row["high"] for row in ends) and len(ends) == 6
 
 
 def test_a_method_has_the_same_colour_in_every_figure(results):
-    first, fourth, fifth = (colours(*one(results).charts) for one in (figure_1, figure_4, figure_5))
+    first, fourth, fifth = (
+        colours(*figure(results).charts) for figure in (figure_1, figure_4, figure_5)
+    )
     assert len(set(first.values())) == len(first) == 8
     shared = set(first) & set(fourth)
     assert shared == {"OVO", "OVA", "sliding window"}
@@ -88,8 +90,8 @@ def test_two_settings_are_not_joined_by_a_line(records):
     few = Results.of(with_cells(record, kept) for record in records if record.task == "causal")
     panels = figure_5(few).charts
     for spec in (panel.to_dict() for panel in panels):
-        lines = [one for one in spec["layer"] if one["mark"]["type"] == "line"]
-        joined = {r["series"] for one in lines for r in spec["datasets"][one["data"]["name"]]}
+        lines = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
+        joined = {r["series"] for layer in lines for r in spec["datasets"][layer["data"]["name"]]}
         assert joined and "OVA" not in joined
 
 
@@ -98,8 +100,8 @@ def test_every_axis_of_values_says_what_is_better(records, training):
     for figure in (figure_1, figure_2, figure_3, figure_4, figure_5):
         for chart in figure(results).charts:
             titles = [
-                part["y"]["title"]
-                for part in parts(chart.to_dict())
-                if isinstance(part.get("y"), dict) and "scale" in part["y"]
+                node["y"]["title"]
+                for node in parts(chart.to_dict())
+                if isinstance(node.get("y"), dict) and "scale" in node["y"]
             ]
             assert titles and all(title.endswith("lower is better") for title in titles)

@@ -49,13 +49,13 @@ def test_kernels_put_in_post_hoc_have_panels_and_known_intervals_bars():
     kernels = of_kernels(probed(("exponential", "elu")))
     titles = [panel.to_dict()["title"] for panel in errors(kernels).charts]
     assert titles == ["exponential, its own", "elu, post hoc"]
-    shown = errors(kernels[:1])
-    bars = [row for row in rows(shown.charts[0]) if row.get("high") is not None]
+    exhibit = errors(kernels[:1])
+    bars = [row for row in rows(exhibit.charts[0]) if row.get("high") is not None]
     assert {(row["series"], row["count"]) for row in bars} == {
         (series, r) for series in ORACLES.values() for r in (1, 2, 4, 8, 9)
     }
     assert all(row["value"] < row["high"] for row in bars)
-    assert not any("Maurey" in note for note in shown.notes)
+    assert not any("Maurey" in note for note in exhibit.notes)
     [unknown] = of_kernels(probed(known=False))
     assert not any("high" in row for row in rows(errors([unknown]).charts[0]))
 
@@ -94,45 +94,45 @@ def with_random(keys, **more):
     )
     errors = near.attention[0].output_error
     changed = tuple(
-        replace(one, keys=keys, low=keys, high=keys) if one.r == 4 else one
-        for one in errors.matching_keys
+        replace(match, keys=keys, low=keys, high=keys) if match.r == 4 else match
+        for match in errors.matching_keys
     )
     near = with_attention(near, output_error=replace(errors, matching_keys=changed))
     return replace(probed(**more), control=near)
 
 
 def test_the_hero_shows_trained_and_random_weights_in_both_panels():
-    shown = layers.hero(Results([], probed=[with_random(6)]))
-    losses, matching = shown.charts
-    found = {(row["name"], row["series"]): row for row in rows(losses)}
-    assert [*dict.fromkeys(name for name, _ in found)] == [
+    exhibit = layers.hero(Results([], probed=[with_random(6)]))
+    losses, matching = exhibit.charts
+    bars = {(row["name"], row["series"]): row for row in rows(losses)}
+    assert [*dict.fromkeys(name for name, _ in bars)] == [
         "value-aware", "by weight", "sliding window",
     ]  # fmt: skip
-    assert found["by weight", "trained"]["value"] == pytest.approx(30.25 / 30, abs=1e-3)
-    assert found["by weight", "random weights"]["value"] == pytest.approx(30.0025 / 30, abs=1e-3)
+    assert bars["by weight", "trained"]["value"] == pytest.approx(30.25 / 30, abs=1e-3)
+    assert bars["by weight", "random weights"]["value"] == pytest.approx(30.0025 / 30, abs=1e-3)
     counts = {(row["name"], row["series"]): row["value"] for row in rows(matching)}
     assert counts["r = 4", "trained"] == 8 and counts["r = 4", "random weights"] == 6
     assert (
         "tiny at 16 tokens: perplexity 30.50 with 4 keys chosen for the output, 30.25 by"
-        in shown.title
+        in exhibit.title
     )
-    assert "With random weights they match 6" in shown.caption
-    assert "(4 to 8 in the quartiles)" in shown.caption
+    assert "With random weights they match 6" in exhibit.caption
+    assert "(4 to 8 in the quartiles)" in exhibit.caption
 
 
 def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
     record = with_random(6)
     exact, *others = record.cells
-    shown = layers.hero(
+    exhibit = layers.hero(
         Results([], probed=[replace(record, cells=(replace(exact, value=0.0), *others))])
     )
-    assert len(shown.charts) == 1
+    assert len(exhibit.charts) == 1
 
 
 def test_our_own_models_have_the_counts_of_random_weights(results):
     first, *others = results.causal
     bare = with_cells(first, lambda cell: None if cell.parameters else cell)
-    shown = layers.hero(replace(results, records=[replace(first, control=bare), *others]))
-    [panel] = shown.charts
+    exhibit = layers.hero(replace(results, records=[replace(first, control=bare), *others]))
+    [panel] = exhibit.charts
     assert {row["series"] for row in rows(panel)} == {"trained", "random weights"}
-    assert shown.table.data["random_keys"].equals(shown.table.data["keys_needed"])
+    assert exhibit.table.data["random_keys"].equals(exhibit.table.data["keys_needed"])

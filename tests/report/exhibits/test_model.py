@@ -9,7 +9,6 @@ from drawn import rows
 from synthetic import AWARE, OBLIVIOUS, probed, with_attention
 
 from value_aware_attention.measurement.record import Record
-from value_aware_study.report import page as page_module
 from value_aware_study.report.contents import model_section, write_probe
 from value_aware_study.report.exhibits.model import two_digits
 from value_aware_study.report.words import ORACLES
@@ -25,11 +24,6 @@ def record() -> Record:
 @pytest.fixture(autouse=True)
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("value_aware_study.report.contents.headline", lambda record: HEADLINE)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_module, "png", lambda *_: b"")
 
 
 def exhibits(record: Record) -> dict:
@@ -68,11 +62,11 @@ def test_another_kernel_than_the_models_own_is_said(record: Record) -> None:
 
 
 def test_one_window_is_a_section_without_intervals() -> None:
-    shown = exhibits(probed(known=False))
+    by_name = exhibits(probed(known=False))
     for name in ("end_metric", "layers", "output_error"):
-        for panel in shown[name].charts:
+        for panel in by_name[name].charts:
             assert not any(row.get("low") for row in rows(panel))
-    assert set(shown["end_metric"].table.display["95% interval"]) == {"–", "30.00 to 30.00"}
+    assert set(by_name["end_metric"].table.display["95% interval"]) == {"–", "30.00 to 30.00"}
 
 
 @pytest.mark.parametrize(
@@ -90,23 +84,23 @@ def test_one_head_that_is_nearly_exact_does_not_take_the_scale(record: Record) -
         replace(at, error=1e-12) if (at.layer, at.head, at.r) == (0, 0, 4) else at
         for at in errors.errors
     )
-    shown = exhibits(with_attention(record, output_error=replace(errors, errors=small)))
-    scale = shown["error_by_head"].charts[0].to_dict()["layer"][0]["encoding"]["color"]["scale"]
+    by_name = exhibits(with_attention(record, output_error=replace(errors, errors=small)))
+    scale = by_name["error_by_head"].charts[0].to_dict()["layer"][0]["encoding"]["color"]["scale"]
     assert scale["clamp"] and 1e-12 < scale["domain"][0] < 100 * lowest
 
 
 def test_what_was_not_measured_is_left_out(record: Record) -> None:
     errors = replace(record.attention[0].output_error, matching_keys=())
-    shown = exhibits(with_attention(record, output_error=errors))
-    assert "matching_keys" not in shown and "end_metric" in shown
+    by_name = exhibits(with_attention(record, output_error=errors))
+    assert "matching_keys" not in by_name and "end_metric" in by_name
 
 
 def test_budgets_of_heads_are_a_table_where_they_were_measured(record: Record) -> None:
     assert "head_budgets" not in exhibits(record)
-    given = {"share": 0.05, "keys": 3.25, "each": "equal"}
-    cell = replace(record.cells[1], approximation=OBLIVIOUS, parameters=given)
-    found = exhibits(replace(record, budgets=(cell,)))["head_budgets"]
-    assert found.table.rows() == [
+    budget = {"share": 0.05, "keys": 3.25, "each": "equal"}
+    cell = replace(record.cells[1], approximation=OBLIVIOUS, parameters=budget)
+    exhibit = exhibits(replace(record, budgets=(cell,)))["head_budgets"]
+    assert exhibit.table.rows() == [
         ["5%", "3.2", f"{ORACLES[OBLIVIOUS]}, all heads alike", "31.00", "30.90 to 31.10"]
     ]
-    assert "Exact attention: 30.00" in found.caption
+    assert "Exact attention: 30.00" in exhibit.caption

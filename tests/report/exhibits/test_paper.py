@@ -32,10 +32,10 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
         return cell if cell.parameters.get("r", 0) <= 32 else None
 
     cut = [with_cells(record, few) for record in records if record.kernel != "polynomial"]
-    shown = table_2(Results.of(cut))
-    ours = shown.table.display.set_index(["kernel", "attention"])["ours (× exact)"]
+    second_table = table_2(Results.of(cut))
+    ours = second_table.table.display.set_index(["kernel", "attention"])["ours (× exact)"]
     assert set(ours["polynomial (deg 2)"]) == {ours["elu", "OVO-65"]} == {DASH}
-    assert shown.notes[-1] == "Not evaluated yet: causal_polynomial."
+    assert second_table.notes[-1] == "Not evaluated yet: causal_polynomial."
     empty = Results.of([])
     for exhibit in (table_1, table_2, figure_1, figure_2, figure_3):
         assert exhibit(empty) is None
@@ -43,10 +43,12 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
 
 def test_an_interval_of_one_unit_is_a_dash(records):
     unit = {"unit_totals": (1.0,), "unit_counts": (2500.0,)}
-    one = [with_cells(record, lambda cell: replace(cell, **UNKNOWN | unit)) for record in records]
-    single = Results.of(one)
-    shown = table_1(single).table.display
-    assert set(shown[OF_DIFFERENCE]) == {DASH}
+    of_one_unit = [
+        with_cells(record, lambda cell: replace(cell, **UNKNOWN | unit)) for record in records
+    ]
+    single = Results.of(of_one_unit)
+    display = table_1(single).table.display
+    assert set(display[OF_DIFFERENCE]) == {DASH}
     assert "nan" not in table_2(single).table.markdown()
 
 
@@ -76,8 +78,8 @@ ONE_KEY, ALONE = ("optimal_v_oblivious", '{"r": 1}'), ("sliding_window", '{"r": 
 ORF = ("orf", '{"features": 256, "scaling": "paper", "seed": 0}')
 
 
-@pytest.mark.parametrize(("orf", "said"), [(98.1, True), (92.0, False)])
-def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, said):
+@pytest.mark.parametrize(("orf", "worse"), [(98.1, True), (92.0, False)])
+def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, worse):
     model = of_values(
         "masked_long", "masked", "exponential", {("exact", ""): 50.4, ORF: orf}, {"unigram": 92.7}
     )
@@ -86,24 +88,25 @@ def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, said)
         "More often wrong than the most frequent token alone (92.7): ORF 256 features, as written "
         "(98.1)."
     )
-    assert any(note.startswith(sentence) for note in exhibit.notes) == said
+    assert any(note.startswith(sentence) for note in exhibit.notes) == worse
     weak = of_values("masked_long", "masked", "elu", {("exact", ""): 93, ORF: orf}, {"unigram": 92})
     assert not any("frequent token alone" in note for note in table_1(Results.of([weak])).notes)
-    shown = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
+    intervals = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
     assert (
-        shown["exact"] == "45.8 to 55.0" and shown["counts: most frequent token"] == "88.1 to 97.3"
+        intervals["exact"] == "45.8 to 55.0"
+        and intervals["counts: most frequent token"] == "88.1 to 97.3"
     )
     model = of_values("masked_long", "masked", "exponential", {("exact", ""): 98.0}, {})
-    shown = table_1(Results.of([model])).table.display.set_index("method")[OF_DIFFERENCE]
-    assert shown["exact"] == "93.4 to 100.0"
+    intervals = table_1(Results.of([model])).table.display.set_index("method")[OF_DIFFERENCE]
+    assert intervals["exact"] == "93.4 to 100.0"
 
 
-@pytest.mark.parametrize(("one", "said"), [(530.0, True), (400.0, False)])
-def test_table_2_says_where_one_key_by_weight_is_worse_than_oneself_alone(one, said):
-    settings = {("exact", ""): 35.5, ONE_KEY: one, ALONE: 422.8}
+@pytest.mark.parametrize(("perplexity", "worse"), [(530.0, True), (400.0, False)])
+def test_table_2_says_where_one_key_by_weight_is_worse_than_oneself_alone(perplexity, worse):
+    settings = {("exact", ""): 35.5, ONE_KEY: perplexity, ALONE: 422.8}
     exhibit = table_2(Results.of([of_values("causal_elu", "causal", "elu", settings, {})]))
     sentence = "token that sees itself alone with elu (530.0 against 422.8):"
-    assert any(sentence in note for note in exhibit.notes) == said
+    assert any(sentence in note for note in exhibit.notes) == worse
 
 
 def test_table_3_says_how_much_of_the_evaluation_text_is_copied():
@@ -112,10 +115,10 @@ def test_table_3_says_how_much_of_the_evaluation_text_is_copied():
         name: {"train": {"tokens": 90}, "evaluation": parts | {"copied_words": copied}}
         for name, copied in (("a", 3), ("b", 1))
     }
-    shown = table_3({"sources": sources})
-    copied = shown.table.display.set_index("corpus")["copied words, %"]
+    exhibit = table_3({"sources": sources})
+    copied = exhibit.table.display.set_index("corpus")["copied words, %"]
     assert copied[["a", "b", "PG19 (Rae et al., 2020)"]].tolist() == ["1.5", "0.5", DASH]
-    assert "1.0% in all" in shown.notes[0]
+    assert "1.0% in all" in exhibit.notes[0]
 
 
 def test_the_papers_numbers_agree_and_disagree_as_its_notes_say():
@@ -149,9 +152,9 @@ def test_numbers_as_text(text, expected):
 
 
 def test_a_mark_says_a_sentence_with_its_unit():
-    one = {"series": "exponential", "count": 4, "value": 0.1541, "low": 0.127, "high": 0.181}
-    trained = one | {"value": -1234.5, "low": None, "trained_low": -2.0, "trained_high": 3.0}
-    assert sentences(pd.DataFrame([one, trained]), "{series}, r = {count}", " nats", "+") == [
+    mark = {"series": "exponential", "count": 4, "value": 0.1541, "low": 0.127, "high": 0.181}
+    trained = mark | {"value": -1234.5, "low": None, "trained_low": -2.0, "trained_high": 3.0}
+    assert sentences(pd.DataFrame([mark, trained]), "{series}, r = {count}", " nats", "+") == [
         "exponential, r = 4: +0.154 nats (0.127 to 0.181)",
         "exponential, r = 4: −1,230 nats; −2 to 3 over trainings",
     ]

@@ -34,9 +34,9 @@ def test_the_limit_is_the_edge_of_what_is_shaded() -> None:
 
 
 def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
-    def worse(one):
-        far = one.approximation == "sliding_window" and one.budget == 16
-        return replace(one, value=5000.0, low=None, high=None) if far else one
+    def worse(cell):
+        far = cell.approximation == "sliding_window" and cell.budget == 16
+        return replace(cell, value=5000.0, low=None, high=None) if far else cell
 
     [_, cost] = survey.distance(Results.of([with_cells(survey_record("masked"), worse)])).charts
     drawn = rows(cost)
@@ -45,21 +45,21 @@ def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
 
 
 def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
-    said = findings(budget_settings(survey_results()))
-    assert "closest practical method is strided" in said
+    sentences = findings(budget_settings(survey_results()))
+    assert "closest practical method is strided" in sentences
 
-    def closer(one):
-        near = replace(one.error, relative=0.001)
-        return replace(one, error=near) if one.approximation == "sliding_window" else one
+    def closer(cell):
+        near = replace(cell.error, relative=0.001)
+        return replace(cell, error=near) if cell.approximation == "sliding_window" else cell
 
     moved = budget_settings(Results.of([with_cells(survey_record(), closer)]))
     assert "closest practical method is sliding window" in findings(moved)
 
 
 def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
-    shown = survey.patterns([survey_record(), survey_record("masked", picture=None)])
-    exact, other = shown.charts
-    assert shown.choices == ["causal, elu"]
+    exhibit = survey.patterns([survey_record(), survey_record("masked", picture=None)])
+    exact, other = exhibit.charts
+    assert exhibit.choices == ["causal, elu"]
     assert exact.to_dict()["title"] == "causal, elu: exact attention"
     drawn = [(row["query"], row["key"], row["weight"]) for row in rows(exact)]
     assert drawn == [(0, 0, 1.0), (1, 0, 0.5), (1, 1, -0.25)]
@@ -72,7 +72,7 @@ def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
 
 @pytest.mark.parametrize("task", ["causal", "masked"])
 def test_a_single_unit_has_no_interval_in_table_and_figure(task: str) -> None:
-    single = with_cells(survey_record(task), lambda one: replace(one, **UNKNOWN))
-    shown = survey.distance(Results.of([single]))
-    assert set(shown.table.display["interval"]) == {DASH}
-    assert not any("low" in row for row in rows(shown.charts[1]))
+    single = with_cells(survey_record(task), lambda cell: replace(cell, **UNKNOWN))
+    exhibit = survey.distance(Results.of([single]))
+    assert set(exhibit.table.display["interval"]) == {DASH}
+    assert not any("low" in row for row in rows(exhibit.charts[1]))

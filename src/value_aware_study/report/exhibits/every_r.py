@@ -173,16 +173,19 @@ def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[Panel]
     """Draws the optimal choices before a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
     others = frame[~optimal]
-    panel = _panel(frame[optimal], theirs, others)
-    panels = [panel.properties(title=f"{name}: optimal choices")]
+    panels = [_panel(frame[optimal], theirs, others, f"{name}: optimal choices")]
     if len(others):
-        panel = _panel(others, theirs.head(0), others.head(0), thin=True)
-        panels.append(panel.properties(title=f"{name}: other choices"))
+        title = f"{name}: other choices"
+        panels.append(_panel(others, theirs.head(0), others.head(0), title, thin=True))
     return panels
 
 
 def _panel(
-    rows: pd.DataFrame, theirs: pd.DataFrame, others: pd.DataFrame, thin: bool = False
+    rows: pd.DataFrame,
+    theirs: pd.DataFrame,
+    others: pd.DataFrame,
+    title: str,
+    thin: bool = False,
 ) -> Panel:
     task, keys = rows["task"].iloc[0], int(rows["head_dim"].iloc[0]) + 1
     x = count_axis(KEYS, rows["count"].tolist())
@@ -190,7 +193,7 @@ def _panel(
     marked = upright(keys) if rows["count"].max() >= keys else []
     rows, theirs = told_changes(rows, task), told_changes(theirs, task, PUBLISHED)
     lines = curves(rows, method_marks(rows), x, y, theirs, thin)
-    return figure([*_band(others, x, y), *level(0.0), *marked, *lines])
+    return figure([*_band(others, x, y), *level(0.0), *marked, *lines], title)
 
 
 def _band(others: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:

@@ -11,7 +11,6 @@ import pandas as pd
 from value_aware_attention.measurement.estimate import (
     NONE,
     counted,
-    interval,
     number,
     short,
     whole,
@@ -219,22 +218,19 @@ def _bars(measured: Measured, title: str = "") -> Panel:
     nets = {ORACLES[OBLIVIOUS]: errors}
     if measured.control:
         nets = {TRAINED: errors, RANDOM: measured.control.output_error}
-    rows: list[Row] = [
-        {"name": f"r = {match.r}", "series": net, "value": match.keys, "low": match.low}
-        | {"high": match.high}
-        | {"said": f"{net}, {counted(match.keys, match.low, match.high)} keys"}
+    drawn = [
+        (net, match.r, match.keys, match.low, match.high)
         for net, of in nets.items()
         for match in of.matching_keys
         if match.layer is None and match.r <= LARGEST
     ]
     if not measured.control:
-        sizes = [match.r for match in errors.matching_keys if match.layer is None]
-        aware = {"series": ORACLES[AWARE], "low": None, "high": None}
-        rows = [
-            {"name": f"r = {r}", "value": r, "said": f"{ORACLES[AWARE]}, {r} keys"} | aware
-            for r in sizes
-            if r <= LARGEST
-        ] + rows
+        drawn = [(ORACLES[AWARE], r, r, None, None) for _, r, *_ in drawn] + drawn
+    rows = [
+        {"name": f"r = {r}", "series": series, "value": keys, "low": low, "high": high}
+        | {"said": f"{series}, {counted(keys, low, high)} keys"}
+        for series, r, keys, low, high in drawn
+    ]
     title_of_axis = f"keys by weight (of {errors.keys:,}) with the error of r value-aware"
     return _paired(rows, title_of_axis, title)
 
@@ -245,8 +241,7 @@ def _paired(rows: Sequence[Row], what: str, title: str) -> Panel:
     domain = [min(0.0, frame["value"].min()), 1.19 * frame[["value", *ENDS]].max().max()]
     axis = alt.Axis(grid=False, tickCount=5, format=",~r")
     x = alt.X("value:Q", title=what, scale=alt.Scale(domain=domain, nice=False), axis=axis)
-    marks = {name: mark for name, mark in BAR_MARKS.items() if name in set(frame["series"])}
-    return toggled(bars(frame, marks, x, None), 46, title)
+    return toggled(bars(frame, BAR_MARKS, x), 46, title)
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
@@ -296,11 +291,27 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
 
 def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     """Builds the counts and their text; `named` heads the text's column of models or kernels."""
-    display = pd.DataFrame([_count_text(row) for row in data.to_dict("records")])
-    display = display.rename(columns={"model": named})
+    counted = data["keys_needed"].notna()
+    share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
+    columns = {named: data["model"]}
     if data["layer"].nunique() > 1:
-        display.insert(1, "layer", data["layer"].astype(str))
-    return Table(data, display)
+        columns["layer"] = data["layer"].astype(str)
+    columns |= {
+        "r, value-aware keys": data["r"].astype(str),
+        "keys by weight": data["keys_needed"].map(whole).where(counted, NONE),
+        "95% interval": intervals(data, 0),
+    }
+    if RANGE[0] in data:
+        columns["range over seeds"] = intervals(data, 0, ends=RANGE)
+    if BESIDE[0] in data:
+        random = zip(*(data[name] for name in BESIDE), strict=True)
+        columns[RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
+    columns |= {
+        "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NONE),
+        "median query": data["median"].map(whole),
+        "quartiles": intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
+    }
+    return Table(data, pd.DataFrame(columns))
 
 
 def _count_rows(measured: Measured) -> Iterator[Row]:
@@ -321,27 +332,6 @@ def _count_rows(measured: Measured) -> Iterator[Row]:
                 **{name: getattr(beside, name.removeprefix("random_"), None) for name in BESIDE},
                 **{name: getattr(at, name) for name in COUNTS},
             }
-
-
-def _count_text(row: Row) -> dict[str, str]:
-    lowest, highest = (row.get(name) for name in RANGE)
-    over_seeds = {"range over seeds": interval(lowest, highest, 0)} if RANGE[0] in row else {}
-    random = {}
-    if BESIDE[0] in row:
-        keys, low, high = (row[name] for name in BESIDE)
-        random = {RANDOM: with_interval(keys, low, high, 0)}
-    none = missing(row["keys_needed"])
-    return {
-        "model": row["model"],
-        "r, value-aware keys": str(row["r"]),
-        "keys by weight": NONE if none else whole(row["keys_needed"]),
-        "95% interval": interval(row["low"], row["high"], 0),
-        **over_seeds,
-        **random,
-        "share of all keys": NONE if none else f"{100 * row['share']:.0f}% of {row['keys']:,}",
-        "median query": whole(row["median"]),
-        "quartiles": interval(row["lower_quartile"], row["upper_quartile"], 0),
-    }
 
 
 def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:

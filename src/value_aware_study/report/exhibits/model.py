@@ -48,7 +48,14 @@ ALIKE = {"own": "", "equal": ", all heads alike"}
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     """Shows one curve a method, with its intervals; dashed: exact attention."""
     title, better, digits = METRICS[record.metric]
-    exact, rows = record.cells[0], [_metric_row(cell) for cell in record.cells]
+    exact = record.cells[0]
+    rows = [
+        {"approximation": cell.approximation, "r": cell.parameters.get("r")}
+        | _measures(cell)
+        | {"output_error": cell.error and cell.error.relative}
+        | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
+        for cell in record.cells
+    ]
     data = pd.DataFrame(rows).astype({"r": "Int64"})
     return Exhibit(
         name,
@@ -63,15 +70,6 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
         ],
         [_metric_panel(record, data)],
         Table(data, pd.DataFrame([_metric_text(row, digits) for row in rows])),
-    )
-
-
-def _metric_row(cell: Cell) -> Row:
-    return (
-        {"approximation": cell.approximation, "r": cell.parameters.get("r")}
-        | _measures(cell)
-        | {"output_error": cell.error and cell.error.relative}
-        | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
     )
 
 
@@ -120,11 +118,11 @@ def _metric_text(row: Row, digits: int) -> dict[str, str]:
 def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
     """Shows one panel for each share of error, one row a layer."""
     errors = record.attention[0].output_error
-    layers: dict[str, list[KeysNeeded]] = {ALL: []}
-    layers |= {f"layer {layer}": [] for layer in range(errors.layers)}
-    for needed in errors.keys_needed:
-        if needed.head is None:
-            layers[ALL if needed.layer is None else f"layer {needed.layer}"].append(needed)
+    names = {None: ALL} | {layer: f"layer {layer}" for layer in range(errors.layers)}
+    layers = {
+        name: [row for row in errors.keys_needed if row.head is None and row.layer == layer]
+        for layer, name in names.items()
+    }
     shares = sorted({needed.share for needed in layers[ALL]})
     data = pd.DataFrame(
         {"layer": layer}
