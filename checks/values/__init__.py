@@ -8,7 +8,3 @@ that has imported every app, in a copy of a run at smoke scale, and counts as en
 names what was given, in another line, in a traceback, accepted, or without an end within a minute.
 Writes results/benchmarks/values.json and .md; ends with exit code 1 where a case came out wrong.
 """
-
-from checks.values.suite import main
-
-__all__ = ["main"]

@@ -1,6 +1,6 @@
 """python -m checks.values"""
 
-from checks.values import main
+from checks.values.suite import main
 
 if __name__ == "__main__":
     main()

@@ -5,8 +5,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CALL", "LATE", "PARAMS", "ValueCase", "cases"]
-
 TABLE = Path(__file__).with_name("cases.tsv")
 PARAMS, LATE, CALL = "params.yaml", "while it runs", "call"
 """Kinds: an edit of the file; what is known only once the app looks at files and devices; a call of

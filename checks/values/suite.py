@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from benchmarks.record import finish, header, markdown, setting
 from checks import values
-from checks.values.cases import CALL, ValueCase, cases
+from checks.values.cases import ValueCase, cases
 
 WORKER = Path(__file__).with_name("worker.py")
 LINE, OTHER_LINE = "one line that names it", "one line that does not"
@@ -50,11 +49,10 @@ def run(chosen: Sequence[ValueCase]) -> dict[str, Outcome]:
 def judged(case: ValueCase, outcome: Outcome) -> Outcome:
     """Returns what came of a case, with the line for the user in place of all output."""
     line = (errors_of(outcome) or [""])[-1]
-    changed = outcome["changed"]
-    return {
-        "outcome": came_out(case, outcome), "code": outcome["code"], "line": line,
-        "changed": changed,
-    }  # fmt: skip
+    return {key: outcome[key] for key in ("code", "changed")} | {
+        "outcome": came_out(case, outcome),
+        "line": line,
+    }
 
 
 def outcomes(chosen: Sequence[ValueCase], folder: Path) -> Iterator[str]:
@@ -72,7 +70,7 @@ def outcomes(chosen: Sequence[ValueCase], folder: Path) -> Iterator[str]:
 
 
 def came_out(case: ValueCase, outcome: Outcome) -> str:
-    """Returns one of OUTCOMES; a line "names it" by the given key or all of the expected line."""
+    """Returns one of OUTCOMES; a line "names it" where it has the line of the table."""
     if outcome["code"] is None:
         return NO_END
     if outcome["code"] == 0:
@@ -80,29 +78,18 @@ def came_out(case: ValueCase, outcome: Outcome) -> str:
     errors = errors_of(outcome)
     if len(errors) != 1 or any(line.startswith("Traceback") for line in outcome["stderr"]):
         return MORE
-    named = case.line in errors[0] or (case.kind != CALL and name_of(case) in errors[0].lower())
-    return LINE if named and case.exit else OTHER_LINE
+    return LINE if case.line in errors[0] and case.exit == outcome["code"] else OTHER_LINE
 
 
 def errors_of(outcome: Outcome) -> list[str]:
     return [line for line in outcome["stderr"] if line.startswith("error: ")]
 
 
-def name_of(case: ValueCase) -> str:
-    """Returns the last part of the last given key, or the file of an edit without a key."""
-    if case.edit and not case.edit[1].strip():
-        return "params.yaml"
-    typed = shlex.split(case.command)[-1].replace("=", ":").lstrip("+~").partition("@")[0]
-    line = case.edit[1].strip().splitlines()[-1] if case.edit else typed
-    return line.partition(":")[0].rpartition(".")[2].strip().lower()
-
-
 def wrong(case: ValueCase, outcome: Outcome) -> str:
     """Describes the difference from the table; empty where there is none."""
     if outcome["outcome"] != (LINE if case.exit else RIGHT):
-        return str(outcome["outcome"])
-    if case.exit and (outcome["code"] != 1 or case.line not in outcome["line"]):
-        return f"another line: {outcome['line']}"
+        line = f": {outcome['line']}" if outcome["outcome"] == OTHER_LINE else ""
+        return f"{outcome['outcome']}{line}"
     return "changed a file" if case.exit and outcome["changed"] else ""
 
 

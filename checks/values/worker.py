@@ -17,8 +17,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 LIMIT = 60.0
@@ -43,8 +43,6 @@ MADE = (
     "evaluate",
 )
 """Stages that run before all cases"""
-TOGETHER = ("run", "fingerprints", "verdict")
-"""Commands that are no apps of Hydra"""
 NAMES = """
 import numpy as np, torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,10 +68,8 @@ def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
     checkout = Path.cwd()
     sys.path[:0] = [str(checkout / "src"), str(checkout)]
     exec(NAMES, {})
-    names = sorted(path.stem for path in (checkout / "conf").glob("*.yaml"))
-    for name in (*names, *TOGETHER):
-        if find_spec(f"pipelines.{name}"):  # conf/ also holds what apps share
-            import_module(f"pipelines.{name}")
+    for module in iter_modules([str(checkout / "pipelines")]):
+        import_module(f"pipelines.{module.name}")
     whole = folder / "whole"
     whole.mkdir()
     for name in ("params.yaml", "dvc.yaml"):
@@ -110,13 +106,10 @@ def outcome(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
 
 def files(root: Path) -> dict[str, tuple[int, int]]:
     """Returns every file with its size and time, without those of logs, caches and DVC."""
-    stats = {
-        path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()
-    }
     return {
-        name: (stat.st_size, stat.st_mtime_ns)
-        for name, stat in stats.items()
-        if name.split("/")[0] not in ("logs", ".cache", ".dvc")
+        path.relative_to(root).as_posix(): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file() and path.relative_to(root).parts[0] not in ("logs", ".cache", ".dvc")
     }
 
 
