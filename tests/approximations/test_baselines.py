@@ -295,11 +295,3 @@ def test_queries_taken_in_blocks_give_the_same_keys(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "QUERIES_AT_ONCE", 7)
     blocks = ValueAwareKeysAttentionWeights(5).select(*inputs, is_causal=True)
     torch.testing.assert_close(whole.dense(30), blocks.dense(30))
-
-
-def test_a_key_drawn_twice_fills_one_slot() -> None:
-    value = torch.eye(3)
-    query, key = torch.ones(1, 3), torch.diag(torch.tensor([50.0, 0.0, 0.0]))
-    chosen = SampledKeys(5, 0).select(query, key, value)
-    assert chosen.support().item() == 1 and chosen.weights.shape == (1, 3)
-    torch.testing.assert_close(chosen.dense(3), torch.tensor([[1.0, 0.0, 0.0]]))

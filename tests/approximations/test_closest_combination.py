@@ -45,13 +45,13 @@ seeds = st.integers(0, 2**31)
 quick = settings(max_examples=12, deadline=None)
 
 
-def solved(given: Problem, r: int, search: str, engine: str) -> Tensor:
+def solved(instance: Problem, r: int, search: str, engine: str) -> Tensor:
     """Checks that a solution lies in C_r and returns its errors (H, N)."""
-    indices, weights = solve(given, r, search, engine)
-    keys = given.value.shape[-2]
+    indices, weights = solve(instance, r, search, engine)
+    keys = instance.value.shape[-2]
     assert indices.shape == weights.shape and indices.shape[-1] <= min(r, keys)
     assert indices.dtype == torch.int64 and (indices >= 0).all() and (indices < keys).all()
-    assert weights.dtype == given.value.dtype and (weights >= 0).all()
+    assert weights.dtype == instance.value.dtype and (weights >= 0).all()
     used = weights > 0
     precision = torch.finfo(weights.dtype).eps
     torch.testing.assert_close(
@@ -59,16 +59,16 @@ def solved(given: Problem, r: int, search: str, engine: str) -> Tensor:
     )
     distinct = torch.where(used, indices, -1 - torch.arange(indices.shape[-1])).sort(dim=-1).values
     assert (distinct.diff(dim=-1) > 0).all(), "a key is named twice"
-    if given.visible is not None:
-        assert given.visible.gather(-1, indices)[used].all(), "a hidden key is used"
-        assert (used.any(-1) == given.visible.any(-1)).all()
+    if instance.visible is not None:
+        assert instance.visible.gather(-1, indices)[used].all(), "a hidden key is used"
+        assert (used.any(-1) == instance.visible.any(-1)).all()
     else:
         assert used.any(-1).all()
-    return errors(given, indices, weights)
+    return errors(instance, indices, weights)
 
 
-def reference_error(given: Problem, row: int, weights: Tensor) -> Tensor:
-    return reference_solver.squared_error(weights, given.value[0], given.output[0, row])
+def reference_error(instance: Problem, row: int, weights: Tensor) -> Tensor:
+    return reference_solver.squared_error(weights, instance.value[0], instance.output[0, row])
 
 
 def geometric_mean(ratios: Tensor) -> float:
@@ -100,24 +100,24 @@ def test_nothing_beats_brute_force_and_one_key_equals_it(
     weights: str,
 ) -> None:
     instance = draw(seed, queries=2, keys=keys, width=width, values=values, weights=weights)
-    found = solved(instance, r, search, engine)[0]
+    error = solved(instance, r, search, engine)[0]
     tolerance = 1e-12 * spread(instance.value) ** 2 + 1e-24
     for row in range(2):
         best = reference_solver.brute_force(instance.value[0], instance.output[0, row], r)
         optimum = reference_error(instance, row, best)
-        assert found[row] >= optimum * (1 - 1e-9) - tolerance
+        assert error[row] >= optimum * (1 - 1e-9) - tolerance
         if r == 1 or r >= min(keys, width + 1):
-            assert found[row] <= optimum * (1 + 1e-9) + tolerance
+            assert error[row] <= optimum * (1 + 1e-9) + tolerance
 
 
-def reference_errors(given: Problem, answer: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def reference_errors(instance: Problem, answer: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Computes the errors (H, N) of a reference that maps (value, output) to weights."""
     return torch.stack(
         [
             torch.stack(
                 [reference_solver.squared_error(answer(value, o), value, o) for o in outputs]
             )
-            for value, outputs in zip(given.value, given.output, strict=True)
+            for value, outputs in zip(instance.value, instance.output, strict=True)
         ]
     )
 
@@ -143,7 +143,7 @@ def optima(name: str) -> list[tuple[int, Problem, Tensor]]:
     if name == "512 keys":
         return [(r, x, reference_errors(x, reference_solver.all_pairs)) for r, x in drawn]
     return [
-        (r, x, reference_errors(x, lambda *given, r=r: reference_solver.brute_force(*given, r)))
+        (r, x, reference_errors(x, lambda *row, r=r: reference_solver.brute_force(*row, r)))
         for r, x in drawn
     ]
 
@@ -154,9 +154,9 @@ def optima(name: str) -> list[tuple[int, Problem, Tensor]]:
 def test_quality_against_brute_force(engine: str, search: str, name: str) -> None:
     ratios = []
     for r, instance, optimum in optima(name):
-        found = solved(instance, r, search, engine)
+        error = solved(instance, r, search, engine)
         generic = optimum > 1e-8 * spread(instance.value)[:, None] ** 2
-        ratios.append(found[generic] / optimum[generic])
+        ratios.append(error[generic] / optimum[generic])
     ratio = torch.cat(ratios)
     assert len(ratio) > 4 and ratio.min() >= 1 - 1e-9
     assert geometric_mean(ratio) <= (1.1 if name == "512 keys" else QUALITY[search])
@@ -172,7 +172,7 @@ def test_the_fast_search_takes_the_keys_of_its_slow_version(engine: str, weights
     ]
     compared = 0
     for r in (2, 4, 6):
-        indices, found = solve(instance, r, "fast", engine)
+        indices, solution = solve(instance, r, "fast", engine)
         for row, path in enumerate(paths):
             greedy = reference_error(instance, row, path[r - 1])
             top = instance.weights[0, row].topk(r).indices
@@ -184,7 +184,7 @@ def test_the_fast_search_takes_the_keys_of_its_slow_version(engine: str, weights
                 continue  # the keys with the largest weights were better
             compared += 1
             dense = torch.zeros(40, dtype=torch.float64)
-            dense = dense.scatter_add(0, indices[0, row], found[0, row])
+            dense = dense.scatter_add(0, indices[0, row], solution[0, row])
             torch.testing.assert_close(dense, path[r - 1], atol=1e-7, rtol=0)
     assert compared >= 6
 
@@ -200,13 +200,13 @@ def test_one_key_more_than_the_width_reaches_the_output(
     engine: str, search: str, values: str, dtype: torch.dtype
 ) -> None:
     instance = draw(5, heads=2, queries=12, keys=48, values=values, dtype=dtype)
-    found = solved(instance, 9, search, engine).sqrt()
+    error = solved(instance, 9, search, engine).sqrt()
     tolerance = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype]
-    assert (found <= tolerance * attended(instance)).all()
+    assert (error <= tolerance * attended(instance)).all()
     if values == "heavy tails":
-        assert (found <= tolerance * instance.output.double().norm(dim=-1)).all()
+        assert (error <= tolerance * instance.output.double().norm(dim=-1)).all()
     if values == "far away":
-        assert (found <= 1e-4 * spread(instance.value)[:, None]).all()
+        assert (error <= 1e-4 * spread(instance.value)[:, None]).all()
 
 
 @every_engine
@@ -250,8 +250,8 @@ def test_nearly_all_weight_on_one_key(engine: str, search: str, dtype: torch.dty
     peak = (instance.value[0, :10].double() - instance.output[0].double()).norm(dim=-1)
     zero = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype] * spread(instance.value)
     for r in (1, 2, 4):
-        found = solved(instance, r, search, engine)[0].sqrt()
-        assert (found <= torch.maximum(peak * (1 + 1e-9), zero)).all()
+        error = solved(instance, r, search, engine)[0].sqrt()
+        assert (error <= torch.maximum(peak * (1 + 1e-9), zero)).all()
 
 
 # What geometry promises
@@ -285,10 +285,10 @@ def test_hardly_a_choice_is_decided_by_rounding(engine: str, search: str, size: 
 def test_the_closest_of_many_close_values_in_fp32(engine: str, width: int) -> None:
     """Distances far smaller than the values must not drown in the difference of two squares."""
     instance = draw(27, heads=4, queries=32, keys=400, width=width, dtype=torch.float32)
-    found = solved(instance, 1, "fast", engine).sqrt()
+    error = solved(instance, 1, "fast", engine).sqrt()
     away = instance.value.double()[:, None] - instance.output.double()[:, :, None]
     closest = away.norm(dim=-1).amin(dim=-1)
-    assert (found <= closest + 5e-6 * spread(instance.value)[:, None]).all()
+    assert (error <= closest + 5e-6 * spread(instance.value)[:, None]).all()
 
 
 @every_engine
@@ -306,8 +306,8 @@ def test_more_keys_never_hurt(
     engine: str, search: str, seed: int, keys: int, width: int, values: str, weights: str
 ) -> None:
     instance = draw(seed, queries=3, keys=keys, width=width, values=values, weights=weights)
-    found = torch.stack([solved(instance, r, search, engine) for r in range(1, 10)])
-    assert (found.diff(dim=0) <= 1e-9 * found[:-1] + 1e-12 * spread(instance.value) ** 2).all()
+    error = torch.stack([solved(instance, r, search, engine) for r in range(1, 10)])
+    assert (error.diff(dim=0) <= 1e-9 * error[:-1] + 1e-12 * spread(instance.value) ** 2).all()
 
 
 @every_engine
@@ -374,9 +374,9 @@ def test_given_keys_are_weighed_around_a_value_far_away(engine: str) -> None:
     alpha = (alpha / alpha.sum(-1, keepdim=True)).float()
     instance = Problem(value, alpha @ value, alpha, None, torch.ones(1))
     indices = torch.tensor([7, 0, 1, 2, 3, 4]).expand(1, 12, -1)
-    found = errors(instance, indices, optimal_weights(instance, indices, engine))
+    error = errors(instance, indices, optimal_weights(instance, indices, engine))
     usual = errors(instance, indices[..., 1:], optimal_weights(instance, indices[..., 1:], engine))
-    assert (found <= usual * (1 + 1e-4)).all()
+    assert (error <= usual * (1 + 1e-4)).all()
 
 
 # Weights for keys already chosen
@@ -408,13 +408,13 @@ def test_the_best_weights_on_given_keys(
     assert weights.shape == indices.shape
     assert (weights >= 0).all() and (weights[~usable] == 0).all()
     torch.testing.assert_close(weights.sum(-1), usable.any(-1).double())
-    found, tolerance = errors(instance, indices, weights)[0], spread(instance.value) ** 2
+    error, tolerance = errors(instance, indices, weights)[0], spread(instance.value) ** 2
     for row in usable[0].any(-1).nonzero()[:, 0]:
         chosen = indices[0, row][usable[0, row]]
         best = reference_solver.closest_in_hull(instance.value[0, chosen], instance.output[0, row])
         expected = torch.zeros(keys, dtype=torch.float64).scatter(0, chosen, best)
         least = reference_error(instance, int(row), expected)
-        assert abs(found[row] - least) <= 1e-8 * least + 1e-12 * tolerance + 1e-24
+        assert abs(error[row] - least) <= 1e-8 * least + 1e-12 * tolerance + 1e-24
 
 
 @pytest.mark.slow  # the compiler is imported
@@ -579,13 +579,13 @@ def test_a_row_that_least_squares_takes_long_for_is_solved_or_left_as_found(
         return solve_nnls(matrix, target)
 
     monkeypatch.setattr(scipy.optimize, "nnls", nnls)
-    given = draw(0, keys=24)
+    instance = draw(0, keys=24)
     indices, weights = torch.zeros(1, 4, 9, dtype=torch.int64), torch.zeros(1, 4, 9).double()
     weights[..., 0] = 1  # a key alone, far from the output
     before = weights.clone()
-    closest_combination._finish(given, indices, weights, torch.zeros(1, 4, dtype=torch.bool))
-    reached = (weights[..., None] * given.value[0][indices]).sum(dim=-2)
-    error = (reached - given.output).norm(dim=-1)
+    closest_combination._finish(instance, indices, weights, torch.zeros(1, 4, dtype=torch.bool))
+    reached = (weights[..., None] * instance.value[0][indices]).sum(dim=-2)
+    error = (reached - instance.output).norm(dim=-1)
     assert len(calls) == 4
     if needed == 20:
         assert error.max() <= 1e-12

@@ -181,19 +181,6 @@ def test_the_error_is_recomputed_in_fp64() -> None:
         torch.testing.assert_close(chosen.error.sqrt().double(), error, atol=2e-6, rtol=1e-5)
 
 
-def test_no_queries_no_heads_one_key(subtests: pytest.Subtests) -> None:
-    for engine, search in itertools.product(ENGINES, SEARCHES):
-        with subtests.test(engine=engine, search=search):
-            method = OptimalValueAware(3, search, engine)
-            empty = method.select(torch.ones(0, 4), torch.ones(5, 4), torch.ones(5, 2))
-            assert empty.weights.shape[0] == 0 and empty.error.shape == (0,)
-            no_heads = method.select(*(torch.ones(0, 5, 4),) * 3)
-            assert no_heads.error.shape == (0, 5)
-            single = method.select(torch.ones(2, 4), torch.ones(1, 4), torch.ones(1, 2))
-            torch.testing.assert_close(single.weights.sum(-1), torch.ones(2))
-            assert (single.error == 0).all()
-
-
 # Against the other choices
 
 

@@ -41,7 +41,10 @@ class Linformer(Approximation):
             self.value_projection = nn.Parameter(self.draw(length).clone())
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
-        self._check_length(call.keys)
+        if self.rank > call.keys:
+            raise ValueError(f"rank is {self.rank}; it must be at most the {call.keys} keys given")
+        if self.length is not None and call.keys > self.length:
+            raise ValueError(f"there are {call.keys} keys; the trained length is {self.length}")
         key, value = call.key, call.value
         if call.visible is not None:
             visible = call.visible.transpose(-2, -1)
@@ -69,12 +72,6 @@ class Linformer(Approximation):
             self._drawn = torch.cat(columns, dim=1) / self.rank**0.5
         self._drawn = self._drawn.to(device)
         return self._drawn[:, :keys]
-
-    def _check_length(self, keys: int) -> None:
-        if self.rank > keys:
-            raise ValueError(f"rank is {self.rank}; it must be at most the {keys} keys given")
-        if self.length is not None and keys > self.length:
-            raise ValueError(f"there are {keys} keys; the trained length is {self.length}")
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Counts scores and sum of `rank` projected keys, and a query's share of projecting all
