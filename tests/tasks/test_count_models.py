@@ -12,8 +12,7 @@ from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import CausalBatches, MaskedSequences
-from value_aware_study.evaluation.counts import CausalCounts, MaskedCounts
-from value_aware_study.evaluation.kneser_ney import UNKNOWN, KneserNey
+from value_aware_study.evaluation.counts import UNKNOWN, CausalCounts, KneserNey, MaskedCounts
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

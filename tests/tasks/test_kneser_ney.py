@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from value_aware_study.evaluation.kneser_ney import UNKNOWN, KneserNey, log_likelihood
+from value_aware_study.evaluation.counts import UNKNOWN, KneserNey, log_likelihood
 
 SIZE = 5
 TEXTS = arrays(

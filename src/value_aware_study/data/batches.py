@@ -4,10 +4,8 @@ A run that was killed therefore continues with exactly the batches it would have
 must not shuffle or batch these data sets again. Tokens are read from memory maps.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from value_aware_attention.measurement.masking import IGNORED, mask_tokens
-from value_aware_study.data.tokens import AGAIN, check_vocabulary, read_tokens, rearrange
+from value_aware_study.data.tokens import AGAIN, Tokens, check_vocabulary, read_tokens, rearrange
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
@@ -73,17 +71,18 @@ class MaskedSequences:
         for path, tokens in zip(paths, instances, strict=True):
             check_vocabulary(path, tokens, vocabulary_size)
         self.sources = [rearrange(tokens, length) for tokens in instances]
-        self.ends = list(accumulate(map(len, self.sources)))
+        self.sequences: ConcatDataset[Tokens] = ConcatDataset(self.sources)  # type: ignore[arg-type]
         self.mask_token, self.special_tokens = mask_token, list(special_tokens)
         self.vocabulary_size = vocabulary_size
         self.fraction = fraction
 
     def __len__(self) -> int:
-        return self.ends[-1]
+        return len(self.sequences)
 
     def tokens(self, indices: Sequence[int]) -> Tensor:
         """Returns unmasked sequences, int64 (len(indices), length)."""
-        return torch.from_numpy(np.stack([self._sequence(index) for index in indices]))
+        rows = np.stack([self.sequences[index] for index in indices])
+        return torch.from_numpy(rows.astype(np.int64))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
         """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""
@@ -99,11 +98,6 @@ class MaskedSequences:
             fraction=self.fraction,
         )
         return {"input_ids": inputs, "labels": labels}
-
-    def _sequence(self, index: int) -> NDArray[np.int64]:
-        source = bisect_right(self.ends, index)
-        from_its_end = index - self.ends[source]
-        return self.sources[source][from_its_end].astype(np.int64)
 
 
 def masked_sequences(

@@ -187,8 +187,9 @@ def stream_texts(
         )
     step = len(stream) // count
     windows = np.stack([stream[i * step : i * step + length] for i in range(count)])
-    rows_by_seed = _by_seed(torch.from_numpy(windows.astype(np.int64)), seeds)
-    texts = [Text.of_tokens(rows, seed) for rows, seed in rows_by_seed]
+    rows = torch.from_numpy(windows.astype(np.int64))
+    # dealt in turn, so that each seed has some of the whole text
+    texts = [Text.of_tokens(rows[i :: len(seeds)], seed) for i, seed in enumerate(seeds)]
     return Task(load_model(str(checkpoint)), texts, "perplexity", first_row=length // 2)
 
 
@@ -201,13 +202,6 @@ def encoder_texts(
     documents = [document.text for corpus in texts.values() for document in corpus]
     tokenizer, count = load_tokenizer(weights), units * len(seeds)
     windows = text_windows(documents, tokenizer, length=length, windows=count)
-    rows = [Text(rows, rows, seed=seed) for rows, seed in _by_seed(windows.tokens, seeds)]
-    return Task(load_model(weights), rows, "cosine")
-
-
-def _by_seed(
-    windows: Int[Tensor, "W L"], seeds: Sequence[int]
-) -> Iterator[tuple[Int[Tensor, "U L"], int]]:
-    """Deals the windows in turn, so that each seed has some of the whole text."""
-    for i, seed in enumerate(seeds):
-        yield windows[i :: len(seeds)], seed
+    dealt = [windows.tokens[i :: len(seeds)] for i in range(len(seeds))]
+    inputs = [Text(rows, rows, seed=seed) for rows, seed in zip(dealt, seeds, strict=True)]
+    return Task(load_model(weights), inputs, "cosine")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -120,6 +121,11 @@ def _trainer(
         logging.getLogger(name).setLevel(logging.WARNING)
     bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
+    plugins: list[TorchCheckpointIO | SLURMEnvironment] = [checkpoint.files]
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        # by itself it would queue the job again and continue from a file of its own, whose step
+        # and settings nobody compares; here a restarted run finds its last checkpoint
+        plugins.append(SLURMEnvironment(auto_requeue=False))
     try:
         lightning = Trainer(
             **options,
@@ -129,7 +135,7 @@ def _trainer(
             accumulate_grad_batches=accumulate,
             val_check_interval=checkpoint.evaluate_every * accumulate,
             callbacks=[checkpoint, *bar],
-            plugins=_plugins(checkpoint.files),
+            plugins=plugins,
             default_root_dir=checkpoint.files.folder,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
@@ -224,16 +230,6 @@ def _run(
         if trainer.is_global_zero:
             save(module.curve)
             checkpoint.files.remove()
-
-
-def _plugins(files: CheckpointFiles) -> list[Any]:
-    """Builds Lightning's plugins: our checkpoint files, and on Slurm no requeueing.
-
-    Lightning would requeue a job by itself and continue it from a file of its own, whose step and
-    settings nobody compares; here a restarted run finds its last checkpoint.
-    """
-    on_slurm = SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
-    return [files, SLURMEnvironment(auto_requeue=False)] if on_slurm else [files]
 
 
 def peak_flops_of(device_name: str, precision: str) -> float | None:

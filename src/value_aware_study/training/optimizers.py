@@ -23,10 +23,7 @@ class _StepwiseOptimizer(Optimizer):
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Updates every parameter that has a gradient, once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         self._take()
         return loss
 
