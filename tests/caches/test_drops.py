@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.caches.seen import kinds, observed
 from value_aware_attention import native
 from value_aware_attention.caches import Observed, ValueAware
-from value_aware_attention.caches.drops import drop, in_torch
+from value_aware_attention.caches.elimination import drop, in_torch
 from value_aware_attention.caches.joint_set import Rows, State
 
 M = 8

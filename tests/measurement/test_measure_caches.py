@@ -8,7 +8,7 @@ import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from value_aware_attention import caches, hugging_face
-from value_aware_attention.hugging_face.recording import recording
+from value_aware_attention.hugging_face.adapter import recording
 from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import caches as measuring
 from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord

@@ -128,8 +128,9 @@ class Rows:
         numbers = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
         of_parts = numbers[caches].flatten()
         by_cache = ("protected", "available")
-        parts = {n: x[caches if n in by_cache else of_parts] for n, x in vars(self).items()}
-        return Rows(**parts)
+        return Rows(
+            **{name: x[caches if name in by_cache else of_parts] for name, x in vars(self).items()}
+        )
 
     def error(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of a set."""
@@ -176,16 +177,14 @@ class Rows:
         return best
 
     def _state(self, chosen: Bool[Tensor, "B M"]) -> "State":
-        return State.of(self, self._log_weights_of(chosen), self.value)
+        hidden = ~_by_part(chosen, self.parts)[:, None]
+        log_weights = self.log_weights.masked_fill(hidden, -torch.inf).to(self.value.dtype)
+        return State.of(self, log_weights, self.value)
 
     def _adding(self, state: "State", chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         odds = self.log_weights.to(self.value.dtype) - (state.log_total + state.mass.log())
         odds = odds.masked_fill(self.log_weights == -torch.inf, -torch.inf)
         return state.change(-odds.sigmoid()).masked_fill(chosen | ~self.available, torch.inf)
-
-    def _log_weights_of(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "C n M"]:
-        hidden = ~_by_part(chosen, self.parts)[:, None]
-        return self.log_weights.masked_fill(hidden, -torch.inf).to(self.value.dtype)
 
 
 def _projection(observed: Observed) -> Float[Tensor, "B G V E"] | None:
@@ -353,8 +352,7 @@ class State:
 
     def without(self, key: Int[Tensor, "B 1"]) -> "State":
         """Returns the state after dropping one key of each cache."""
-        tensors = {name: x.clone() for name, x in vars(self).items() if name != "parts"}
-        left = State(**tensors, parts=self.parts)
+        left = replace(self, weights=self.weights.clone(), to_kept=self.to_kept.clone())
         left.drop(key)
         return left
 

@@ -170,13 +170,12 @@ def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
 
 def protected(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns the keys that must be kept; padding never is."""
-    none = torch.zeros(
-        (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
-    )
+    allowed = available(observed)
+    none = torch.zeros_like(allowed)
     if observed.protected is None:
         return none
     positions = observed.protected.to(none.device).expand(*observed.batch, -1)
-    return none.scatter(-1, positions, value=True) & available(observed)
+    return none.scatter(-1, positions, value=True) & allowed
 
 
 def candidates(observed: Observed) -> Bool[Tensor, "*batch M"]:

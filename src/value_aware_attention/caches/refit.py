@@ -112,10 +112,10 @@ class _Fit:
         log_weights = rows.log_weights.take_along_dim(at, dim=-1) + choice.log_weight[:, None]
         return cls(
             log_weights.double().exp(),
-            rows.log_beside.double().exp(),
-            rows.beside.double(),
-            rows.output.double(),
-            rows.value.take_along_dim(choice.indices[..., None], dim=-2).double(),
+            rows.log_beside.exp(),
+            rows.beside,
+            rows.output,
+            rows.value.take_along_dim(choice.indices[..., None], dim=-2),
             (rows.log_weights > -torch.inf).any(-1, keepdim=True) | (rows.log_beside > -torch.inf),
         )
 

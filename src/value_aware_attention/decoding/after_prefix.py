@@ -18,7 +18,7 @@ from value_aware_attention.arguments import (
 )
 from value_aware_attention.attention import attention, attention_state, working_precision
 from value_aware_attention.caches.budgets import CacheProfile, Ranking
-from value_aware_attention.caches.method import CacheMethod, check_cache_method
+from value_aware_attention.caches.method import CacheMethod, available, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
     Choice,
@@ -359,15 +359,10 @@ class AfterPrefix(Approximation):
 
     def _all_kept(self, observed: Observed) -> KeptKeys:
         """Keeps every key of a text that has fewer than r of them."""
-        every_key = torch.ones(
-            (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
-        )
-        choice = CacheMethod.pack(observed, every_key)
-        return (
-            replace(choice, value=working_precision(observed.value))
-            if self.method.refits
-            else choice
-        )
+        choice = CacheMethod.pack(observed, torch.ones_like(available(observed)))
+        if self.method.refits:
+            return replace(choice, value=working_precision(observed.value))
+        return choice
 
     @property
     def _least(self) -> int:

@@ -54,7 +54,6 @@ IMPLEMENTATIONS = ("eager", "sdpa", OWN)
 """Attention functions whose masks are read here"""
 FUSED = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 """Attention functions that compute the same from other masks; "sdpa" stands in for them"""
-AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 @dataclass
@@ -588,7 +587,7 @@ def _check_own(module: nn.Module, layer: DynamicLayer, key: Tensor, value: Tenso
         )
 
 
-def _attention_of(module: nn.Module, name: str) -> AttentionFunction:
+def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Returns the attention function of this name, as the module's own code finds it."""
     homes = (sys.modules[kind.__module__] for kind in type(module).__mro__)
     eager = (getattr(home, "eager_attention_forward", None) for home in homes)

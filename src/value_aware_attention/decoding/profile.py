@@ -15,8 +15,7 @@ from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.decoding.after_prefix import AfterPrefix, Given
 from value_aware_attention.decoding.compressed import built
-from value_aware_attention.hugging_face.adapter import replace_attention
-from value_aware_attention.hugging_face.recording import recording
+from value_aware_attention.hugging_face.adapter import recording, replace_attention
 
 SIZES = 15
 """Numbers of keys at which a profile is measured"""

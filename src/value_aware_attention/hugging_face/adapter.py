@@ -1,4 +1,7 @@
-"""Swaps the attention of a trained Hugging Face model for an approximation, and back."""
+"""Swaps the attention of a trained Hugging Face model for an approximation, and back.
+
+Also for exact attention that records its calls.
+"""
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -6,7 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, Thread, current_thread
+from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -16,6 +21,7 @@ from transformers import (
 )
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face.attending import (
     OWN,
     attend,
@@ -128,9 +134,9 @@ def _attending(
     first: FirstReadings,
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """Returns what computes the attention of each module of a model."""
-    exact, rotary = Exact(), rotary_of(model)
+    rotary = rotary_of(model)
     layers = (*attention_layers(model), *cross_attention_layers(model))
-    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, exact)
+    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, Exact())
     for layer, method in methods.items():
         attending[layer] = method
         if shares_keys(method):
@@ -215,3 +221,53 @@ def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
             configs.append(config)
             waiting += [getattr(config, key, None) for key in config.sub_configs]
     return configs
+
+
+class _Recorder(nn.Module):
+    """Exact attention that keeps its calls."""
+
+    def __init__(self, shares_keys: bool, repeated: int | None) -> None:
+        super().__init__()
+        self.shares_keys = shares_keys
+        self.observed = "last" if repeated is None else "repeat"  # as in `AfterPrefix`
+        self.prefix, self.pool = repeated, None
+        self.calls: list[Call] = []
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        call = Call.of(query, key, value, **options)
+        self.calls.append(call)
+        return exact(call)
+
+
+def exact(call: Call) -> Float[Tensor, "*batch N V"]:
+    """Computes exact attention as the model does."""
+    arguments = call.arguments()
+    for name in ("key", "value"):
+        arguments[name] = arguments[name].expand(*call.batch, -1, -1)
+    return Exact()(**arguments)
+
+
+@contextmanager
+def recording(
+    model: PreTrainedModel,
+    *,
+    kernel: Kernel | None = None,
+    shares_keys: bool = False,
+    repeated: int | None = None,
+) -> Iterator[list[Call]]:
+    """Records the call of every layer while the model reads within the context.
+
+    On exit the list has the calls, by layer; a layer that ran several times has several. With
+    `shares_keys` they are those of an `AfterPrefix`: query (B, H, G, N, D) by key-value head, key
+    and value (B, H, 1, N, .). `repeated` is the length of a prefix that is read once more, for
+    methods that observe "repeat".
+    """
+    recorders: dict[int, _Recorder] = {}
+    calls: list[Call] = []
+
+    def recorder(layer: int) -> nn.Module:
+        return recorders.setdefault(layer, _Recorder(shares_keys, repeated))
+
+    with replace_attention(model, recorder, kernel=kernel):
+        yield calls
+    calls += [call for layer in sorted(recorders) for call in recorders[layer].calls]

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.call import Arguments, Layer, Rotary
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import positions
@@ -23,13 +24,6 @@ from value_aware_attention.hugging_face.layers import positions
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
-
-
-class Kept(Protocol):
-    """Describes the keys that a layer keeps, such as `caches.KeptKeys`."""
-
-    def where(self, is_ours: Tensor, other: "Kept", /) -> "Kept":
-        """Takes each text's keys from one of two choices."""
 
 
 class SharingMethod(Protocol):
@@ -41,7 +35,7 @@ class SharingMethod(Protocol):
 
     def __call__(self, **call: object) -> Tensor: ...
 
-    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Kept]]:
+    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[KeptKeys]]:
         """Keeps keys of every layer; where there are two ways to, the model's output decides."""
 
 
@@ -146,7 +140,7 @@ class FirstReadings:
         self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, Arguments] = {}
         self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
-        self.kept: dict[nn.Module, Kept] = {}
+        self.kept: dict[nn.Module, KeptKeys] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
@@ -171,10 +165,9 @@ class FirstReadings:
         arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
         if self.prefix is not None:
             self._read(model, _repeating(model, arguments, self.prefix))
-            self.repeated = {
-                module: _from(self.prefix, **{name: call[name] for name in TENSORS})
-                for module, call in self.calls.items()
-            }
+            for module, call in self.calls.items():
+                query, key, value = (call[name][..., self.prefix :, :] for name in TENSORS)
+                self.repeated[module] = query, key, value
         if self.pooled is not None:
             self._read(model, arguments)
             for module, repeated in self.repeated.items():
@@ -190,8 +183,8 @@ class FirstReadings:
     @torch.no_grad()
     def _nearer(
         self, model: PreTrainedModel, arguments: Arguments, layers: list[nn.Module],
-        first: Sequence[Kept], second: Sequence[Kept],
-    ) -> list[Kept]:  # fmt: skip
+        first: Sequence[KeptKeys], second: Sequence[KeptKeys],
+    ) -> list[KeptKeys]:  # fmt: skip
         """Takes, in each text, the sets with which the model's outputs over the prefix read once
         more are nearer to its exact ones."""
         assert self.pooled is not None and self.pooled.prefix is not None
@@ -224,10 +217,6 @@ class FirstReadings:
         if not (self.is_reading or self.is_checking):
             self.repeated.clear()
             self.kept.clear()
-
-
-def _from(first: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return query[..., first:, :], key[..., first:, :], value[..., first:, :]
 
 
 def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arguments:

@@ -27,7 +27,7 @@ from value_aware_attention.caches import (
 from value_aware_attention.call import Call
 from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import own_kernel, replace_attention
-from value_aware_attention.hugging_face.recording import recording
+from value_aware_attention.hugging_face.adapter import recording
 from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
 from value_aware_attention.measurement.estimate import Array, Estimate, estimate, mean
 from value_aware_attention.measurement.layers import POOLS
