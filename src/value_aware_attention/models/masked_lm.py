@@ -34,7 +34,7 @@ def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> Rober
 
 def masked_kernel(attention: TrainedAttention) -> Kernel | None:
     """Returns the kernel that `attention` needs; None where RoBERTa's exponential kernel serves."""
-    kernels = getattr(attention.method_class(), "kernels", ())  # a mixing has none
+    kernels = attention.kernels
     return None if not kernels or Exponential in kernels else kernels[0]()
 
 

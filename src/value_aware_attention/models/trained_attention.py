@@ -56,6 +56,11 @@ class TrainedAttention:
         """Tells whether the model mixes tokens without any attention."""
         return issubclass(self.method_class(), Mixing)
 
+    @property
+    def kernels(self) -> tuple[type, ...]:
+        """Returns the kernels that it computes; empty = every kernel."""
+        return getattr(self.method_class(), "kernels", ())
+
     def method_class(self) -> type[nn.Module]:
         """Returns the class named by `target`."""
         module, _, name = self.target.rpartition(".")
