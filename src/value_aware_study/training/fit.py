@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
-from pytorch_lightning.plugins import TorchCheckpointIO
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -121,7 +120,7 @@ def _trainer(
         logging.getLogger(name).setLevel(logging.WARNING)
     bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
-    plugins: list[TorchCheckpointIO | SLURMEnvironment] = [checkpoint.files]
+    plugins: list[Any] = [checkpoint.files]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
         # by itself it would queue the job again and continue from a file of its own, whose step
         # and settings nobody compares; here a restarted run finds its last checkpoint
