@@ -18,7 +18,7 @@ def plain(seen: Observed, indices: Tensor) -> KeptKeys:
 
 
 def best_set(seen: Observed, r: int) -> KeptKeys:
-    """Finds the r keys with the least error by trying every set."""
+    """Finds the r keys with the least error by trying every set that leaves no slot to padding."""
     lowest = seen.output.new_full(seen.batch, torch.inf)
     best = torch.zeros(*seen.batch, r, dtype=torch.long, device=lowest.device)
     for chosen in combinations(range(seen.keys), r):
@@ -26,7 +26,9 @@ def best_set(seen: Observed, r: int) -> KeptKeys:
         kept = plain(seen, indices)
         of_chosen = protected(seen).take_along_dim(indices, dim=-1)
         forced = protected(seen).sum(-1) == of_chosen.sum(-1)
-        error = seen.error(kept).where(forced, torch.inf)
+        usable = available(seen).take_along_dim(indices, dim=-1).sum(-1)
+        filled = usable == available(seen).sum(-1).clamp_max(r)
+        error = seen.error(kept).where(forced & filled, torch.inf)
         best = best.where((error >= lowest)[..., None], indices)
         lowest = torch.minimum(lowest, error)
     assert available(seen).any()
