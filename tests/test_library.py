@@ -80,6 +80,14 @@ def test_no_file_imports_one_that_imports_it_nor_does_a_folder_of_the_library() 
     TopologicalSorter(by_folder).prepare()
 
 
+def test_caches_and_models_know_nothing_of_each_other_but_in_decoding() -> None:
+    """But for types that a face offers."""
+    for room, other in (("caches", "hugging_face"), ("hugging_face", "caches")):
+        for file in (LIBRARY / room).rglob("*.py"):
+            below = names(ast.parse(file.read_text()))
+            assert not {name for name in below if f".{other}" in name}, file
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_of_the_library_hides_no_import_in_a_function(room: str) -> None:
     for file in (LIBRARY / room).rglob("*.py"):

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.call import Arguments, Layer, Rotary
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import positions
@@ -24,6 +23,13 @@ from value_aware_attention.hugging_face.layers import positions
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
+
+
+class Kept(Protocol):
+    """Describes the keys that a layer keeps, such as `caches.KeptKeys`."""
+
+    def where(self, is_ours: Tensor, other: "Kept", /) -> "Kept":
+        """Takes each text's keys from one of two choices."""
 
 
 class SharingMethod(Protocol):
@@ -35,7 +41,7 @@ class SharingMethod(Protocol):
 
     def __call__(self, **call: object) -> Tensor: ...
 
-    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[KeptKeys]]:
+    def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Kept]]:
         """Keeps keys of every layer; where there are two ways to, the model's output decides."""
 
 
@@ -140,7 +146,7 @@ class FirstReadings:
         self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, Arguments] = {}
         self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
-        self.kept: dict[nn.Module, KeptKeys] = {}
+        self.kept: dict[nn.Module, Kept] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
@@ -183,8 +189,8 @@ class FirstReadings:
     @torch.no_grad()
     def _nearer(
         self, model: PreTrainedModel, arguments: Arguments, layers: list[nn.Module],
-        first: Sequence[KeptKeys], second: Sequence[KeptKeys],
-    ) -> list[KeptKeys]:  # fmt: skip
+        first: Sequence[Kept], second: Sequence[Kept],
+    ) -> list[Kept]:  # fmt: skip
         """Takes, in each text, the sets with which the model's outputs over the prefix read once
         more are nearer to its exact ones."""
         assert self.pooled is not None and self.pooled.prefix is not None
