@@ -89,9 +89,7 @@ class Rows:
             return (by_head @ turn).flatten(0, 1)
 
         shift = centre.repeat_interleave(parts, dim=0)
-        beside = (
-            None if observed.beside is None else measured(stacked(observed.beside.output()) - shift)
-        )
+        beside = observed.beside and measured(stacked(observed.beside.output()) - shift)
         output = measured(stacked(observed.output) - shift)
         return cls(
             log_weights=stacked(observed.log_weights),
@@ -397,9 +395,8 @@ def extend(rows: Rows, counts: Int[Tensor, " B"]) -> Bool[Tensor, "B M"]:
     for _ in range(int((counts - chosen.sum(dim=-1)).max())):
         cost = rows.cost_of_adding(chosen)
         best = cost.argmin(dim=-1, keepdim=True)
-        more = (chosen.sum(dim=-1, keepdim=True) < counts[:, None]) & cost.gather(
-            -1, best
-        ).isfinite()
+        is_short = chosen.sum(dim=-1, keepdim=True) < counts[:, None]
+        more = is_short & cost.gather(-1, best).isfinite()
         chosen = chosen.scatter(-1, best, more | chosen.gather(-1, best))
     return chosen
 

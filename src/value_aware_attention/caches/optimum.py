@@ -73,9 +73,8 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
     raised = {name: getattr(observed, name).double() for name in ("query", "key", "value")}
     beside = observed.beside and observed.beside.rearranged(Tensor.double)
-    observed = replace(
-        observed, **raised, beside=beside
-    )  # outputs and weights in fp64, as errors are
+    # outputs and weights in fp64, as errors are
+    observed = replace(observed, **raised, beside=beside)
     rows, start = Rows.of(observed), ValueAware(r, search="best").keep(observed).indices
     first = torch.zeros_like(rows.available)
     first.scatter_(-1, start.view(len(first), -1), value=True)
