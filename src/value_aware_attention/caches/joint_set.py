@@ -89,12 +89,14 @@ class Rows:
             return (by_head @ turn).flatten(0, 1)
 
         shift = centre.repeat_interleave(parts, dim=0)
-        beside = observed.beside and measured(stacked(observed.beside.output()) - shift)
         output = measured(stacked(observed.output) - shift)
+        beside = torch.zeros_like(output)
+        if observed.beside is not None:
+            beside = measured(stacked(observed.beside.output()) - shift)
         return cls(
             log_weights=stacked(observed.log_weights),
             log_beside=stacked(observed.log_beside).double(),
-            beside=torch.zeros_like(output) if beside is None else beside,
+            beside=beside,
             value=measured(value),
             output=output,
             nothing=measured(-shift),
