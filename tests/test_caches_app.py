@@ -20,6 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = {"layers": 2, "width": 16, "heads": 4, "key_value_heads": 2, "feedforward": 16}
 
 
+@pytest.mark.slow
 def test_every_method_is_measured_and_shown(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = build_decoder(**SIZES, vocabulary_size=6, length=48, initializer_range=0.5)

@@ -84,6 +84,7 @@ def test_the_table_has_every_app_and_no_case_twice() -> None:
     assert not any(case.setup for case in EARLY)
 
 
+@pytest.mark.slow
 def test_every_rule_is_of_a_shipped_value_and_allows_it() -> None:
     """Arguments of the Trainer and Hydra's options are not in conf/."""
     rules = []
