@@ -5,7 +5,7 @@ Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_
 of `attention`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 
@@ -22,8 +22,16 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
     """Stores each app's part of the cards of a folder, without importing their classes."""
     methods = cards(folder)
     store = ConfigStore.instance()
-    for app, section in (("evaluate", evaluate), ("survey", survey), ("benchmark", benchmark)):
-        store.store(f"{app}_methods", {app: section(methods.values())})
+    sections = {
+        "evaluate": grid((card, card.axes) for card in methods.values() if card.axes),
+        "evaluate_pretrained": grid(
+            (card, card.decoder) for card in methods.values() if card.decoder is not None
+        ),
+        "survey": survey(methods.values()),
+        "benchmark": benchmark(methods.values()),
+    }
+    for app, section in sections.items():
+        store.store(f"{app}_methods", {app: section})
     store.store("caches_methods", {"caches": caches(cache_cards().values())})
     for name, card in methods.items():
         # models attend with exact attention by default (conf/attention/exact.yaml)
@@ -31,17 +39,16 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
             store.store(name, attention(card), group="attention")
 
 
-def evaluate(methods: Iterable[Card]) -> dict[str, object]:
-    """Composes the grid's methods with their axes; named values become interpolations."""
-    used = [card for card in methods if card.axes]
-    axes = {
-        card.name: {
+def grid(used: Iterable[tuple[Card, Mapping[str, object]]]) -> dict[str, object]:
+    """Composes a grid's methods with their axes; named values become interpolations."""
+    methods, axes = {}, {}
+    for card, values_of in used:
+        methods[card.name] = card.build()
+        axes[card.name] = {
             argument: f"${{{values}}}" if isinstance(values, str) else values
-            for argument, values in card.axes.items()
+            for argument, values in values_of.items()
         }
-        for card in used
-    }
-    return {"methods": {card.name: card.build() for card in used}, "axes": axes}
+    return {"methods": methods, "axes": axes}
 
 
 def survey(methods: Iterable[Card]) -> dict[str, object]:

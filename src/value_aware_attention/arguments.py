@@ -12,7 +12,7 @@ Choice = TypeVar("Choice")
 
 SEEDS = 2**64
 """Number of seeds that torch's generators take"""
-HIDDEN_DEFAULTS = [("engine", None), ("share_query_key", False)]
+HIDDEN_DEFAULTS = [("engine", None), ("share_query_key", False), ("sinks", 0)]
 """Arguments left out of the text of a method at these defaults, so that records from before they
 existed are found by it"""
 

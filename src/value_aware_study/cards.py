@@ -79,6 +79,8 @@ class Card(MethodCard):
     """Format of a setting's size after the label; empty = its r, such as "65"."""
     axes: Mapping[str, Any] = field(default_factory=dict)
     """Axes of `evaluate`'s grid: argument -> its values, or the config key that has them."""
+    decoder: Mapping[str, Any] | None = None
+    """Axes of its cells on a pretrained decoder, as `axes`; None = it has none there."""
     survey: Mapping[str, Any] | None = None
     """`vary`, the argument that meets a budget (null: it has none), and others that differ there;
     None = not in the survey."""

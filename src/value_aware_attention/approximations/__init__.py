@@ -10,6 +10,11 @@ from value_aware_attention.approximations.halves_of_the_gain import (
 )
 from value_aware_attention.approximations.linformer import Linformer
 from value_aware_attention.approximations.lsh import LSH
+from value_aware_attention.approximations.missing_mass import (
+    MeanValueSlot,
+    UnrenormalisedKeys,
+    ZeroOutput,
+)
 from value_aware_attention.approximations.nystrom import Nystrom
 from value_aware_attention.approximations.optimal_value_aware import OptimalValueAware
 from value_aware_attention.approximations.random_features import (
@@ -39,6 +44,7 @@ __all__ = [
     "LinearAttention",
     "Linformer",
     "Longformer",
+    "MeanValueSlot",
     "NormWeightedKeys",
     "Nystrom",
     "ObliviousKeysOptimalWeights",
@@ -52,6 +58,8 @@ __all__ = [
     "SparseApproximation",
     "SparseWeights",
     "Strided",
+    "UnrenormalisedKeys",
     "ValueAwareKeysAttentionWeights",
+    "ZeroOutput",
     "chunked",
 ]

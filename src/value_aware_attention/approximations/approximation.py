@@ -29,6 +29,9 @@ class Approximation(nn.Module, ABC):
     kernels: tuple[type, ...] = ()
     """The kernels it can approximate; empty = every kernel."""
 
+    queries_alone: bool = False
+    """True: the output of a query depends on no other query, nor on its place among them."""
+
     differentiable_weights: bool = True
     """False: its weights are searched for or drawn, so only `value` is given a gradient."""
 
@@ -96,8 +99,7 @@ class Approximation(nn.Module, ABC):
 class SparseApproximation(Approximation):
     """Keeps at most `r` keys per query."""
 
-    queries_alone: bool = True
-    """False: the keys of a query depend on its position, so an evaluation asks for whole calls."""
+    queries_alone = True
 
     solves_for_weights: bool = False
     """True: weights come from a solver, and an evaluation records its largest support and error."""

@@ -155,6 +155,12 @@ def summaries(stride: int, summary: int) -> Pattern:
 
 
 @lru_cache(maxsize=256)
+def first_keys(count: int) -> Pattern:
+    """Keeps the first `count` keys of the sequence: attention sinks."""
+    return Pattern((Piece(lambda query, key: (key < count) & (query >= 0)),))
+
+
+@lru_cache(maxsize=256)
 def global_positions(positions: tuple[int, ...]) -> Pattern:
     """Keeps all pairs with one of `positions`, as query or as key (symmetric, Longformer)."""
 

@@ -1,9 +1,9 @@
 """Errors, needed keys and skewness of the attention of single layers and heads."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import torch
@@ -29,9 +29,11 @@ from value_aware_attention.measurement.record import (
     SHARES,
     Curve,
     ErrorAtSize,
+    FirstToken,
     GapCell,
     KeysNeeded,
     MatchingKeys,
+    MatchingSlots,
     OutputError,
     SkewnessGap,
 )
@@ -119,6 +121,10 @@ BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
     "leave_one_out_keys": LeaveOneOutKeys,
 }
 """Methods between the two optimal ones"""
+SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact"}
+"""Mass of the slot of a `MeanValueSlot` -> its name among the paths of a layer"""
+AT_FIRST_TOKEN = (1, 4)
+"""Numbers of keys at which errors are told apart by whether a query attends to the first token"""
 POOLS: Sequence[tuple[int, ...]] = ((1, 2), (2,), ())
 """Axes of (units, layers, heads) over which an error is pooled: all, by layer, by head"""
 
@@ -137,12 +143,14 @@ class LayerErrors:
     squared_norm: Array
     paths: Mapping[str, Array]
     matches: Mapping[str, NDArray[np.int64]]
+    first_token: Mapping[str, Array] = field(default_factory=dict)
+    """Sums of `_first_token`, by unit (units, .)"""
 
 
 @torch.inference_mode()
 def layer_errors(
     call: Call, *, rows: int, search: str = "default", between: bool = True,
-    matched: Sequence[int] = MATCHED,
+    matched: Sequence[int] = MATCHED, slots: bool = False,
 ) -> LayerErrors:  # fmt: skip
     """Measures `rows` sampled queries of each head and unit against all their keys, in fp64.
 
@@ -150,7 +158,8 @@ def layer_errors(
     value_dim + 1 (proved optimal at the ends, best found between, see `OptimalValueAware`).
     `between` adds value-aware keys with attention's weights at the same sizes, the methods of
     `BETWEEN` at powers of two, and Maurey's bound Var_alpha / r, the expected error of r keys drawn
-    from alpha.
+    from alpha. `slots` adds both masses of `MeanValueSlot` at every size, and the attention to the
+    first token.
     """
     sampled = sample_rows(call, rows * len(call.query) * call.query.shape[1])
     largest = min(sampled.value.shape[-1] + 1, sampled.key.shape[-2])
@@ -160,12 +169,17 @@ def layer_errors(
     if between:
         paths |= _between(sampled, largest)
     norm = (sampled.weights @ sampled.value).square().sum(dim=-1, keepdim=True)
+    first_token = {}
+    if slots:
+        paths |= {SLOTS[mass]: slot_path(sampled, mass) for mass in SLOTS}
+        first_token = _first_token(sampled, paths, norm[..., 0])
     return LayerErrors(
         rows=sampled.query.shape[-2],
         keys=sampled.key.shape[-2],
         squared_norm=_by_unit_and_head(norm),
         paths={name: _by_unit_and_head(path) for name, path in paths.items()},
         matches=_matches(sampled, oblivious, aware, matched),
+        first_token=first_token,
     )
 
 
@@ -231,6 +245,73 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
     return torch.cat(errors).view(*weights.shape[:-1], -1)
 
 
+def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
+    """Computes ||o - o~||^2 of `MeanValueSlot(r, mass)` for r = 1..M, from one sort of the weights.
+
+    For each r the largest r - 1 are a prefix of the sorted keys, and the others a suffix: sums over
+    both grow by a key with each r.
+    """
+    scores = rows.kernel.log_similarity(rows.query, rows.key).expand(*rows.batch, -1, -1)
+    if rows.visible is not None:
+        scores = scores.masked_fill(~rows.visible, -torch.inf)
+    ranked = scores.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    logs, order = (x.flatten(0, 2) for x in ranked)
+    total, query = (x.flatten(0, 2) for x in (scores.logsumexp(dim=-1), rows.query))
+    head = torch.arange(len(order), device=order.device) // rows.query.shape[-2]
+    held = max_elements() // 8  # fp64 gathered of keys and values
+    errors = []
+    for block in torch.arange(len(order)).split(max(1, held // rows.value[0, 0].numel())):
+        at, log = (head[block, None], order[block]), logs[block]
+        others = log.isfinite().sum(dim=-1, keepdim=True) - torch.arange(log.shape[-1])
+        value, key = (x.flatten(0, 1)[at] for x in (rows.value, rows.key))
+        terms, weight = log.exp()[..., None] * value, log.exp()
+        largest = weight.cumsum(dim=-1) - weight
+        slot = 1 - largest
+        if mass == "mean_key":
+            mean_key = _means_of_others(key, others)
+            similar = rows.kernel.log_similarity(query[block, None], mean_key)[:, 0]
+            slot = (similar + others.clamp_min(1).log() - total[block, None]).exp()
+        slot = slot.where(others > 0, 0.0)[..., None]
+        sums = terms.cumsum(dim=-2) - terms + slot * _means_of_others(value, others)
+        approximate = sums / (largest[..., None] + slot)
+        exact = terms.sum(dim=-2, keepdim=True)
+        errors.append((approximate - exact).square().sum(dim=-1))
+    return torch.cat(errors).view(*rows.query.shape[:-1], -1)
+
+
+def _means_of_others(
+    ranked: Float[Tensor, "Q M D"], others: Int[Tensor, "Q M"]
+) -> Float[Tensor, "Q M D"]:
+    """Averages vectors from each place of a ranking to the last visible one, `others` in number."""
+    visible = ranked.where((others > 0)[..., None], 0.0)
+    return visible.flip(1).cumsum(dim=1).flip(1) / others.clamp_min(1)[..., None]
+
+
+def _first_token(
+    rows: Call, paths: Mapping[str, Float[Tensor, "B H N R"]], norm: Float[Tensor, "B H N"]
+) -> dict[str, Array]:
+    """Sums over the queries of a unit what `FirstToken` has, apart for those that attend to it."""
+    weights = rows.weights.expand(*rows.batch, -1, -1)
+    top = weights.argmax(dim=-1) == 0
+    length = rows.value.norm(dim=-1).expand(*rows.batch, -1)
+    at_first = torch.stack([top, ~top]).double()
+
+    def summed(numbers: Float[Tensor, "B H N"]) -> list[Tensor]:
+        return [(numbers * part).sum(dim=(1, 2)) for part in at_first]
+
+    sums = {
+        "queries": torch.stack(summed(torch.ones_like(norm)), dim=-1),
+        "mass": weights[..., 0].sum(dim=(1, 2))[:, None],
+        "lengths": torch.stack([length[..., 0].mean(1), length.mean(dim=(1, 2))], dim=-1),
+        "norm": torch.stack(summed(norm), dim=-1),
+    }
+    for method in (OBLIVIOUS, AWARE):
+        for r in AT_FIRST_TOKEN:
+            error = paths[method][..., min(r, paths[method].shape[-1]) - 1]
+            sums[f"{method} {r}"] = torch.stack(summed(error), dim=-1)
+    return {name: numbers.double().cpu().numpy() for name, numbers in sums.items()}
+
+
 def output_error(
     layers: Sequence[LayerErrors], calls: Sequence[Call], *, search: str, unit: str,
     sizes: Sequence[int],
@@ -266,6 +347,12 @@ def output_error(
             for name, path in paths.items()
         },
         matching_keys=tuple(_matching(layers)),
+        matching_slots=tuple(_matching_slots(layers)),
+        first_token=tuple(
+            _of_first_token(number, layer.first_token)
+            for number, layer in enumerate(layers)
+            if layer.first_token
+        ),
         keys_needed=tuple(_keys_needed(curves)),
         errors=tuple(_errors(curves, sizes)),
     )
@@ -273,7 +360,7 @@ def output_error(
 
 def _sizes_of(method: str, count: int) -> list[int]:
     """Lists the numbers of keys that a path was measured at."""
-    if method in (OBLIVIOUS, AWARE, KEYS_ONLY):
+    if method in (OBLIVIOUS, AWARE, KEYS_ONLY, *SLOTS.values()):
         return list(range(1, count + 1))
     return [1 << place for place in range(count)]
 
@@ -316,8 +403,7 @@ def _errors(curves: Sequence[PooledCurve], sizes: Sequence[int]) -> Iterator[Err
 
 def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
     """Counts `matching_keys` of all layers pooled, then of each, with quartiles over queries."""
-    pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
-    for layer, pool in pools:
+    for layer, pool in _pools(layers):
         oblivious = sum(errors.paths[OBLIVIOUS].sum(axis=1) for errors in pool)
         aware = sum(errors.paths[AWARE].sum(axis=1) for errors in pool)
         norm = sum(errors.squared_norm.sum(axis=1) for errors in pool)
@@ -329,6 +415,48 @@ def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
             yield MatchingKeys(
                 layer=layer, r=r, lower_quartile=lower, median=median, upper_quartile=upper, **ends
             )
+
+
+def _pools(layers: Sequence[LayerErrors]) -> Iterator[tuple[int | None, Sequence[LayerErrors]]]:
+    """Yields all layers as one pool, then each by its number."""
+    yield None, layers
+    for number, layer in enumerate(layers):
+        yield number, [layer]
+
+
+def _matching_slots(layers: Sequence[LayerErrors]) -> Iterator[MatchingSlots]:
+    """Counts the slots that match value-aware keys, where they were measured."""
+    masses = [mass for mass in SLOTS if SLOTS[mass] in layers[0].paths]
+    for (layer, pool), mass in product(_pools(layers), masses):
+        slots, aware, norm = (
+            sum(sums.sum(axis=1) for sums in arrays)
+            for arrays in zip(
+                *((e.paths[SLOTS[mass]], e.paths[AWARE], e.squared_norm) for e in pool),
+                strict=True,
+            )
+        )
+        for r in map(int, layers[0].matches):
+            ends = matching_keys(slots, aware[:, r - 1], norm[:, 0])
+            yield MatchingSlots(layer=layer, r=r, mass=mass, **ends)
+
+
+def _of_first_token(layer: int, sums: Mapping[str, Array]) -> FirstToken:
+    """Makes the record of a layer of sums by unit."""
+    totals = {name: array.sum(axis=0) for name, array in sums.items()}
+    queries = totals["queries"]
+    first, mean = totals["lengths"]
+    errors: dict[str, dict[str, tuple[float | None, ...]]] = {}
+    for method, r in product((OBLIVIOUS, AWARE), AT_FIRST_TOKEN):
+        with np.errstate(invalid="ignore"):
+            parts = totals[f"{method} {r}"] / totals["norm"]
+        errors.setdefault(method, {})[str(r)] = tuple(map(_known, parts))
+    return FirstToken(
+        layer=layer,
+        mass=rounded(totals["mass"][0] / queries.sum()),
+        top=rounded(queries[0] / queries.sum()),
+        value_norm=rounded(first / mean) if mean else None,
+        errors=errors,
+    )
 
 
 def _powers(largest: int) -> list[int]:

@@ -40,9 +40,11 @@ from value_aware_attention.measurement.record import (
     Cell,
     CellError,
     Parameters,
+    Prediction,
     Record,
     Skewness,
     TextRead,
+    estimate,
     ratio_of_sums,
     read,
 )
@@ -163,6 +165,16 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
     }
 
 
+def _predictions(sums: UnitSums) -> dict[str, Prediction]:
+    """Averages the comparisons of predictions over all targets."""
+    return {
+        name: Prediction(
+            **asdict(estimate(totals, sums.counts, least=0.0)), unit_totals=tuple(totals.tolist())
+        )
+        for name, totals in sums.predictions.items()
+    }
+
+
 Method = Callable[[int, int], nn.Module]
 """(number of keys r, layer index) -> the approximation."""
 
@@ -172,8 +184,8 @@ class LayerOptions:
     """Sets how layers are measured, on `rows` queries of each head and unit.
 
     `kernels` are put in the place of the model's own on the same queries, keys and values, post
-    hoc. `between` and `skewness_gap` are measured beside the two optimal choices (`layer_errors`,
-    `skewness_gap`); `seed` is that of the latter.
+    hoc. `between`, `slots` and `skewness_gap` are measured beside the two optimal choices
+    (`layer_errors`, `skewness_gap`); `seed` is that of the latter.
     """
 
     rows: int = 16
@@ -182,6 +194,7 @@ class LayerOptions:
     skewness_gap: bool = True
     kernels: Sequence[Kernel] = ()
     seed: int = 0
+    slots: bool = False
 
 
 def measure(
@@ -342,7 +355,7 @@ class _Measurement:
         """Measures output errors and skewness of every layer, text by text."""
         how: JsonObject = {
             "rows": options.rows, "search": options.search, "between": options.between,
-            "matched": sorted({*MATCHED, *sizes}),
+            "matched": sorted({*MATCHED, *sizes}), "slots": options.slots,
         }  # fmt: skip
 
         def compute(number: int) -> JsonObject:
@@ -367,6 +380,7 @@ class _Measurement:
                     approximation=setting.approximation,
                     parameters=dict(setting.parameters),
                     error=self._error(setting) if errors else None,
+                    predictions=_predictions(sums),
                     **end_metric(sums, baseline, self.task.metric),
                 )
                 to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name

@@ -129,6 +129,14 @@ def _mean(layers: Sequence[float | None]) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prediction(Estimate):
+    """Compares predictions with the exact model's: the mean per target, by `task.PREDICTIONS`."""
+
+    unit_totals: Numbers
+    """Sums over the targets of each unit of text"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell(EndMetric):
     """One approximation with one setting of its parameters, in all layers of the model."""
 
@@ -138,6 +146,8 @@ class Cell(EndMetric):
     budget: float | None = None
     """Keys a query that the setting was chosen to cost; `cost` is its real one (`error.budget`)"""
     cost: float | None = None
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    """"kl", in nats, and "same_top_token", of a task that compares predictions"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +199,40 @@ class MatchingKeys(KeyCount):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MatchingSlots(KeyCount):
+    """The fewest slots of a `MeanValueSlot` with at most the error of `r` value-aware keys.
+
+    Its last slot counts: `keys` slots are one fewer of the largest weights and the mean of the
+    other values. Errors are pooled as in `MatchingKeys`.
+    """
+
+    layer: int | None
+    r: int
+    mass: str
+    """Of the slot, of `SLOTS`"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstToken:
+    """Describes a layer's attention to the first token, and errors where it has the largest weight.
+
+    Means over the sampled queries of all heads and units. A query that attends most to the first
+    token attends to the sink.
+    """
+
+    layer: int
+    mass: float
+    """Mean weight on the first token"""
+    top: float
+    """Share of queries whose largest weight is on the first token"""
+    value_norm: float | None
+    """||v_0|| over the mean ||v_i|| of all keys; None where all values are 0"""
+    errors: Mapping[str, Mapping[str, tuple[float | None, ...]]]
+    """By method and number of keys: the relative output error of queries that attend most to the
+    first token, and of the others"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeysNeeded(KeyCount):
     """The fewest keys of a method with at most a relative output error of `share`.
 
@@ -235,6 +279,8 @@ class OutputError:
     matching_keys: tuple[MatchingKeys, ...]
     keys_needed: tuple[KeysNeeded, ...]
     errors: tuple[ErrorAtSize, ...]
+    matching_slots: tuple[MatchingSlots, ...] = ()
+    first_token: tuple[FirstToken, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -373,6 +419,8 @@ class Record(JsonRecord):
     arguments: Parameters = field(default_factory=dict)
     control: "Record | None" = None
     """The same architecture with random weights, measured on the same text"""
+    controls: tuple["Record", ...] = ()
+    """The same with weights of other seeds"""
     budgets: tuple[Cell, ...] = ()
     """Every head with a number of keys of its own (`head_budgets.budget_settings`)"""
 
@@ -390,8 +438,8 @@ class Record(JsonRecord):
             raise ValueError("its cells do not begin with exact attention")
         self._check_cells("cells", self.cells)
         self._check_cells("budgets", self.budgets)
-        if self.control is not None:
-            self._check_control(self.control)
+        for control in (*filter(None, [self.control]), *self.controls):
+            self._check_control(control)
 
     def _check_control(self, control: "Record") -> None:
         for name in ("metric", "unit", "length", "head_dim"):

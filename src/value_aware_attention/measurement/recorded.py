@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from value_aware_attention.approximations import SparseApproximation
+from value_aware_attention.approximations import Approximation
 from value_aware_attention.call import Call
 from value_aware_attention.error import squared_output_error
 from value_aware_attention.hugging_face.adapter import exact
@@ -46,7 +46,7 @@ def error_rows(call: Call, *, dtype: torch.dtype | None = None) -> Call:
 
 def answers_alone(method: nn.Module) -> bool:
     """Tells whether a method's output for a query depends on no other query, nor on its place."""
-    return isinstance(method, SparseApproximation) and method.queries_alone
+    return isinstance(method, Approximation) and method.queries_alone
 
 
 @dataclass(frozen=True)

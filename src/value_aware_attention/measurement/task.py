@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any, Self, TypeVar
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy, pad
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, pad
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -87,6 +87,8 @@ class UnitSums:
 
     totals: NDArray[np.float64]
     counts: NDArray[np.float64]
+    predictions: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Sums of `PREDICTIONS` over the targets of each unit, where a task compares them"""
 
     def mean(self) -> float:
         """Averages the loss over all targets."""
@@ -157,9 +159,11 @@ class Text:
     """The seed that the units were drawn by"""
 
     @classmethod
-    def of_tokens(cls, tokens: Int[Tensor, "R L"], seed: int = 0) -> Self:
-        """Takes each token's next one as its label."""
-        return cls(tokens, pad(tokens[:, 1:], (0, 1), value=IGNORED), seed=seed)
+    def of_tokens(cls, tokens: Int[Tensor, "R L"], seed: int = 0, context: int = 0) -> Self:
+        """Takes each token's next one as its label; those of the first `context` are not scored."""
+        labels = pad(tokens[:, 1:], (0, 1), value=IGNORED)
+        labels[:, :context] = IGNORED
+        return cls(tokens, labels, seed=seed)
 
     def take(self, rows: Sequence[int]) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
         """Stacks inputs and labels of rows of one length."""
@@ -197,6 +201,23 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 """End metric -> the loss of each target that it averages"""
 
 
+def kl_from_exact(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
+    """Computes KL(exact || output) of each prediction, in nats."""
+    logs = output.float().log_softmax(-1), exact.float().log_softmax(-1)
+    return kl_div(*logs, reduction="none", log_target=True).sum(-1).double()
+
+
+def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
+    """Counts a prediction whose likeliest token is that of the exact model as 1."""
+    return (output.argmax(-1) == exact.argmax(-1)).double()
+
+
+PREDICTIONS = {"kl": kl_from_exact, "same_top_token": same_top_token}
+"""Comparisons of a language model's predictions with those under exact attention"""
+COMPARED = 256
+"""Predictions that are compared at a time: three matrices of them and the vocabulary are held"""
+
+
 def output_at(
     model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: bool
 ) -> Float[Tensor, "S C"]:
@@ -216,7 +237,8 @@ class Task:
     `recorded_units` rows of a part with `length` tokens (None: the most that a row has), evenly
     spaced; None = all of them. Tokens before
     `first_row` of such a row only give context. `scored_rows` lets the last layer attend for the
-    scored positions alone. `ends` are more end metrics, for `measure_caches`.
+    scored positions alone. `ends` are more end metrics, for `measure_caches`; `predictions` lets
+    `run` compare every prediction with the exact model's (`PREDICTIONS`).
     """
 
     def __init__(
@@ -235,6 +257,7 @@ class Task:
         head_dim: int | None = None,
         scored_rows: bool = False,
         ends: Ends | None = None,
+        predictions: bool = False,
     ) -> None:
         self.model, self.texts, self.metric, self.unit = model.eval(), texts, metric, unit
         self.given_kernel, self.given_head_dim = kernel, head_dim
@@ -243,9 +266,13 @@ class Task:
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.first_row, self.scored_rows, self.ends = first_row, scored_rows, ends
         self.length = length or max(len(row) for text in texts for row in text.inputs)
-        self.parts = len(texts)
+        self.compared = PREDICTIONS if predictions else {}
         self.device = next(model.parameters()).device
         self.exact: dict[tuple[int, int], Tensor] = {}
+
+    @property
+    def parts(self) -> int:
+        return len(self.texts)
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -275,17 +302,23 @@ class Task:
             target = labels[scored.asked]
             if self.metric == "cosine":
                 target = self._exact_output(number, rows[0], inputs, scored.asked)
-            losses = METRICS[self.metric](output, target).double().cpu()
-            each = losses.split((labels >= 0).sum(dim=1).tolist())
-            return np.array([float(of_row.sum()) for of_row in each])
+            losses = [METRICS[self.metric](output, target)]
+            if self.compared:
+                exact = self._exact_output(number, rows[0], inputs, scored.asked)
+                losses += [_compared(measure, output, exact) for measure in self.compared.values()]
+            each = torch.stack([x.double().cpu() for x in losses])
+            by_row = each.split((labels >= 0).sum(dim=1).tolist(), dim=1)
+            return np.array([of_row.sum(dim=1).numpy() for of_row in by_row])
 
         with replaced:
             by_batch = shared_map(losses_of, batches)
-        totals = np.zeros(len(text.inputs))
+        totals = np.zeros((len(text.inputs), 1 + len(self.compared)))
         for rows, losses in zip(batches, by_batch, strict=True):
             totals[rows] = losses
         counts = np.array([float((labels >= 0).sum()) for labels in text.labels])
-        return UnitSums(*(x.reshape(-1, text.pieces).sum(axis=1) for x in (totals, counts)))
+        units, *compared = (x.reshape(-1, text.pieces).sum(axis=1) for x in (*totals.T, counts))
+        *compared, counts = compared
+        return UnitSums(units, counts, dict(zip(self.compared, compared, strict=True)))
 
     def _exact_output(
         self, number: int, row: int, inputs: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
@@ -337,6 +370,11 @@ class Task:
         for row in (*text.inputs, *text.labels):
             digest.update(row.cpu().numpy().tobytes())
         return digest.hexdigest()
+
+
+def _compared(measure: Callable[[Tensor, Tensor], Tensor], output: Tensor, exact: Tensor) -> Tensor:
+    pairs = zip(output.split(COMPARED), exact.split(COMPARED), strict=True)
+    return torch.cat([measure(*pair) for pair in pairs])
 
 
 def _check_numbers(output: Tensor, calls: Sequence[Call]) -> None:

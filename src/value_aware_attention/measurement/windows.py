@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from random import Random
 
@@ -19,6 +19,7 @@ from transformers import (
 from value_aware_attention.hugging_face import attention_layers
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import mask_tokens
+from value_aware_attention.measurement.record import TextRead
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.models.checkpoints import auto_class
@@ -46,6 +47,13 @@ class TextWindows:
     def share_read(self) -> float:
         """Returns the share of the text's tokens that are in the windows."""
         return len(self) * (self.length - self.special_tokens) / self.text_tokens
+
+    def described(self, text: TextRead) -> TextRead:
+        """Adds to what a record says of its text the part of it that is in the windows."""
+        return replace(
+            text, available_units=self.available, tokens=self.text_tokens,
+            share_read=self.share_read,
+        )  # fmt: skip
 
 
 def text_windows(
@@ -119,17 +127,20 @@ def windows_task(
     *,
     seed: int = 0,
     kernel: Kernel | None = None,
+    context: int = 0,
 ) -> Task:
     """Measures a model on windows of text, each a part of its own, by `metric_of` the model.
 
     Of a masked language model 15% of the ordinary tokens of each window are hidden; which ones
     depends on `seed` and the window's place in the text alone. A causal one is scored on every
-    token of a window after its first, an encoder on every position. `kernel` None is the model's
-    own. Raises ValueError for a masked language model whose tokenizer has no mask token.
+    token of a window after its first, an encoder on every position. Of a causal model the first
+    `context` tokens only give context: neither predictions nor errors are measured there, and the
+    other predictions are compared with the exact model's. `kernel` None is the model's own. Raises
+    ValueError for a masked language model whose tokenizer has no mask token.
     """
     metric, rows = metric_of(model), windows.tokens.split(1)
     if metric == "perplexity":
-        texts = [Text.of_tokens(row) for row in rows]
+        texts = [Text.of_tokens(row, context=context) for row in rows]
     elif metric == "cosine":
         texts = [Text(row, row) for row in rows]
     else:
@@ -138,7 +149,10 @@ def windows_task(
         size = min(len(tokenizer), vocabulary_size(model))
         pairs = zip(rows, windows.places, strict=True)
         texts = [Text(*_masked(row, place, tokenizer, size, seed)) for row, place in pairs]
-    return Task(model, texts, metric, kernel=kernel)
+    return Task(
+        model, texts, metric, kernel=kernel, first_row=context, scored_rows=context > 0,
+        predictions=context > 0,
+    )  # fmt: skip
 
 
 def _masked(

@@ -197,10 +197,7 @@ def _report(
         record,
         budgets=run(task, budgets, layers=None, cell_errors=False).cells[1:],
         baselines=chance(task, record.cells[0]),
-        text=replace(
-            record.text, available_units=read.available, tokens=read.text_tokens,
-            share_read=read.share_read,
-        ),
+        text=read.described(record.text),
     )  # fmt: skip
     if control:
         plain = replace(layers, kernels=(), between=False, skewness_gap=False)
@@ -258,9 +255,12 @@ def _check_methods(methods: Collection[str] | None) -> None:
 def window_task(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str | Iterable[str], *,
     windows: int | None, length: int | None, seed: int, kernel: Kernel | None = None,
-    draw: bool = False,
+    draw: bool = False, context: int = 0,
 ) -> tuple[Task, TextWindows]:  # fmt: skip
-    """Returns the task that fits a model, and the windows read; ValueError where none does."""
+    """Returns the task that fits a model, and the windows read; ValueError where none does.
+
+    `context` is that of `windows_task`.
+    """
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":
         raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
@@ -279,7 +279,7 @@ def window_task(
             f"the tokenizer gives token {largest}, the model knows {vocabulary}: it is another "
             f"model's"
         )
-    task = windows_task(model, tokenizer, read, seed=seed, kernel=kernel)
+    task = windows_task(model, tokenizer, read, seed=seed, kernel=kernel, context=context)
     if not any((labels != IGNORED).any() for window in task.texts for labels in window.labels):
         raise ValueError(
             "no token of the text can be hidden and predicted, because the tokenizer knows none of "

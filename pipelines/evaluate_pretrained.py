@@ -1,0 +1,67 @@
+"""Stage evaluate_pretrained: a pretrained decoder on a text, over a grid of approximations.
+
+A small cut, as in `dvc repro`:  python -m pipelines.evaluate_pretrained
+The whole, on a text of yours:   python -m pipelines.evaluate_pretrained extent=tokens_512 \\
+                                     text=FILE text_name=NAME 'description=TITLE, LICENCE'
+"""
+
+from dataclasses import replace
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from pipelines.app import app, plain
+
+SHORT = ("text", "text_name", "description", "search")
+"""Arguments that stand for evaluate_pretrained.<name>."""
+
+
+@app("evaluate_pretrained", short=SHORT)
+def main(cfg: DictConfig) -> None:
+    """Writes <records>/<model>-<text>-<length>.json."""
+    from pipelines.app.checkpoint import file_hash
+    from pipelines.app.evaluating import tracked_by_first
+    from pipelines.app.probing import documents
+    from pipelines.app.tracking import log_record
+    from value_aware_attention.call import chunked, max_elements_within
+    from value_aware_attention.files import save_json
+    from value_aware_attention.models.checkpoints import checkpoint_files
+    from value_aware_attention.probe import loaded, window_task
+    from value_aware_attention.texts import text_paths
+    from value_aware_study.evaluation.grid import grid
+    from value_aware_study.evaluation.pretrained import in_parts, measure_pretrained
+    from value_aware_study.paths import inside, packaged_model
+
+    extent, name = plain(cfg.extent), cfg.name
+    length = extent["length"]
+    file = inside(cfg.records, f"{name}-{cfg.text_name}-{length}", ".json")
+    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
+    folder = packaged_model(cfg.model)
+    hashes = {"checkpoint": file_hash(checkpoint_files(str(folder)))}
+    if cfg.text:
+        hashes["text"] = file_hash(text_paths(cfg.text))
+    with chunked(max_elements_within(cfg.memory_gib)):
+        model, tokenizer = loaded(str(folder))
+        texts = [document.text for source in sources for document in source]
+        task, read = window_task(
+            model, tokenizer, texts, windows=extent["windows"], length=length, seed=0,
+            context=length // 2,
+        )  # fmt: skip
+        settings = grid(plain(cfg.methods), plain(cfg.axes), length)
+        settings += in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
+        with tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
+            record = measure_pretrained(
+                task, settings, rows=extent["rows"], search=cfg.search,
+                random_seeds=extent["random_seeds"], name=name, description=cfg.description,
+                cache=cfg.cache, weights=hashes["checkpoint"],
+            )  # fmt: skip
+            record = replace(
+                record, scale=cfg.scale, hashes=hashes, text=read.described(record.text)
+            )
+            save_json(file, record.to_json())
+            log_record(run, record)
+    print(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Methods that differ in what becomes of the attention weight of the keys that are left out."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
+from value_aware_attention.arguments import check_at_least, check_choice
+from value_aware_attention.call import Call
+from value_aware_attention.error import Sizes
+from value_aware_attention.weights import weighted_sum
+
+MASSES = ("mean_key", "exact")
+
+
+class LargestWeights(Approximation):
+    """Keeps keys of the largest weights alpha; the missing weight is not spread over them."""
+
+    queries_alone = True
+
+    def __init__(self, r: int) -> None:
+        super().__init__()
+        self.r = check_at_least(1, r=r)
+
+    def check_finite(self, call: Call) -> None:
+        """Checks hidden keys too: a ranking of NaN scores has no meaning."""
+        refuse_non_finite(call, None)
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(self.r) * sizes.one_key
+
+
+class UnrenormalisedKeys(LargestWeights):
+    """Sums alpha_i v_i over the r largest weights: the missing weight is on a vector of zeros."""
+
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        outputs = []
+        for block in call.blocks():
+            top = block.weights.expand(*call.batch, -1, -1).topk(min(self.r, call.keys))
+            outputs.append(weighted_sum(top.indices, top.values, call.value))
+        return torch.cat(outputs, dim=-2)
+
+
+class MeanValueSlot(LargestWeights):
+    """Keeps the r - 1 largest weights, and the mean of the other visible values in a last slot.
+
+    With O the n other keys a query sees, v_O the mean of their values and k_O of their keys:
+
+        mass "exact":     o~ = sum_i alpha_i v_i + (1 - sum_i alpha_i) v_O
+        mass "mean_key":  o~ = (sum_i kappa(q, k_i) v_i + n kappa(q, k_O) v_O)
+                               / (sum_i kappa(q, k_i) + n kappa(q, k_O))
+
+    "exact" is an oracle, as the choice of keys is; "mean_key" needs two running sums a head. SparQ
+    Attention (Ribar et al., 2023, arXiv 2312.04985) ends so, with the mean of all values. r = 1 is
+    the mean of the visible values, without a key; with r - 1 >= visible keys it is exact.
+    """
+
+    def __init__(self, r: int, mass: str = "mean_key") -> None:
+        super().__init__(r)
+        self.mass = check_choice(MASSES, mass=mass)
+
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        return torch.cat([self._of_block(block) for block in call.blocks()], dim=-2)
+
+    def _of_block(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        scores = call.kernel.log_similarity(call.query, call.key)
+        if call.visible is not None:
+            scores = scores.masked_fill(~call.visible, torch.finfo(scores.dtype).min)
+        scores = scores.expand(*call.batch, -1, -1)
+        top = scores.topk(min(self.r - 1, call.keys))
+        visible = scores.new_ones(top.values.shape)
+        count = scores.new_full((*scores.shape[:-1], 1), call.keys)
+        if call.visible is not None:
+            visible = call.visible.expand(scores.shape).gather(-1, top.indices).to(scores.dtype)
+            count = call.visible.sum(dim=-1, keepdim=True).expand(count.shape).to(scores.dtype)
+        others = count - visible.sum(dim=-1, keepdim=True)
+        if self.mass == "exact":
+            weights = (top.values - scores.logsumexp(dim=-1, keepdim=True)).exp() * visible
+            slot = (1 - weights.sum(dim=-1, keepdim=True)).clamp_min(0) * (others > 0)
+        else:
+            mean_key = _mean_of_others(call, call.key, top.indices, visible, others)
+            query = call.query.expand(*call.batch, -1, -1)[..., None, :]
+            score = call.kernel.log_similarity(query, mean_key[..., None, :])[..., 0]
+            logs = torch.cat([top.values, score + others.clamp_min(1).log()], dim=-1)
+            present = torch.cat([visible, (others > 0).to(visible.dtype)], dim=-1)
+            logs = logs.masked_fill(present == 0, torch.finfo(logs.dtype).min)
+            weights, slot = (logs.softmax(dim=-1) * present).tensor_split([-1], dim=-1)
+        mean = _mean_of_others(call, call.value, top.indices, visible, others)
+        return weighted_sum(top.indices, weights, call.value) + slot * mean
+
+
+def _mean_of_others(
+    call: Call,
+    vectors: Float[Tensor, "*#batch M D"],
+    indices: Int[Tensor, "*batch N R"],
+    visible: Float[Tensor, "*batch N R"],
+    others: Float[Tensor, "*batch N 1"],
+) -> Float[Tensor, "*batch N D"]:
+    """Averages the vectors that a query sees without those at `indices`.
+
+    Sums of all are made once for all queries, in fp64: one that is taken off again may be large.
+    """
+    precise = vectors.double()
+    if call.attn_mask is not None and call.attn_mask.shape[-2] == 1:
+        precise = precise.where(call.attn_mask.mT, 0.0)
+    if call.attn_mask is not None and call.attn_mask.shape[-2] > 1:
+        total = call.visible.double() @ precise
+    elif call.is_causal:
+        total = precise.cumsum(dim=-2)[..., call.rows, :]
+    else:
+        total = precise.sum(dim=-2, keepdim=True)
+    largest = weighted_sum(indices, visible.double(), vectors.double())
+    return ((total - largest) / others.clamp_min(1)).to(vectors.dtype)
+
+
+class ZeroOutput(Approximation):
+    """Gives 0 for every query: attention switched off, a floor for other methods."""
+
+    queries_alone = True
+
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        return call.zeros()
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return 0.0
