@@ -48,11 +48,11 @@ def main(cfg: DictConfig) -> None:
             context=length // 2,
         )  # fmt: skip
         settings = grid(plain(cfg.methods), plain(cfg.axes), length)
-        settings += in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
+        alone = in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
         with tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
             record = measure_pretrained(
-                task, settings, rows=extent["rows"], search=cfg.search,
-                random_seeds=extent["random_seeds"], name=name, description=cfg.description,
+                task, [*settings, *alone], rows=extent["rows"], search=cfg.search,
+                random_seeds=extent["random_seeds"], name=name, description=cfg.description or cfg.model.description,
                 cache=cfg.cache, weights=hashes["checkpoint"],
             )  # fmt: skip
             record = replace(
