@@ -29,19 +29,23 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.probe import loaded, window_task
     from value_aware_attention.texts import text_paths
     from value_aware_study.evaluation.grid import grid
-    from value_aware_study.evaluation.pretrained import in_parts, measure_pretrained
-    from value_aware_study.paths import inside, packaged_model
+    from value_aware_study.evaluation.pretrained import (
+        in_parts,
+        measure_pretrained,
+        packaged_model,
+        weights_of,
+    )
+    from value_aware_study.paths import inside
 
     extent, name = plain(cfg.extent), cfg.name
     length = extent["length"]
     file = inside(cfg.records, f"{name}-{cfg.text_name}-{length}", ".json")
     sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
-    folder = packaged_model(cfg.model)
-    hashes = {"checkpoint": file_hash(checkpoint_files(str(folder)))}
+    hashes = {"checkpoint": file_hash(checkpoint_files(str(weights_of(cfg.model))))}
     if cfg.text:
         hashes["text"] = file_hash(text_paths(cfg.text))
     with chunked(max_elements_within(cfg.memory_gib)):
-        model, tokenizer = loaded(str(folder))
+        model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
         texts = [document.text for source in sources for document in source]
         task, read = window_task(
             model, tokenizer, texts, windows=extent["windows"], length=length, seed=0,
@@ -52,8 +56,9 @@ def main(cfg: DictConfig) -> None:
         with tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
             record = measure_pretrained(
                 task, [*settings, *alone], rows=extent["rows"], search=cfg.search,
-                random_seeds=extent["random_seeds"], name=name, description=cfg.description or cfg.model.description,
-                cache=cfg.cache, weights=hashes["checkpoint"],
+                random_seeds=extent["random_seeds"], name=name, cache=cfg.cache,
+                description=cfg.description or cfg.model.description,
+                weights=hashes["checkpoint"],
             )  # fmt: skip
             record = replace(
                 record, scale=cfg.scale, hashes=hashes, text=read.described(record.text)

@@ -1,9 +1,8 @@
-"""A probe of a pretrained encoder, whose weights come with a package: nothing is downloaded.
+"""A probe of a pretrained model, whose weights come with a package: nothing is downloaded.
 
-python -m pipelines.pretrained [probe.windows=8] [probe.search=best]
+python -m pipelines.pretrained [pretrained=smollm2] [probe.windows=8] [probe.search=best]
 
-Needs requirements-dev.txt, which brings the weights. Writes outputs/<scale>/probe/<model>/, which
-the report shows.
+Writes outputs/<scale>/probe/<model>/, which the report shows.
 """
 
 from hydra.utils import instantiate
@@ -16,11 +15,11 @@ from pipelines.app import app
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<model>/: record.json, tables, figures and a page."""
     from pipelines.app.probing import probed
-    from value_aware_study.paths import inside, weights_folder
+    from value_aware_study.evaluation.pretrained import packaged_model
+    from value_aware_study.paths import inside
 
     results = inside(cfg.results, cfg.model)
-    package = {key: cfg[key] for key in ("requirement", "package", "folder")}
-    folder = str(weights_folder(**package))
+    folder = packaged_model(cfg, cfg.cache)
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     probed(
         cfg.probe, folder, texts, name=cfg.model, folder=results,

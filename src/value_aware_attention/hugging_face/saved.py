@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from value_aware_attention.files import check_checksums, load_json, reading
 
 SECONDS_TO_ANSWER = 6
+GGUF = ".gguf"
+"""Ending of the files of llama.cpp, which hold a model and its tokenizer"""
 
 
 def local_folder(name: str | Path) -> Path | None:
@@ -25,6 +27,24 @@ def local_folder(name: str | Path) -> Path | None:
     if str(name).startswith((".", "/", "~")) or len(folder.parts) > 2:
         raise FileNotFoundError(f"{name}: no such folder")
     return None
+
+
+def gguf_file(name: str | Path) -> Path | None:
+    """Returns the GGUF file of that name, or the only one of a folder without other weights.
+
+    Raises FileNotFoundError where the file is missing, ValueError where a folder has several.
+    """
+    path = Path(name)
+    if path.suffix == GGUF:
+        if not path.is_file():
+            raise FileNotFoundError(f"{name}: no such file")
+        return path
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    files = sorted(path.glob(f"*{GGUF}"))
+    if len(files) > 1:
+        raise ValueError(f"{name} has {len(files)} GGUF files: give one, such as {files[0]}")
+    return files[0] if files else None
 
 
 def only_local(name: str | Path) -> bool:

@@ -139,6 +139,7 @@ def windows_task(
     ValueError for a masked language model whose tokenizer has no mask token.
     """
     metric, rows = metric_of(model), windows.tokens.split(1)
+    context = context if metric == "perplexity" else 0
     if metric == "perplexity":
         texts = [Text.of_tokens(row, context=context) for row in rows]
     elif metric == "cosine":

@@ -1,4 +1,4 @@
-"""Loads any language model with its tokenizer: from a local folder, or by its name on the hub."""
+"""Loads a language model with its tokenizer: from a folder, a GGUF file, or by its hub name."""
 
 import json
 import logging
@@ -26,7 +26,13 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from value_aware_attention.hugging_face.saved import check_files, local_folder, only_local, why_not
+from value_aware_attention.hugging_face.saved import (
+    check_files,
+    gguf_file,
+    local_folder,
+    only_local,
+    why_not,
+)
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
 HEADS = {
@@ -41,14 +47,18 @@ BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causa
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Loads the model of a local folder or of the hub, on the CPU, in evaluation mode.
+    """Loads the model of a local folder, a GGUF file or the hub, on the CPU, in evaluation mode.
 
     Its kind is what its config's `architectures` says: a masked LM, a causal LM, otherwise the
     model without a head. Only safetensors are read and no code of the checkpoint is run. `dtype`
-    None is the checkpoint's own. Raises FileNotFoundError or OSError where there is none,
-    ValueError for one that cannot be loaded, a model trained with an approximation, a config
-    without the class of the model, and weights that are not those of the config.
+    None is the checkpoint's own. A GGUF file, or a folder with no other weights than one, holds a
+    causal LM, whose weights are dequantised to float32 (None) or `dtype`. Raises FileNotFoundError
+    or OSError where there is none, ValueError for one that cannot be loaded, a model trained with
+    an approximation, a config without the class of the model, and weights that are not those of the
+    config.
     """
+    if file := gguf_file(name):
+        return _dequantised(file, dtype or torch.float32)
     folder = local_folder(name)
     if folder is not None:
         check_files(folder)
@@ -72,8 +82,28 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     return model
 
 
+def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Loads a causal LM from a GGUF file as if it had been saved with these weights."""
+    with _loading(file), _without_report():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype, output_loading_info=True,
+            local_files_only=True, trust_remote_code=False,
+        )  # fmt: skip
+    _check_weights(str(file), model, report, has_head=True)
+    model.config.architectures = [type(model).__name__]
+    # They are not quantised any more, and transformers would refuse to save or draw them again.
+    model.is_quantized, model.hf_quantizer = False, None
+    del model.config.quantization_config
+    return model
+
+
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a local folder or of the hub. Raises OSError where there is none."""
+    """Loads the tokenizer of a folder, a GGUF file or the hub. Raises OSError where there is none."""
+    if file := gguf_file(name):
+        with _loading(file):
+            return AutoTokenizer.from_pretrained(
+                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
+            )
     folder = local_folder(name)
     if folder is not None:
         if not any(any(folder.glob(file)) for file in VOCABULARIES):
@@ -175,7 +205,9 @@ def _some(keys: Collection[str]) -> str:
 
 
 def checkpoint_files(name: str) -> list[Path]:
-    """Lists the config and the weights that `load_model` has read, of a folder or of the hub."""
+    """Lists the config and the weights that `load_model` reads; of a GGUF model its one file."""
+    if file := gguf_file(name):
+        return [file]
     config: Any = cached_file(name, "config.json", local_files_only=True)
     return [Path(config), *sorted(Path(config).parent.glob("*.safetensors"))]
 

@@ -4,19 +4,47 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers.utils.logging import disable_progress_bar
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.files import checksum, new_folder
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
 from value_aware_attention.measurement.control import control
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
+from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+from value_aware_study.paths import packaged_weights
 
 CONTROLLED = (1, 4, 8, 16)
 """Numbers of keys that are measured with random weights"""
 CONTROL_TEXTS = 4
 """Windows that they are measured on"""
+
+
+def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
+    """Returns the folder of a model whose weights come with a package, as its card names them.
+
+    A GGUF file is dequantised once, into a folder of `cache` that has its sha256 in the name.
+    Raises what `packaged_weights` and `load_model` do.
+    """
+    weights = weights_of(card)
+    if weights.is_dir():
+        return str(weights)
+    folder = Path(cache) / f"{weights.stem}-{checksum(weights)[:12]}"
+    if not folder.exists():
+        disable_progress_bar()
+        with new_folder(folder) as partial:
+            load_model(str(weights)).save_pretrained(partial)
+            load_tokenizer(weights).save_pretrained(partial)
+    return str(folder)
+
+
+def weights_of(card: Mapping[str, Any]) -> Path:
+    """Finds the packaged weights of a card."""
+    return packaged_weights(**{key: card[key] for key in ("requirement", "package", "weights")})
 
 
 def in_parts(

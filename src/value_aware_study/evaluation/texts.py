@@ -22,7 +22,7 @@ from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.data.in_context import InContextBatches, InContextTask
 from value_aware_study.data.text import Document
 from value_aware_study.data.tokens import read_tokens
-from value_aware_study.paths import weights_folder
+from value_aware_study.paths import packaged_weights
 
 
 def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
@@ -194,14 +194,14 @@ def stream_texts(
 
 
 def encoder_texts(
-    *, requirement: str, package: str, folder: str, texts: Mapping[str, Iterable[Document]],
+    *, requirement: str, package: str, weights: str, texts: Mapping[str, Iterable[Document]],
     length: int, seeds: Sequence[int], units: int,
 ) -> Task:  # fmt: skip
     """Takes `units` windows a seed of texts for an encoder whose weights come with a package."""
-    weights = str(weights_folder(requirement=requirement, package=package, folder=folder))
+    path = str(packaged_weights(requirement=requirement, package=package, weights=weights))
     documents = [document.text for corpus in texts.values() for document in corpus]
-    tokenizer, count = load_tokenizer(weights), units * len(seeds)
+    tokenizer, count = load_tokenizer(path), units * len(seeds)
     windows = text_windows(documents, tokenizer, length=length, windows=count)
     dealt = [windows.tokens[i :: len(seeds)] for i in range(len(seeds))]
     inputs = [Text(rows, rows, seed=seed) for rows, seed in zip(dealt, seeds, strict=True)]
-    return Task(load_model(weights), inputs, "cosine")
+    return Task(load_model(path), inputs, "cosine")
