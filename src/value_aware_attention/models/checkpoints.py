@@ -98,7 +98,7 @@ def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder, a GGUF file or the hub. Raises OSError where there is none."""
+    """Loads the tokenizer of a folder, a GGUF file or the hub; OSError where there is none."""
     if file := gguf_file(name):
         with _loading(file):
             return AutoTokenizer.from_pretrained(
