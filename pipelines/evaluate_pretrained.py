@@ -18,7 +18,7 @@ SHORT = ("text", "text_name", "description", "search")
 
 @app("evaluate_pretrained", short=SHORT)
 def main(cfg: DictConfig) -> None:
-    """Writes <records>/<model>-<text>-<length>.json."""
+    """Writes <records>/<name>-<text>-<extent>.json."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import tracked_by_first
     from pipelines.app.probing import documents
@@ -39,7 +39,7 @@ def main(cfg: DictConfig) -> None:
 
     extent, name = plain(cfg.extent), cfg.name
     length = extent["length"]
-    file = inside(cfg.records, f"{name}-{cfg.text_name}-{length}", ".json")
+    file = inside(cfg.records, f"{cfg.model.name}-{cfg.text_name}-{extent['name']}", ".json")
     sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
     hashes = {"checkpoint": file_hash(checkpoint_files(str(weights_of(cfg.model))))}
     if cfg.text:

