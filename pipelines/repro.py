@@ -96,8 +96,8 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
 def rows_of(target: str, of_page: Iterable[str]) -> list[list[str]]:
     """Returns rows of stages, each in an order that it can run in, for a target or a seed.
 
-    Those of `report`, `decoder` and `survey`, which measures times, are one row. Raises ValueError for what is
-    neither a target nor a seed of this scale.
+    Those of `report`, `decoder` and `survey`, which measures times, are one row. Raises ValueError
+    for what is neither a target nor a seed of this scale.
     """
     stages = needed(TARGETS.get(target, ()))
     if target in ("report", "survey", "decoder"):

@@ -118,6 +118,24 @@ SETTINGS = {
         keys_counted=4,
     ),
     "sampled_keys": Method(lambda: approximations.SampledKeys(4, 0), keys_counted=4),
+    **{
+        f"mean_value_slot_{mass}": Method(
+            lambda mass=mass: approximations.MeanValueSlot(4, mass),
+            lambda mass=mass: approximations.MeanValueSlot(KEYS + 1, mass),
+            keys_counted=4,
+        )
+        for mass in ("mean_key", "exact")
+    },
+    "unrenormalised_keys": Method(
+        lambda: approximations.UnrenormalisedKeys(4),
+        lambda: approximations.UnrenormalisedKeys(KEYS),
+        keys_counted=4,
+    ),
+    "streaming_window": Method(
+        lambda: approximations.SlidingWindow(5, sinks=2),
+        looks_back_when_causal=True,
+        keys_counted=5,
+    ),
     "sliding_window": Method(
         lambda: approximations.SlidingWindow(5),
         lambda: approximations.SlidingWindow(KEYS),

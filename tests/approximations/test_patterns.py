@@ -51,8 +51,9 @@ def drawn_keys(r: int, seed: int, keys: int, causal: bool) -> list[list[int]]:
 def expected_keys(method: FixedPattern, position: int, keys: int) -> list[int]:
     """Lists the keys of one query without a causal mask, by the reference of its method."""
     match method:
-        case SlidingWindow(r=r):
-            return reference.sliding_window(position, keys, r)
+        case SlidingWindow(r=r, sinks=sinks):
+            near = reference.sliding_window(position, keys, r - sinks)
+            return sorted({*near, *range(sinks)})
         case DilatedWindow(r=r, dilation=dilation):
             return reference.dilated_window(position, keys, r, dilation)
         case RandomKeys(r=r, seed=seed):
@@ -72,8 +73,9 @@ def expected_keys(method: FixedPattern, position: int, keys: int) -> list[int]:
 def expected_past(method: FixedPattern, position: int, keys: int) -> list[int]:
     """Lists the keys of one query under a causal mask: windows and draws of its past, or j <= i."""
     match method:
-        case SlidingWindow(r=r):
-            return list(range(max(0, position - r + 1), position + 1))
+        case SlidingWindow(r=r, sinks=sinks):
+            past = range(position + 1)
+            return [key for key in past if key < sinks or key > position - (r - sinks)]
         case DilatedWindow(r=r, dilation=dilation):
             return [key for key in range(position % dilation, position + 1, dilation)][-r:]
         case RandomKeys(r=r, seed=seed):
@@ -94,8 +96,10 @@ def expected_mask(method: FixedPattern, queries: int, keys: int, *, is_causal: b
     return mask[keys - queries :]
 
 
+SMALL = st.integers(1, 20)
 METHODS = st.one_of(
     st.builds(SlidingWindow, st.integers(1, 90)),
+    st.builds(lambda near, sinks: SlidingWindow(near + sinks, sinks), SMALL, st.integers(1, 6)),
     st.builds(DilatedWindow, st.integers(1, 12), st.integers(1, 9)),
     st.builds(RandomKeys, st.integers(1, 40), st.integers(0, 9)),
     st.builds(Strided, st.integers(1, 20)),

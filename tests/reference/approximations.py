@@ -127,6 +127,26 @@ def sampled_keys(alpha: Float[Tensor, " M"], uniforms: list[float]) -> Float[Ten
     return weights
 
 
+def mean_value_slot(
+    query: Float[Tensor, " D"], key: Float[Tensor, "M D"], value: Float[Tensor, "M V"],
+    similarity: Similarity, visible: Bool[Tensor, " M"], r: int, mass: str,
+) -> Float[Tensor, " V"]:  # fmt: skip
+    """Attends to the r - 1 most similar visible keys and to the mean of the other visible values."""
+    places = [i for i in range(len(key)) if visible[i]]
+    similarities = [similarity(query, k) for k in key]
+    largest = _largest(similarities, places, r - 1)
+    others = [i for i in places if i not in largest]
+    weights, vectors = [similarities[i] for i in largest], [value[i] for i in largest]
+    if others:
+        rest = sum(similarities[i] for i in others)
+        if mass == "mean_key":
+            rest = len(others) * similarity(query, key[others].mean(dim=0))
+        weights, vectors = [*weights, rest], [*vectors, value[others].mean(dim=0)]
+    total = sum(weights)
+    zero = torch.zeros(value.shape[-1], dtype=torch.float64)
+    return sum((w / total * v for w, v in zip(weights, vectors, strict=True)), zero)
+
+
 def _positive(alpha: Float[Tensor, " M"]) -> list[int]:
     return [i for i in range(len(alpha)) if alpha[i] > 0]
 

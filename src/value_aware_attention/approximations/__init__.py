@@ -10,11 +10,7 @@ from value_aware_attention.approximations.halves_of_the_gain import (
 )
 from value_aware_attention.approximations.linformer import Linformer
 from value_aware_attention.approximations.lsh import LSH
-from value_aware_attention.approximations.missing_mass import (
-    MeanValueSlot,
-    UnrenormalisedKeys,
-    ZeroOutput,
-)
+from value_aware_attention.approximations.missing_mass import MeanValueSlot, UnrenormalisedKeys
 from value_aware_attention.approximations.nystrom import Nystrom
 from value_aware_attention.approximations.optimal_value_aware import OptimalValueAware
 from value_aware_attention.approximations.random_features import (
@@ -60,6 +56,5 @@ __all__ = [
     "Strided",
     "UnrenormalisedKeys",
     "ValueAwareKeysAttentionWeights",
-    "ZeroOutput",
     "chunked",
 ]

@@ -111,15 +111,3 @@ def _mean_of_others(
         total = precise.sum(dim=-2, keepdim=True)
     largest = weighted_sum(indices, visible.double(), vectors.double())
     return ((total - largest) / others.clamp_min(1)).to(vectors.dtype)
-
-
-class ZeroOutput(Approximation):
-    """Gives 0 for every query: attention switched off, a floor for other methods."""
-
-    queries_alone = True
-
-    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
-        return call.zeros()
-
-    def multiply_adds(self, sizes: Sizes) -> float:
-        return 0.0

@@ -1,4 +1,4 @@
-"""Measures baselines of a trained model: the same network with random weights, and chance."""
+"""Measures baselines of a trained model: random weights, attention switched off, and chance."""
 
 import logging
 import math
@@ -7,6 +7,8 @@ from copy import copy, deepcopy
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from value_aware_attention.measurement.measure import end_metric
@@ -42,6 +44,20 @@ def control(task: Task, measured: Callable[[Task], Record], seed: int = 0) -> Re
         reason = " ".join(str(error).split()) or type(error).__name__
         logging.getLogger(__name__).warning(f"no control with random weights: {reason}")
         return None
+
+
+class ZeroOutput(nn.Module):
+    """Gives 0 in the place of every attention output: attention switched off."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        **options: object,
+    ) -> Float[Tensor, "*batch N V"]:
+        """Returns zeros in the shape of attention's output."""
+        return value.new_zeros(*query.shape[:-1], value.shape[-1])
 
 
 CHANCE = "chance"

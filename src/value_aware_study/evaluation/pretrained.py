@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from value_aware_attention.approximations import Exact
 from value_aware_attention.files import checksum, new_folder
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
-from value_aware_attention.measurement.control import control
+from value_aware_attention.measurement.control import ZeroOutput, control
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.paths import packaged_weights
@@ -71,19 +71,20 @@ def measure_pretrained(
     task: Task, settings: Sequence[Setting], *, rows: int, search: str,
     random_seeds: Sequence[int], **options: Any,
 ) -> Record:  # fmt: skip
-    """Measures every setting and the layers, then the network with random weights of each seed.
+    """Measures settings, attention switched off, the layers, and random weights of each seed.
 
     `rows` queries of each head and window are measured in the layers, none for 0. Random weights
     are measured on the first windows, with the settings of few keys. `options` are `measure`'s.
     """
     layers = None
+    settings = [*settings, Setting("zero_output", {}, lambda layer: ZeroOutput())]
     if rows:
         layers = LayerOptions(rows, search, between=False, skewness_gap=False, slots=True)
     record = measure(task, settings, layers=layers, **options)
     few = [
         setting
         for setting in settings
-        if setting.parameters.get("r") in CONTROLLED and "layers" not in setting.parameters
+        if setting.parameters.get("r", 1) in CONTROLLED and "layers" not in setting.parameters
     ]
     beside = copy(task)
     beside.texts = task.texts[:CONTROL_TEXTS]
