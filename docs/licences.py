@@ -11,11 +11,11 @@ from pathlib import Path
 from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
-FILES = ("requirements.txt", "requirements-cluster.txt", "requirements-dev.txt")
+FILES = [f"requirements{kind}.txt" for kind in ("", "-cluster", "-dev", "-models")]
 HEAD = """\
 # Licences of the dependencies
 
-Every package that `requirements.txt`, `requirements-cluster.txt` and `requirements-dev.txt` pin,
+Every package that `requirements.txt` and `requirements-{cluster,dev,models}.txt` pin,
 with the licence that its metadata states; `python docs/licences.py` writes this page. The library
 itself needs those of `dependencies` in `pyproject.toml` alone.
 """

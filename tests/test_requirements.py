@@ -13,12 +13,7 @@ def pins(*files: str) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-PINNED = pins(
-    "requirements.txt",
-    "requirements-cluster.txt",
-    "requirements-dev.txt",
-    "requirements-models.txt",
-)
+PINNED = pins(*(f"requirements{kind}.txt" for kind in ("", "-cluster", "-dev", "-models")))
 
 
 def test_the_lock_has_a_hash_for_every_pinned_version() -> None:

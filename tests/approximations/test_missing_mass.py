@@ -116,5 +116,5 @@ def test_weights_that_are_not_renormalised_leave_the_missing_mass_out() -> None:
 
 
 def test_an_unknown_mass_is_refused() -> None:
-    with pytest.raises(ValueError, match="mass is 'true'; it must be mean_key or exact"):
+    with pytest.raises(ValueError, match="mass is 'true'; it must be one of mean_key, exact"):
         MeanValueSlot(4, "true")

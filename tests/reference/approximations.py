@@ -131,7 +131,7 @@ def mean_value_slot(
     query: Float[Tensor, " D"], key: Float[Tensor, "M D"], value: Float[Tensor, "M V"],
     similarity: Similarity, visible: Bool[Tensor, " M"], r: int, mass: str,
 ) -> Float[Tensor, " V"]:  # fmt: skip
-    """Attends to the r - 1 most similar visible keys and to the mean of the other visible values."""
+    """Attends to the r - 1 most similar visible keys and to the mean of the other values."""
     places = [i for i in range(len(key)) if visible[i]]
     similarities = [similarity(query, k) for k in key]
     largest = _largest(similarities, places, r - 1)
