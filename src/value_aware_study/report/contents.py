@@ -22,6 +22,7 @@ from value_aware_study.report.exhibits import (
     layers,
     model,
     paper,
+    pretrained,
     survey,
 )
 from value_aware_study.report.frame import Results, of_kernels, of_models
@@ -58,6 +59,8 @@ def report_page(results: Results, origin: str = "") -> Page:
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
     sections = [_answer(results), _paper(results), _every_r(results)]
+    if results.pretrained:
+        sections.insert(1, pretrained_section(results.pretrained))
     if results.surveyed or results.variants or results.benchmark:
         sections.append(survey_section(results))
     if results.caches:
@@ -90,7 +93,8 @@ def _answer(results: Results) -> Section:
     """
     labels = {record.model: record.model for record in results.probed} | results.names()
     exhibits: list[Named] = [
-        ("how many keys match", layers.hero(results)),
+        ("", pretrained.few_keys(results.pretrained, "hero")),
+        ("how many keys match", layers.hero(results, "matching" if results.pretrained else "hero")),
         ("the token explorer", model.explorer(results.explored, labels)),
         ("", drawing.drawing()),
         ("the claims", claims.claims(results)),
@@ -103,6 +107,26 @@ def _answer(results: Results) -> Section:
         "model that keeps few keys stands beside them where it was measured. Below the bars every "
         "claim of the paper has a verdict, with the number of comparisons that agree.",
         exhibits,
+    )
+
+
+def pretrained_section(records: Sequence[Record]) -> Section:
+    """Builds the section of pretrained models beside the strongest trivial baselines."""
+    exhibits = [
+        pretrained.predictions(records),
+        pretrained.matches(records),
+        pretrained.gap_closed(records),
+        pretrained.first_token(records),
+        pretrained.every_setting(records),
+    ]
+    machines = [(pretrained.label(record), captions.machine_of(record)) for record in records]
+    return _section(
+        "pretrained",
+        "On a pretrained decoder",
+        "The paper's question in a model that others trained: keys chosen by weight and for the "
+        "output beside rules that cost next to nothing, in the model's predictions and its layers.",
+        _unnamed(exhibits),
+        machines=machines,
     )
 
 

@@ -79,6 +79,8 @@ class Results:
     decoded: Sequence[DecodingRecord] = field(default=(), kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)
     """Pretrained models."""
+    pretrained: Sequence[Record] = field(default=(), kw_only=True)
+    """Pretrained models with the grid of `evaluate_pretrained`, a record a text and length."""
     explored: Exploration | None = field(default=None, kw_only=True)
     unchecked: Sequence[str] = field(default=(), kw_only=True)
     """Files that were read without a checksum."""

@@ -1,6 +1,7 @@
 """Reads the records of a run: the one place where the report opens files of other stages."""
 
 import csv
+import gzip
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,6 +49,7 @@ def read(places: Mapping[str, Path]) -> Results:
         if benchmark.exists()
         else {},
         probed=_all(Record, places["probe"], "*/record.json"),
+        pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         caches=_all(CacheRecord, places["caches"]),
         decoded=_all(DecodingRecord, places["decoded"]),
         explored=_explored(
@@ -55,6 +57,26 @@ def read(places: Mapping[str, Path]) -> Results:
         ),
         unchecked=_unchecked(places),
     )
+
+
+def pretrained(folder: Path, published: Path) -> list[Record]:
+    """Reads the records of pretrained models, of a run in the place of published ones.
+
+    Decoders come first, then shorter windows. A small cut is shown where nothing else is there.
+    """
+    with reading(published, RESTORE):
+        kept = {
+            file.stem: Record.from_json(gzip.decompress(file.read_bytes()).decode(), str(file))
+            for file in sorted(published.glob("*.json.gz"))
+        }
+    records = kept | {file.name: _parsed(Record, file) for file in sorted(folder.glob("*.json"))}
+    models = {record.model for name, record in records.items() if not name.endswith("-cut.json")}
+    whole = [
+        record
+        for name, record in records.items()
+        if not (name.endswith("-cut.json") and record.model in models)
+    ]
+    return sorted(whole, key=lambda r: (r.task != "causal", r.length, r.text.description))
 
 
 def read_caches(

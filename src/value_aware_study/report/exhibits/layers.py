@@ -94,7 +94,7 @@ OTHERS = (
 SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
 
 
-def hero(results: Results) -> Exhibit | None:
+def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
     """Shows the answer as bars: keys by weight that match a few keys chosen for the output.
 
     The model is the first with counts among the probed, the causal and the other ones; with the
@@ -107,7 +107,7 @@ def hero(results: Results) -> Exhibit | None:
                 name = model_label(record) if record.scale else record.model  # ours, else probed
                 seeds = captions.seeds(results) if again else ""
                 measured = replace(measured, label=name, replicates=again)
-                return _answer(record, measured, "hero", seeds)
+                return _answer(record, measured, anchor, seeds)
     return None
 
 
