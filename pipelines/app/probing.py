@@ -18,7 +18,9 @@ from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
 from value_aware_attention.kernels import Kernel
+from value_aware_attention.measurement.head_budgets import SINKS_AND_WINDOW, WINDOW
 from value_aware_attention.measurement.measure import Method
+from value_aware_attention.measurement.windows import metric_of
 from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.probe import loaded, probe
 from value_aware_study.data.text import Document, HubDocuments, TextFiles
@@ -74,9 +76,10 @@ def probed(
         raise ValueError("caches=true measures the model's own kernel: leave out kernel, or caches")
     same = ("windows", "length", "rows", "search", "sizes", "between", "skewness_gap", "control",
             "seed", "draw", "cache", "caches")  # fmt: skip
+    measured = methods(cfg, metric_of(model))
     with tracked(cfg, "probe", name) as run:
         report = probe(
-            model, tokenizer, texts, kernel=post_hoc, methods=methods(cfg), kernels=kernels,
+            model, tokenizer, texts, kernel=post_hoc, methods=measured, kernels=kernels,
             name=name, show=print, **{option: cfg[option] for option in same},
         )  # fmt: skip
         text = replace(report.record.text, description=description)
@@ -131,10 +134,17 @@ def kernel(cfg: DictConfig, model: PreTrainedModel) -> Kernel | None:
     return asked
 
 
-def methods(cfg: DictConfig) -> Mapping[str, Method]:
-    """Returns each configured approximation as a function of the number of keys and the layer."""
+def methods(cfg: DictConfig, metric: str) -> Mapping[str, Method]:
+    """Returns each configured approximation as a function of the number of keys and the layer.
+
+    Of the two windows a causal model, whose metric is a perplexity, has the one with first tokens.
+    """
 
     def build(name: str, r: int, layer: int) -> nn.Module:
-        return setting(name, {**plain(cfg.methods[name]), "r": r}).build(layer)
+        option = plain(cfg.methods[name]) | {"r": r}
+        if "sinks" in option:
+            option["sinks"] = min(option["sinks"], r - 1)
+        return setting(name, option).build(layer)
 
-    return {name: partial(build, name) for name in cfg.methods}
+    left_out = WINDOW if metric == "perplexity" else SINKS_AND_WINDOW
+    return {name: partial(build, name) for name in cfg.methods if name != left_out}

@@ -184,7 +184,7 @@ def probed(kernels=("exponential",), layers=2, heads=4, sizes=(1, 2, 4, 8, 9), k
         head_dim=8,
         cells=tuple(cells),
         text=TextRead(
-            description="words", targets=48, units=3, available_units=6, tokens=96, share_read=0.5
+            description="words", targets=64, units=4, available_units=8, tokens=128, share_read=0.5
         ),
         run_on=RUN_ON,
         architecture="TinyForCausalLM",

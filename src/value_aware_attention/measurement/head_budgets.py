@@ -10,8 +10,10 @@ from value_aware_attention.measurement.headline import keys_by_head
 from value_aware_attention.measurement.measure import Method, Setting
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
 
-WINDOW = "sliding_window"
-NEEDED_BY = {OBLIVIOUS: OBLIVIOUS, AWARE: AWARE, WINDOW: OBLIVIOUS}
+WINDOW, SINKS_AND_WINDOW = "sliding_window", "first_tokens_and_window"
+NEEDED_BY = {OBLIVIOUS: OBLIVIOUS, AWARE: AWARE} | dict.fromkeys(
+    (WINDOW, SINKS_AND_WINDOW), OBLIVIOUS
+)
 """Method that budgets are given to -> the choice whose needs they are"""
 
 

@@ -1,8 +1,16 @@
 """Writes the record of a measured model in sentences."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from value_aware_attention.measurement.estimate import in_unit
+from value_aware_attention.measurement.estimate import (
+    Estimate,
+    in_unit,
+    number,
+    whole,
+    with_interval,
+)
+from value_aware_attention.measurement.matching import NOT_DETERMINED, SLOT, end_matches
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -14,9 +22,11 @@ from value_aware_attention.measurement.record import (
     Record,
 )
 
-NAMES = {OBLIVIOUS: "by weight", AWARE: "value-aware"}
+NAMES = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
 SHARE = 0.05
+WINDOWS = 4
+"""Fewest windows that intervals are believed of"""
 LOSSES = {
     "perplexity": "a perplexity of",
     "error": "wrong predictions, in % of the hidden tokens, of",
@@ -33,10 +43,19 @@ def headline(record: Record) -> str:
     """Says what few keys do to the end metric, and how many keys by weight match value-aware ones.
 
     Beside both stands the control's number, where random weights were measured. In brackets are
-    95% intervals over windows; errors are pooled over the layers.
+    95% intervals over windows; errors are pooled over the layers. It begins with the architecture,
+    as a folder's name may say nothing, and ends with a warning of too few windows.
     """
-    sentences = filter(None, [_loss(record), *_matches(record)])
-    return f"On {record.model} at {record.length:,} tokens, {' '.join(sentences)}"
+    few = too_few(record)
+    sentences = filter(None, [_loss(record), *_matches(record), f"{_capital(few)}." if few else ""])
+    name = record.model
+    if record.architecture not in ("", name):
+        name += f" ({record.architecture})"
+    return f"On {name} at {record.length:,} tokens, {' '.join(sentences)}"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def shown_size(record: Record) -> int:
@@ -46,9 +65,39 @@ def shown_size(record: Record) -> int:
 
 
 def with_keys(record: Record | None, r: int) -> dict[str, Cell]:
-    """Finds the end metric with r keys in every layer, by method."""
-    cells = record.cells if record else ()
-    return {cell.approximation: cell for cell in cells if cell.parameters.get("r") == r}
+    """Finds the end metric with r keys in every layer, by method; of a slot, not its exact mass."""
+    return {
+        cell.approximation: cell
+        for cell in (record.cells if record else ())
+        if cell.parameters.get("r") == r
+        and "layers" not in cell.parameters
+        and cell.parameters.get("mass") != "exact"
+    }
+
+
+def exact_ratio(record: Record, cell: EndMetric) -> Estimate:
+    """Divides an end metric by exact attention's; of a perplexity it is exp of the paired nats."""
+    exact = record.cells[0].value
+    ends = (end and end / exact for end in (cell.value, cell.low, cell.high))
+    return Estimate(**dict(zip(("value", "low", "high"), ends, strict=True)))
+
+
+def with_ratio(record: Record, cell: EndMetric, *, brackets: bool = False) -> str:
+    """Writes an end metric with its interval, which of a perplexity is that of its ratio to exact.
+
+    "20.60, × 1.10 (1.06 to 1.14)", or of a cosine "0.946 (0.941 to 0.950)"; in `brackets`, as a
+    table has it, "20.60 × 1.10 [1.06, 1.14]".
+    """
+    if record.metric != "perplexity":
+        return format(cell, f"[{record.metric}]" if brackets else record.metric)
+    ratio, form = vars(exact_ratio(record, cell)), "{} [{}, {}]" if brackets else "{} ({} to {})"
+    value = f"{number(cell.value, 2)}{'' if brackets else ','}"
+    return f"{value} × {with_interval(**ratio, digits=2, text=factor, form=form)}"
+
+
+def factor(value: float | None, digits: int) -> str:
+    """Writes a ratio, with one decimal from ten on and none from a hundred on."""
+    return number(value, digits if not value or value < 10 else value < 100)
 
 
 def warning(record: Record) -> str:
@@ -71,6 +120,21 @@ def warning(record: Record) -> str:
     return ""
 
 
+def too_few(record: Record) -> str:
+    """Says that a record has too few windows for its intervals, and how to get more; "" if not."""
+    text = record.text
+    if text.units >= WINDOWS:
+        return ""
+    more = f"windows={2 * WINDOWS}"
+    if text.available_units is not None and text.available_units < WINDOWS:
+        more += " with a longer text or a smaller length"
+    units = f"{text.units} {record.unit}{' is' if text.units == 1 else 's are'}"
+    return (
+        f"{units} too few for an interval to be believed: measure at least {WINDOWS}, better "
+        f"{2 * WINDOWS} ({more})"
+    )
+
+
 def ends_of(cell: EndMetric) -> tuple[float, float]:
     """Returns the interval of the difference from exact attention, a point where there is none."""
     low, high = cell.difference_low, cell.difference_high
@@ -78,7 +142,10 @@ def ends_of(cell: EndMetric) -> tuple[float, float]:
 
 
 def _loss(record: Record) -> str:
-    """Says what r keys leave of the end metric, or why that is not told."""
+    """Says what r keys leave of the end metric, or why that is not told, and how many match.
+
+    A factor is that of a perplexity over exact attention's.
+    """
     r, metric = shown_size(record), record.metric
     trained = with_keys(record, r)
     if not {OBLIVIOUS, AWARE} <= set(trained):
@@ -88,47 +155,68 @@ def _loss(record: Record) -> str:
     random = ""
     if record.control and (cells := with_keys(record.control, r)):
         random = (
-            f"; with random weights {cells[AWARE]:{metric}} and {cells[OBLIVIOUS]:{metric}}"
-            f"{_exact(record.control)}"
+            f"; with random weights {with_ratio(record.control, cells[AWARE])} and "
+            f"{with_ratio(record.control, cells[OBLIVIOUS])}{_exact(record.control)}"
+        )
+    slot = ""
+    if SLOT in trained and r > 1:
+        slot = (
+            f"; {r - 1} by weight with the mean of the others {with_ratio(record, trained[SLOT])}"
         )
     return (
-        f"{r} value-aware keys in every layer leave {LOSSES[metric]} {trained[AWARE]:{metric}} "
-        f"and {r} by weight {trained[OBLIVIOUS]:{metric}}{_exact(record)}{random}."
-    )
+        f"{r} value-aware keys in every layer leave {LOSSES[metric]} "
+        f"{with_ratio(record, trained[AWARE])}; {r} by weight "
+        f"{with_ratio(record, trained[OBLIVIOUS])}{slot}{_exact(record)}{random}. "
+        f"{_end_matches(record, r)}"
+    ).rstrip()
+
+
+def _end_matches(record: Record, r: int) -> str:
+    """Says how many keys lose as little in the end metric as r value-aware ones."""
+    keys, slots = (end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT))
+    if keys is None:
+        return ""
+    beside = f", or {slots!s} with that mean as the last one" if slots else ""
+    return f"By weight it takes {keys!s} keys to do as well in this metric{beside}."
 
 
 def _exact(record: Record) -> str:
     """Tells exact attention's end metric beside others; a cosine's is 1."""
     metric = record.metric
-    return "" if metric == "cosine" else f", exact {in_unit(record.cells[0].value, metric)}"
+    return "" if metric == "cosine" else f"; exact {in_unit(record.cells[0].value, metric)}"
 
 
 def _matches(record: Record) -> Iterator[str]:
     """Yields the keys that match, then those with random weights; without any, the keys needed."""
     measured = layers_of(record)
     if counts := matches(measured):
-        yield from filter(None, [f"{counts}.", matches_at_random(record)])
+        yield from filter(None, [f"{_capital(counts)}.", matches_at_random(record)])
     else:
         oblivious, aware = (needed(measured, name, share=SHARE) for name in (OBLIVIOUS, AWARE))
         yield (
             f"an output error of {SHARE:.0%} takes {aware.keys:,} value-aware keys or "
-            f"{oblivious.keys:,} chosen by weight, of {measured.keys:,}."
+            f"{oblivious.keys:,} chosen by weight, of {seen(measured)}."
         )
+
+
+def seen(measured: OutputError) -> str:
+    """Writes how many keys a query sees: of a causal one, which sees its past, the average."""
+    if not measured.causal:
+        return f"{measured.keys:,}"
+    return f"the {(measured.keys + 1) // 2:,} that a query sees on average"
 
 
 def matches_at_random(record: Record) -> str:
     """Says how many keys match with random weights, and whether training has any part in it."""
     random = _matching(layers_of(record.control)) if record.control else {}
-    if not random:
+    if record.control is None or not random:
         return ""
     trained = _matching(layers_of(record))
     pairs = [(count, random[r]) for r, count in trained.items()]
+    counts = [told(count, layers_of(record.control)) for _, count in pairs]
     alike = all(_is_narrow(*pair) and (pair[0].low or 0) <= (pair[1].high or 0) for pair in pairs)
     not_fewer = ", no fewer as far as the intervals tell: these counts do not come from training"
-    return (
-        f"With random weights they match {', '.join(str(count) for _, count in pairs)}"
-        f"{not_fewer if alike else ''}."
-    )
+    return f"With random weights they match {', '.join(counts)}{not_fewer if alike else ''}."
 
 
 def _is_narrow(*counts: MatchingKeys) -> bool:
@@ -148,12 +236,26 @@ def matches(measured: OutputError) -> str:
     if not counts:
         return ""
     first, *others = counts
-    more = "".join(f", {count.r} match {count}" for count in others)
+    more = "".join(f", {count.r} match {told(count, measured)}" for count in others)
+    layers = [
+        count.keys
+        for layer in range(measured.layers)
+        if (count := match(measured, first.r, layer)) and count.keys is not None
+    ]
+    apart = f"; layer by layer, {first.r} match {min(layers):,} to {max(layers):,}"
     return (
-        f"{first.r} value-aware keys match {first}{more} of {measured.keys:,} keys chosen "
-        f"by attention weight (errors pooled; of single queries, {first.r} match {first.median:,} "
-        f"in the median, {first.lower_quartile:,} to {first.upper_quartile:,} in the quartiles)"
+        f"by output error, pooled over layers, {first.r} value-aware keys match "
+        f"{told(first, measured)}{more} keys chosen by attention weight, of {seen(measured)} "
+        f"({first.r} match {first.median:,} in the median query, {first.lower_quartile:,} to "
+        f"{first.upper_quartile:,} in the quartiles{apart if layers else ''})"
     )
+
+
+def told(count: MatchingKeys, measured: OutputError) -> str:
+    """Writes a count with its interval, whose end at all keys is not determined."""
+    if count.keys is None or count.high is None or count.high < measured.keys:
+        return str(count)
+    return f"{whole(count.keys)} ({whole(count.low)} to {NOT_DETERMINED})"
 
 
 def _matching(measured: OutputError) -> dict[int, MatchingKeys]:
@@ -188,9 +290,13 @@ def by_layer(record: Record) -> str:
 
 
 def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKeys | None:
-    """Finds how many keys by weight match r value-aware ones; None where that was not measured."""
+    """Finds how many keys by weight match r value-aware ones; None where that was not measured.
+
+    The interval is cut at r: fewer keys by weight cannot match, whatever a test of few units says.
+    """
     rows = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
-    return next(rows, None)
+    row = next(rows, None)
+    return row and replace(row, low=row.low and max(row.low, min(r, row.keys or r)))
 
 
 def needed(

@@ -1,6 +1,7 @@
 """Writes what was measured as tables for a terminal."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
 from value_aware_attention.measurement.estimate import counted, in_unit
@@ -13,10 +14,15 @@ from value_aware_attention.measurement.headline import (
     layers_of,
     match,
     needed,
+    seen,
     shown_size,
+    told,
+    too_few,
     warning,
     with_keys,
+    with_ratio,
 )
+from value_aware_attention.measurement.matching import SLOT, end_matches
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -39,23 +45,25 @@ def tables(record: Record) -> Iterator[str]:
     """Yields the lines of tables: keys needed by layer and by head, the end metric by keys kept.
 
     Random weights have a row in the first one and a table like the last one. Beside them stand the
-    end metric with budgets by head, and a warning where it tells nothing.
+    end metric with budgets by head, the keys that match in it, and warnings where it tells nothing
+    or of too few windows.
     """
     yield from _layer_lines(record)
     yield from _head_lines(record)
     yield from _budget_lines(record)
     yield from _end_lines(record, "exact attention")
+    yield from _match_lines(record)
     if record.control:
         yield from _end_lines(record.control, "exact attention with random weights")
-    if blind := warning(record):
-        yield from ("", f"warning: {blind}")
+    for text in filter(None, [warning(record), too_few(record)]):
+        yield from ("", f"warning: {text}")
 
 
 def _head_lines(record: Record) -> Iterator[str]:
     """Lists the keys by weight that every head needs, `ROW` heads a line."""
     measured = layers_of(record)
     counts = keys_by_head(measured, OBLIVIOUS, SHARE)
-    yield from ("", f"keys by weight for {SHARE:.0%} error, of {measured.keys:,}, by head")
+    yield from ("", f"keys by weight for {SHARE:.0%} error, of {seen(measured)}, by head")
     heads = range(measured.heads)
     for first in range(0, len(heads), ROW):
         row = slice(first, first + ROW)
@@ -75,7 +83,8 @@ def _budget_lines(record: Record) -> Iterator[str]:
     for cell in record.budgets:
         share, count = cell.parameters["share"], cell.parameters["keys"]
         keys = f"{count:,.1f} of {available:,} ({count / available:.0%})"
-        yield f"{share:>6.0%}  {keys:>22}  {_chosen(cell):<30}{f'{cell:[{metric}]}':>{WIDTH}}"
+        value = with_ratio(record, cell, brackets=True)
+        yield f"{share:>6.0%}  {keys:>22}  {_chosen(cell):<30}{value:>{WIDTH}}"
     if not warning(record):
         yield _affordable(record)
 
@@ -108,17 +117,37 @@ def _affordable(record: Record) -> str:
 
 
 def _end_lines(record: Record, of: str) -> Iterator[str]:
-    """Tabulates the end metric: a row for each number of keys, a column for each method."""
+    """Tabulates the end metric: a row for each number of keys, a column for each method.
+
+    Cells without a number of keys, which are floors for the others, have a line each below.
+    """
     exact, *cells = record.cells
-    methods = list(dict.fromkeys(cell.approximation for cell in cells))
-    names = "".join(f"{_shown(name):>{WIDTH}}" for name in methods)
     metric, unit = record.metric, " %" if record.metric == "error" else ""
-    yield from ("", f"{metric} of {of}: {in_unit(exact.value, metric)}{unit}")
-    yield f"{'keys':>6}{names}"
-    for first in range(0, len(cells), len(methods) or 1):
-        row = cells[first : first + len(methods)]
-        values = (f"  {f'{cell:[{metric}]}':>{WIDTH - 2}}" for cell in row)
-        yield f"{row[0].parameters['r']:>6,}" + "".join(values)
+    over = "; × is over that, with its 95% interval" if metric == "perplexity" else ""
+    yield from ("", f"{metric} of {of}: {in_unit(exact.value, metric)}{unit}{over}")
+    by_size = [cell for cell in cells if "r" in cell.parameters]
+    methods = list(dict.fromkeys(cell.approximation for cell in by_size))
+    rows = [["keys", *map(_shown, methods)]]
+    for r, row in groupby(by_size, key=lambda cell: cell.parameters["r"]):
+        rows.append([f"{r:,}", *(with_ratio(record, cell, brackets=True) for cell in row)])
+    yield from _aligned(rows, 0)
+    for cell in cells:
+        if cell not in by_size:
+            yield f"{_shown(cell.approximation)}: {with_ratio(record, cell)}"
+
+
+def _match_lines(record: Record) -> Iterator[str]:
+    """Tabulates the keys that lose as little of the end metric as value-aware ones."""
+    columns = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot"}
+    sizes = [c.parameters["r"] for c in record.cells if c.approximation == AWARE]
+    matches = {
+        title: [str(keys) for r in sizes if (keys := end_matches(record, r, by=by))]
+        for by, title in columns.items()
+    }
+    counted_sizes = {"r": [f"{r:,}" for r in sizes]} | {t: m for t, m in matches.items() if m}
+    if len(counted_sizes) > 1 and not warning(record):
+        yield from ("", f"keys that leave as good a {record.metric} as r value-aware ones")
+        yield from _aligned([[*counted_sizes], *zip(*counted_sizes.values(), strict=True)], 0)
 
 
 def _layer_lines(record: Record) -> Iterator[str]:
@@ -210,7 +239,9 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
     yield f"exact {metric}", in_unit(record.cells[0].value, metric)
     r = shown_size(record)
     for method, cell in with_keys(record, r).items():
-        yield f"{metric}, {r} keys, {_shown(method)}", f"{cell:[{metric}]}"
+        yield f"{metric}, {r} keys, {_shown(method)}", with_ratio(record, cell, brackets=True)
+    if matched := end_matches(record, r):
+        yield f"keys by weight with the {metric} of {r} value-aware", str(matched)
     for name, net in (("", record), (", random weights", record.control)):
         if net is None:
             continue
@@ -218,8 +249,9 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
             count = needed(layers_of(net), method, share=SHARE)
             yield f"keys {choice} for {SHARE:.0%} error{name}", str(count)
         if match_of_4 := match(layers_of(net), 4):
-            yield f"keys by weight that match 4 value-aware{name}", str(match_of_4)
+            matching = told(match_of_4, layers_of(net))
+            yield f"keys by weight that match 4 value-aware{name}", matching
     for cell in own_budgets(record):
         share = f"{cell.parameters['share']:.0%}"
         yield f"keys a head by weight, {share} error in each", f"{cell.parameters['keys']:,.1f}"
-        yield f"{metric} with these, {share}", f"{cell:[{metric}]}"
+        yield f"{metric} with these, {share}", with_ratio(record, cell, brackets=True)

@@ -13,9 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from value_aware_attention.approximations import (
+    MeanValueSlot,
     OptimalValueAware,
     OptimalValueOblivious,
     SlidingWindow,
+    ZeroOutput,
 )
 from value_aware_attention.arguments import (
     check_at_least,
@@ -35,10 +37,21 @@ from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
 from value_aware_attention.measurement.control import chance
 from value_aware_attention.measurement.control import control as measure_control
-from value_aware_attention.measurement.head_budgets import budget_settings
+from value_aware_attention.measurement.head_budgets import (
+    SINKS_AND_WINDOW,
+    WINDOW,
+    budget_settings,
+)
 from value_aware_attention.measurement.headline import headline, keys_by_head, needed
 from value_aware_attention.measurement.masking import IGNORED
-from value_aware_attention.measurement.measure import LayerOptions, Method, measure, sizes_of
+from value_aware_attention.measurement.matching import SLOT
+from value_aware_attention.measurement.measure import (
+    LayerOptions,
+    Method,
+    Setting,
+    measure,
+    sizes_of,
+)
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, Record
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.measurement.terminal import cache_table, tables
@@ -105,13 +118,42 @@ def _measured(share: float) -> float:
     return check_choice(SHARES, share=next(near, share))
 
 
-def default_methods(search: str = "default") -> dict[str, Method]:
-    """Builds the methods whose end metric is measured: both optimal ones and a sliding window."""
+SINKS = 4
+"""Most first tokens that a window of a causal model keeps (StreamingLLM, Xiao et al., 2024)"""
+
+
+def default_methods(search: str = "default", *, causal: bool = False) -> dict[str, Method]:
+    """Builds the methods whose end metric is measured at every number of keys.
+
+    Both optimal ones, the largest weights with a slot for the mean of the others, and a sliding
+    window, which in a `causal` model has the first tokens too, at most `SINKS` of its r keys.
+    """
+    windows: dict[str, Method] = {WINDOW: lambda r, layer: SlidingWindow(r)}
+    if causal:
+        windows = {SINKS_AND_WINDOW: lambda r, layer: SlidingWindow(r, min(SINKS, r - 1))}
     return {
         OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r),
+        SLOT: lambda r, layer: MeanValueSlot(r),
         AWARE: lambda r, layer: OptimalValueAware(r, search),
-        "sliding_window": lambda r, layer: SlidingWindow(r),
+        **windows,
     }
+
+
+FLOORS = (
+    Setting("zero_output", {}, lambda layer: ZeroOutput()),
+    Setting("mean_of_the_values", {}, lambda layer: MeanValueSlot(1)),
+)
+"""What is left of a model without any choice of keys, beside all methods"""
+
+
+def _settings(methods: Mapping[str, Method], sizes: Sequence[int]) -> list[Setting]:
+    """Lists every method at every number of keys, then the floors."""
+    at_sizes = [
+        Setting(name, {"r": r}, partial(method, r))
+        for r in sizes
+        for name, method in methods.items()
+    ]
+    return [*at_sizes, *FLOORS]
 
 
 def loaded(
@@ -156,7 +198,8 @@ def probe(
         search: How hard value-aware keys are searched: "fast", "default" or "best".
         sizes: Numbers of keys r. None: powers of two up to head size + 1, and that.
         kernel: Replaces the model's similarity kernel, post hoc. None: the model's own.
-        methods: Functions (r, layer) -> approximation by name. None: `default_methods`.
+        methods: Functions (r, layer) -> approximation by name; both `FLOORS` are measured beside
+            them. None: `default_methods`.
         seed: Draws masked tokens, the control's weights and, with `draw`, the windows.
         draw: True: windows are drawn at random. False: they are evenly spaced.
         name: What tables and headline call the model. None: the name of its class.
@@ -176,8 +219,8 @@ def probe(
             draw=draw,
         )  # fmt: skip
         return _report(
-            task, read, methods or default_methods(search), sizes, layers, name=name, cache=cache,
-            show=show, control=control, caches=caches,
+            task, read, methods or default_methods(search, causal=task.metric == "perplexity"),
+            sizes, layers, name=name, cache=cache, show=show, control=control, caches=caches,
         )  # fmt: skip
 
 
@@ -191,7 +234,8 @@ def _report(
     sizes = sizes_of(sizes, task.head_dim, task.length)
     losses = _cache_losses(task, name=name, progress=progress) if caches else None
     run = partial(measure, sizes=sizes, cache=cache, name=name, progress=progress)
-    record = run(task, methods, layers=layers)
+    settings = _settings(methods, sizes)
+    record = run(task, settings, layers=layers)
     budgets = list(budget_settings(record.attention[0].output_error, methods))
     record = replace(
         record,
@@ -201,7 +245,7 @@ def _report(
     )  # fmt: skip
     if control:
         plain = replace(layers, kernels=(), between=False, skewness_gap=False)
-        random = measure_control(task, partial(run, methods=methods, layers=plain), layers.seed)
+        random = measure_control(task, partial(run, methods=settings, layers=plain), layers.seed)
         record = replace(record, control=random)
     report = Report(record, losses)
     if show is not None:

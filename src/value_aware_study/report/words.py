@@ -83,9 +83,9 @@ def model_label(record: Record) -> str:
 
 
 def method_label(name: str) -> str:
-    """Returns a method's label; of a method without a card, the option's name."""
+    """Returns a method's label; of a method without a card, the option's name in words."""
     card = cards().get(name)
-    return card.label if card else name
+    return card.label if card else name.replace("_", " ")
 
 
 def full_name(method: str) -> str:
