@@ -17,7 +17,6 @@ from value_aware_attention.approximations import (
     OptimalValueAware,
     OptimalValueOblivious,
     SlidingWindow,
-    ZeroOutput,
 )
 from value_aware_attention.arguments import (
     check_at_least,
@@ -35,7 +34,7 @@ from value_aware_attention.hugging_face.layers import (
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
-from value_aware_attention.measurement.control import chance
+from value_aware_attention.measurement.control import ZeroOutput, chance
 from value_aware_attention.measurement.control import control as measure_control
 from value_aware_attention.measurement.head_budgets import (
     SINKS_AND_WINDOW,

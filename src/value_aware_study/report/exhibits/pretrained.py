@@ -28,7 +28,7 @@ from value_aware_study.report.charts import (
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import Row
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import ORACLES, sentences, times
+from value_aware_study.report.words import ORACLES, method_label, sentences, times
 
 R = 4
 """Keys in every layer of which the first figure tells"""
@@ -240,30 +240,27 @@ def _curve_panel(frame: pd.DataFrame, title: str) -> Panel:
 
 def every_setting(records: Sequence[Record]) -> Exhibit | None:
     """Tabulates every cell of every record."""
-    rows = [
+    if not records:
+        return None
+    data = pd.DataFrame(
         {"model": record.model, "text": text_name(record), "length": record.length}
-        | {"approximation": cell.approximation, "parameters": _written(cell)}
+        | {"method": method_label(cell.approximation), "setting": _written(cell)}
         | {"metric": record.metric, **over_exact(record, cell)}
         | {"kl": (kl := cell.predictions.get("kl")) and kl.value}
         | {"output_error": cell.error and cell.error.relative}
         for record in records
         for cell in record.cells
-    ]
-    data = pd.DataFrame(rows)
-    display = data.astype(str).assign(
-        value=[number(x, 3) for x in data["value"]],
-        low=[number(x, 3) for x in data["low"]],
-        high=[number(x, 3) for x in data["high"]],
-        kl=[short(x) for x in data["kl"]],
-        output_error=[short(x) for x in data["output_error"]],
     )
+    written = {
+        name: data[name].map(short) for name in ("value", "low", "high", "kl", "output_error")
+    }
     return Exhibit(
         "pretrained_cells",
         "Every cell of the pretrained models",
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval.",
-        table=Table(data, display),
+        table=Table(data, data.astype(str).assign(**written)),
         folded=True,
-    ) if rows else None  # fmt: skip
+    )
 
 
 def _written(cell: Cell) -> str:
