@@ -6,6 +6,7 @@ The whole, on a text of yours:   python -m pipelines.evaluate_pretrained extent=
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -14,6 +15,8 @@ from pipelines.app import app, plain
 
 SHORT = ("text", "text_name", "description", "search")
 """Arguments that stand for evaluate_pretrained.<name>."""
+LEAST = 4
+"""Fewest windows that are measured"""
 
 
 @app("evaluate_pretrained", short=SHORT)
@@ -21,7 +24,7 @@ def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>-<text>-<extent>.json."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import tracked_by_first
-    from pipelines.app.probing import documents
+    from pipelines.app.probing import HUB, documents
     from pipelines.app.tracking import log_record
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
@@ -42,8 +45,8 @@ def main(cfg: DictConfig) -> None:
     file = inside(cfg.records, f"{cfg.model.name}-{cfg.text_name}-{extent['name']}", ".json")
     sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
     hashes = {"checkpoint": file_hash(checkpoint_files(str(weights_of(cfg.model))))}
-    if cfg.text:
-        hashes["text"] = file_hash(text_paths(cfg.text))
+    if cfg.text and not cfg.text.startswith(HUB):
+        hashes["text"] = file_hash(text_paths(Path(cfg.text)))
     with chunked(max_elements_within(cfg.memory_gib)):
         model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
         texts = [document.text for source in sources for document in source]
@@ -51,6 +54,11 @@ def main(cfg: DictConfig) -> None:
             model, tokenizer, texts, windows=extent["windows"], length=length, seed=0,
             context=length // 2,
         )  # fmt: skip
+        if len(read) < LEAST:
+            raise ValueError(
+                f"the text fills {len(read)} windows of {length} tokens; {LEAST} are needed for an "
+                f"interval: give a longer text, or shorter windows (extent.length)"
+            )
         settings = grid(plain(cfg.methods), plain(cfg.axes), length)
         alone = in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
         with tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:

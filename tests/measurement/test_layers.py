@@ -363,3 +363,35 @@ def test_a_method_is_a_function_of_the_number_of_keys_and_the_layer(task: Task) 
     ]  # fmt: skip
     assert {(1, 0), (1, 1), (4, 0), (4, 1)} <= set(built) and record.attention == ()
     assert all(cell.error is not None for cell in record.cells)
+
+
+def test_slots_that_match_are_counted_and_sinks_told_apart() -> None:
+    calls = [random_call(seed, causal=True, first_row=8, spread=2) for seed in (3, 4)]
+    errors = [layers.layer_errors(call, rows=12, between=False, slots=True) for call in calls]
+    made = layers.output_error(errors, calls, search="default", unit="window", sizes=[1, 4])
+    for match in made.matching_slots:
+        pool = errors if match.layer is None else [errors[match.layer]]
+        slots, aware = (
+            sum(layer.paths[name].sum(axis=(0, 1)) for layer in pool)
+            for name in (layers.SLOTS[match.mass], "optimal_v_aware")
+        )
+        enough = [r for r, error in enumerate(slots, 1) if error <= aware[match.r - 1]]
+        assert match.keys == min([*enough, 20])
+    assert {match.mass for match in made.matching_slots} == {"mean_key", "exact"}
+    for layer, call in zip(made.first_token, calls, strict=True):
+        rows = sample_rows(call, 12 * 6)
+        weights = rows.weights
+        assert layer.mass == pytest.approx(float(weights[..., 0].mean()), rel=1e-5)
+        top = weights.argmax(dim=-1) == 0
+        assert layer.top == pytest.approx(float(top.double().mean()), rel=1e-5)
+        output = OptimalValueOblivious(1)(**rows.arguments())
+        error = (output - rows.output()).square().sum(-1)
+        norm = rows.output().square().sum(-1)
+        for place, part in enumerate((top, ~top)):
+            expected = float(error[part].sum() / norm[part].sum()) if part.any() else None
+            told = layer.errors["optimal_v_oblivious"]["1"][place]
+            assert told == (expected and pytest.approx(expected, rel=1e-4))
+        norms = rows.value.norm(dim=-1)
+        assert layer.value_norm == pytest.approx(
+            float(norms[..., 0].mean() / norms.mean()), rel=1e-4
+        )

