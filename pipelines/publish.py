@@ -1,18 +1,27 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.trainings=true] [publish.caches=true]
+python -m pipelines.publish [scale=hours] [publish.trainings=true] [publish.caches=true] \\
+    [publish.pretrained=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
 alone, the records of the finished trainings; with `publish.caches` results/caches, the page of the
-records of make caches, which needs no other stage.
+records of make caches, which needs no other stage; with `publish.pretrained` results/pretrained,
+that of make decoder with its records.
 """
 
+import gzip
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
+
+if TYPE_CHECKING:  # it brings what draws
+    from value_aware_study.report.exhibit import Page
 
 
 @app("publish")
@@ -24,6 +33,8 @@ def main(cfg: DictConfig) -> None:
         print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
     elif cfg.caches:
         print(f"{publish_caches(cfg)} is the published run of caches")
+    elif cfg.pretrained:
+        print(f"{publish_pretrained(cfg)} is the published run of pretrained models")
     else:
         print(f"{publish_page(cfg)} is the published run of this scale")
 
@@ -64,17 +75,43 @@ def publish_page(cfg: DictConfig) -> Path:
 def publish_caches(cfg: DictConfig) -> Path:
     """Writes <results>/caches, the page of cache methods with its tables and figures."""
     from pipelines.report import origin
-    from value_aware_attention.files import new_folder, write_checksums
-    from value_aware_study.paths import inside
     from value_aware_study.report.contents import caches_page
-    from value_aware_study.report.page import pack, write_page
     from value_aware_study.report.records import read_caches
 
-    outputs, published = Path(cfg.outputs), inside(cfg.results, "caches")
+    outputs = Path(cfg.outputs)
     page = caches_page(*read_caches(outputs / "caches", outputs / "decoded"), origin())
+    return publish_alone(cfg, "caches", page)
+
+
+def publish_pretrained(cfg: DictConfig) -> Path:
+    """Writes <results>/pretrained: the page of pretrained models, and their whole records."""
+    from pipelines.report import origin
+    from value_aware_study.report.contents import pretrained_page
+    from value_aware_study.report.records import pretrained
+
+    folder, published = Path(cfg.outputs) / "pretrained", Path(cfg.results) / "pretrained"
+    page = pretrained_page(pretrained(folder, published), origin())
+    records = {file.name: file.read_bytes() for file in published.glob("*.json.gz")}
+    for file in folder.glob("*.json"):
+        if not file.stem.endswith("-cut"):
+            records[f"{file.name}.gz"] = gzip.compress(file.read_bytes(), mtime=0)
+    return publish_alone(cfg, "pretrained", page, records)
+
+
+def publish_alone(
+    cfg: DictConfig, name: str, page: "Page", records: Mapping[str, bytes] = MappingProxyType({})
+) -> Path:
+    """Writes a page with its tables and figures, and records beside it, to <results>/<name>."""
+    from value_aware_attention.files import new_folder, write_checksums
+    from value_aware_study.paths import inside
+    from value_aware_study.report.page import pack, write_page
+
+    published = inside(cfg.results, name)
     with new_folder(published) as folder:
         written = write_page(page, folder)
         written.write_text(pack(written))
+        for file, content in records.items():
+            (folder / file).write_bytes(content)
         write_checksums(folder)
     return published
 

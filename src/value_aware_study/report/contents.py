@@ -1,6 +1,7 @@
 """The contents of a page: which exhibits answer which question, in the order of reading."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -258,9 +259,23 @@ def caches_page(
         "A compressed key-value cache keeps one set of keys for all later queries. Methods that "
         "score keys one by one stand beside sets that are chosen together for the attention "
         "output, with the same number of keys in every head and with one budget for the whole "
-        "model. The models are small and were trained for these tasks; no pretrained decoder was "
-        "measured.",
+        "model. The models are small and were trained for these tasks: what they show is a test.",
         [*sections, last],
+        origin,
+    )
+
+
+def pretrained_page(records: Sequence[Record], origin: str = "") -> Page:
+    """Builds a page of pretrained models alone. Raises ValueError where none was recorded."""
+    if not records:
+        raise ValueError("no records of pretrained models given; make decoder writes them")
+    hero, section = pretrained.few_keys(records, "hero"), pretrained_section(records)
+    exhibits = [*([hero] if hero else []), *section.exhibits]
+    machines = "; ".join(dict.fromkeys(machine for _, machine in section.machines))
+    return Page(
+        "Which keys does a pretrained decoder need?",
+        section.lead,
+        [replace(section, exhibits=exhibits), Section("how", HOW_TITLE, machines, [])],
         origin,
     )
 
