@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import counted, in_unit, number, short
+from value_aware_attention.measurement.estimate import in_unit, number, short
 from value_aware_attention.measurement.matching import SLOT, end_matches
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, Record, ratio_of_sums
 from value_aware_study.report import captions
@@ -258,14 +258,23 @@ def _shares(record: Record) -> Iterator[Row]:
 
 def matches(records: Sequence[Record]) -> Exhibit | None:
     """Tabulates keys, and slots, that do as well as a few value-aware keys."""
-    rows = [
-        {"model": label(record), "r": r, **_matches(record, r)}
-        for record in records
-        for r in MATCHED
-    ]
+    rows = [(label(record), r, _matches(record, r)) for record in records for r in MATCHED]
     if not rows:
         return None
-    data = pd.DataFrame(rows)
+    data = pd.DataFrame(
+        {"model": name, "r": r}
+        | {
+            f"{title}{end}": ends[place]
+            for title, (ends, _) in counts.items()
+            for place, end in enumerate(("", ", low", ", high"))
+        }
+        for name, r, counts in rows
+    )
+    display = pd.DataFrame(
+        {TITLES["name"]: name, "r": str(r)}
+        | {title: text or "–" for title, (_, text) in counts.items()}
+        for name, r, counts in rows
+    )
     return Exhibit(
         "pretrained_matches",
         "Keys by weight, and slots, that do as well as r keys chosen for the output",
@@ -274,35 +283,44 @@ def matches(records: Sequence[Record]) -> Exhibit | None:
         [
             f"{captions.MATCH} In the loss: linear in the logarithm of r between measured sizes, "
             "jackknife over windows. The slot counts as a key.",
-            "Random weights: the same network as its training starts, by seed.",
+            "Random weights: the same network as its training starts, of as many seeds as there "
+            "are counts; the data has the first.",
         ],
-        table=Table(data, data.astype(str)),
+        table=Table(data, display),
     )
 
 
-def _matches(record: Record, r: int) -> Row:
-    def slots(several: Sequence[Record]) -> str:
-        errors = [attention.output_error for other in several for attention in other.attention[:1]]
-        return "; ".join(
-            counted(match.keys, match.low, match.high)
-            for error in errors
-            for match in error.matching_slots
-            if (match.layer, match.r, match.mass) == (None, r, "mean_key")
-        )
+Counts = tuple[Sequence[float | None], str]
+"""A count with the ends of its interval, and what is written"""
 
-    pooled = [
-        match
-        for attention in record.attention[:1]
-        for match in attention.output_error.matching_keys
-        if (match.layer, match.r) == (None, r)
-    ]
-    by_weight, by_slot = (end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT))
+
+def _matches(record: Record, r: int) -> dict[str, Counts]:
+    """Counts by weight and with the slot, in the loss and by output error."""
+    in_loss = {
+        f"{name}, in the loss": end_matches(record, r, by=by)
+        for name, by in (("keys", OBLIVIOUS), ("slots", SLOT))
+    }
+    errors, random = (
+        [attention.output_error for other in several for attention in other.attention[:1]]
+        for several in ([record], record.controls)
+    )
+    at = (None, r)
+    pooled = [m for e in errors for m in e.matching_keys if (m.layer, m.r) == at]
+    slots, at_random = (
+        [m for e in of for m in e.matching_slots if (m.layer, m.r, m.mass) == (*at, "mean_key")]
+        for of in (errors, random)
+    )
+    by_error = {"keys": pooled, "slots": slots, "slots, random weights": at_random}
     return {
-        "keys, in the loss": str(by_weight or "–"), "slots, in the loss": str(by_slot or "–"),
-        "keys, by output error": "".join(map(str, pooled)) or "–",
-        "slots, by output error": slots([record]) or "–",
-        "slots, random weights": slots(record.controls) or "–",
-    }  # fmt: skip
+        name: ((m.value, m.low, m.high) if m else (None,) * 3, str(m or ""))
+        for name, m in in_loss.items()
+    } | {
+        f"{name}, by output error": (
+            (ms[0].keys, ms[0].low, ms[0].high) if ms else (None,) * 3,
+            "; ".join(map(str, ms)),
+        )
+        for name, ms in by_error.items()
+    }
 
 
 def first_token(records: Sequence[Record]) -> Exhibit | None:
