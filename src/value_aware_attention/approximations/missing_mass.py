@@ -100,10 +100,10 @@ def _mean_of_others(
 
     Sums of all are made once for all queries, in fp64: one that is taken off again may be large.
     """
-    precise = vectors.double()
-    if call.attn_mask is not None and call.attn_mask.shape[-2] == 1:
-        precise = precise.where(call.attn_mask.mT, 0.0)
-    if call.attn_mask is not None and call.attn_mask.shape[-2] > 1:
+    precise, mask = vectors.double(), call.attn_mask
+    if mask is not None and mask.shape[-2] == 1:
+        precise = precise.where(mask.mT, 0.0)
+    if mask is not None and mask.shape[-2] > 1 and call.visible is not None:
         total = call.visible.double() @ precise
     elif call.is_causal:
         total = precise.cumsum(dim=-2)[..., call.rows, :]

@@ -84,8 +84,9 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
 
 def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a causal LM from a GGUF file as if it had been saved with these weights."""
+    build: Any = AutoModelForCausalLM  # its types know of no report
     with _loading(file), _without_report():
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = build.from_pretrained(
             file.parent, gguf_file=file.name, dtype=dtype, output_loading_info=True,
             local_files_only=True, trust_remote_code=False,
         )  # fmt: skip
@@ -94,7 +95,8 @@ def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
     # They are not quantised any more, and transformers would refuse to save or draw them again.
     model.is_quantized, model.hf_quantizer = False, None
     del model.config.quantization_config
-    return model
+    dequantised: PreTrainedModel = model
+    return dequantised
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

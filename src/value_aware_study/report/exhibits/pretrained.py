@@ -11,8 +11,15 @@ import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.estimate import in_unit, number, short
-from value_aware_attention.measurement.matching import SLOT, end_matches
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, Record, ratio_of_sums
+from value_aware_attention.measurement.matching import SLOT, EndMatch, end_matches
+from value_aware_attention.measurement.record import (
+    AWARE,
+    OBLIVIOUS,
+    Cell,
+    KeyCount,
+    Record,
+    ratio_of_sums,
+)
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     count_axis,
@@ -296,31 +303,32 @@ Counts = tuple[Sequence[float | None], str]
 
 def _matches(record: Record, r: int) -> dict[str, Counts]:
     """Counts by weight and with the slot, in the loss and by output error."""
-    in_loss = {
-        f"{name}, in the loss": end_matches(record, r, by=by)
-        for name, by in (("keys", OBLIVIOUS), ("slots", SLOT))
-    }
     errors, random = (
         [attention.output_error for other in several for attention in other.attention[:1]]
         for several in ([record], record.controls)
     )
-    at = (None, r)
-    pooled = [m for e in errors for m in e.matching_keys if (m.layer, m.r) == at]
+    by_weight, at = end_matches(record, r), (None, r, "mean_key")
+    by_slot = end_matches(record, r, by=SLOT)
+    pooled = [m for e in errors for m in e.matching_keys if (m.layer, m.r) == at[:2]]
     slots, at_random = (
-        [m for e in of for m in e.matching_slots if (m.layer, m.r, m.mass) == (*at, "mean_key")]
+        [m for e in of for m in e.matching_slots if (m.layer, m.r, m.mass) == at]
         for of in (errors, random)
     )
-    by_error = {"keys": pooled, "slots": slots, "slots, random weights": at_random}
-    return {
-        name: ((m.value, m.low, m.high) if m else (None,) * 3, str(m or ""))
-        for name, m in in_loss.items()
-    } | {
-        f"{name}, by output error": (
-            (ms[0].keys, ms[0].low, ms[0].high) if ms else (None,) * 3,
-            "; ".join(map(str, ms)),
-        )
-        for name, ms in by_error.items()
+    matching: dict[str, Sequence[EndMatch | KeyCount]] = {
+        "keys, in the loss": [by_weight] if by_weight else [],
+        "slots, in the loss": [by_slot] if by_slot else [],
+        "keys, by output error": pooled,
+        "slots, by output error": slots,
+        "slots, random weights": at_random,
     }
+    return {
+        name: (_ends(counts[0]) if counts else (None,) * 3, "; ".join(map(str, counts)))
+        for name, counts in matching.items()
+    }
+
+
+def _ends(count: EndMatch | KeyCount) -> tuple[float | None, float | None, float | None]:
+    return count.keys if isinstance(count, KeyCount) else count.value, count.low, count.high
 
 
 def first_token(records: Sequence[Record]) -> Exhibit | None:
