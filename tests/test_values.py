@@ -213,11 +213,11 @@ def test_a_config_calls_only_code_that_is_allowed(
         nested = {"methods": [{"kernel": {"_target_": target}}]}
         with pytest.raises(ValueError, match=f"methods.0.kernel._target_ is {target}; it must beg"):
             check_targets(nested)
+    with pytest.raises(ValueError, match=r"optimizer\._target_ is platform\.node"):
+        composed("train_causal", ["causal.optimizer._target_=platform.node"])
     monkeypatch.chdir(tmp_path)
     Path("yours.py").touch()
     check_targets(nested)
-    with pytest.raises(ValueError, match=r"optimizer\._target_ is platform\.node"):
-        composed("train_causal", ["causal.optimizer._target_=platform.node"])
 
 
 def test_a_sweep_starts_where_one_job_is_right() -> None:

@@ -121,4 +121,4 @@ def test_a_checkpoint_that_would_run_code_is_refused_in_one_line(tmp_path: Path)
 def test_a_file_that_is_there_is_not_said_to_be_missing(tmp_path: Path) -> None:
     file = tmp_path / "damaged.gguf"
     file.touch()
-    assert why_not(file, OSError("it is no model\nat all")) == "it is no model"
+    assert saved.why_not(file, OSError("it is no model\nat all")) == "it is no model"
