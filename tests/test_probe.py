@@ -538,7 +538,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
         ("model=/ tokenizer={bert} text={text.txt}", "model is /; its folder has no name"),
         ("model={llama} text={text.txt} probe.length=1", "length is 1; "),
         ("model={llama} text={text.txt} caches=true", "at least 96"),
-        ("model={bert} text={text.txt} probe.kernels=[{_target_:os.getcwd}]", "makes no kernel"),
+        ("model={bert} text={text.txt} probe.kernels=[{_target_:os.getcwd}]", "it must begin with"),
         (
             "model={bert} text={text.txt} +probe.methods.own={_target_:torch.nn.Identity}",
             "torch.nn.Identity makes no approximation",

@@ -20,7 +20,7 @@ from pipelines.app import (
     ending_with_one_line,
     scale_of_params,
 )
-from pipelines.app.values import PARAMS_FILE, RULES, leaves, rule_of
+from pipelines.app.values import PARAMS_FILE, RULES, check_targets, leaves, rule_of
 from pipelines.fingerprints import fingerprint
 from pipelines.probe import SHORT
 from tests.test_conf import APPS, ASKED
@@ -204,6 +204,20 @@ def test_an_alias_is_refused_before_what_it_stands_for_is_written_out(
     (tmp_path / PARAMS_FILE).write_text(bomb)
     monkeypatch.chdir(tmp_path)
     assert "line 2 has the alias *x0; write the value itself" in (start("corpus") or "")
+
+
+def test_a_config_calls_only_code_that_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target in ("os.system", "platform.node", "torch.hub.load", "yours.Method"):
+        nested = {"methods": [{"kernel": {"_target_": target}}]}
+        with pytest.raises(ValueError, match=f"methods.0.kernel._target_ is {target}; it must beg"):
+            check_targets(nested)
+    with pytest.raises(ValueError, match=r"optimizer\._target_ is platform\.node"):
+        composed("train_causal", ["causal.optimizer._target_=platform.node"])
+    monkeypatch.chdir(tmp_path)
+    Path("yours.py").touch()
+    check_targets(nested)
 
 
 def test_a_sweep_starts_where_one_job_is_right() -> None:

@@ -116,3 +116,9 @@ def test_a_checkpoint_that_would_run_code_is_refused_in_one_line(tmp_path: Path)
     with pytest.raises(ValueError, match=r"last\.ckpt is no checkpoint of this program") as stop:
         files.load_checkpoint(files.last)
     assert "\n" not in str(stop.value)
+
+
+def test_a_file_that_is_there_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    file = tmp_path / "damaged.gguf"
+    file.touch()
+    assert saved.why_not(file, OSError("it is no model\nat all")) == "it is no model"

@@ -74,7 +74,7 @@ def _answers(endpoint: str) -> bool:
 
 def why_not(name: str | Path, error: Exception) -> str:
     """Says in one line why a model or tokenizer was not loaded, and how it can be given."""
-    if not only_local(name) or Path(name).is_dir():
+    if Path(name).exists() or not only_local(name):
         return str(error).strip().splitlines()[0]
     return (
         f"{name} is no local folder, nor in the hub's cache here, and {constants.ENDPOINT} does "
