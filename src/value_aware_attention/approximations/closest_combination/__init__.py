@@ -2,8 +2,9 @@
 
 The objective is section 3's, min over C_r of ||o - o~||^2. Both engines, compiled.py and
 batched.py, build the set of keys one by one, each time with the best weights on it, so that one run
-passes through every size. r = 1 and the r that leaves no error are optimal; in between is the best
-found, an upper bound on the optimal error. Rows of fp32 values that spread over more than fp32 can
+passes through every size. r = 1 and the r that leaves no error are optimal, and so is r = 2 where the
+"best" search tries all pairs (pairs.py); in between is the best found, an upper bound on the optimal
+error. Rows of fp32 values that spread over more than fp32 can
 tell apart (`unresolved`) are solved in fp64.
 """
 
@@ -30,8 +31,10 @@ __all__ = [
     "engine",
     "flatten",
     "optimal_weights",
+    "pairs",
     "solve",
     "solve_path",
+    "tries_all_pairs",
     "unresolved",
 ]
 
@@ -57,7 +60,7 @@ def solve(
     """Returns indices and weights of R = min(r, M) keys; at most V + 1 of them have a weight."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
-    if r == 2 and tries_all_pairs(problem, search):
+    if r == 2 and tries_all_pairs(problem.value, search):
         return pairs.solve(problem)
     effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
     solution = _engine(problem, engine).search(problem, slots, effort, 1)
@@ -89,7 +92,7 @@ def solve_path(
         ]
     )
     is_filled = weights.sum(-1) > 0
-    if slots > 1 and tries_all_pairs(problem, search):
+    if slots > 1 and tries_all_pairs(problem.value, search):
         both = pairs.solve(problem)
         heads = zip(problem.value, problem.output, *both, strict=True)
         of_pairs = torch.stack([_errors(*head) for head in heads])
@@ -103,9 +106,9 @@ def solve_path(
     return errors
 
 
-def tries_all_pairs(problem: Problem, search: str) -> bool:
-    """Tells whether the two keys are the best of all pairs, a proved optimum."""
-    _, keys, width = problem.value.shape
+def tries_all_pairs(value: Float[Tensor, "*batch M V"], search: str) -> bool:
+    """Tells whether a search tries all pairs of these values, so that r = 2 is the optimum."""
+    keys, width = value.shape[-2:]
     return search == "best" and width > 1 and 2 <= keys <= pairs.MOST_KEYS
 
 

@@ -13,6 +13,8 @@ from value_aware_attention.approximations.closest_combination.problem import Pro
 
 MOST_KEYS = 512
 """Largest number of keys of which all pairs are tried"""
+KEYS_AT_ONCE = 4
+"""Number of keys paired at once: enough to outweigh call overhead and to fit the cache"""
 HIDDEN = 1e300
 """Squared distance of a value that a row does not see: a pair with it is no closer than one key"""
 
@@ -25,21 +27,21 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
     shape = (*problem.output.shape[:2], 2)
     indices = torch.zeros(shape, dtype=torch.int64, device=problem.value.device)
     weights = problem.value.new_zeros(shape)
-    sees = problem.weights.sum(dim=-1) > 0
-    for head, rows, exact in problem.in_fp64(sees):
-        visible = None if exact.visible is None else exact.visible[0]
-        near = torch.cdist(
-            exact.output[0], exact.value[0], compute_mode="donot_use_mm_for_euclid_dist"
-        )
-        near = near.square()
-        if visible is not None:
-            near = near.masked_fill(~visible, HIDDEN)
-        between = squared_distances_between(exact.value[0])
-        _, pair = closest(near, between)
-        apart = between[pair[:, 0], pair[:, 1]]
-        first, second = near.gather(-1, pair).unbind(dim=-1)
-        share = ((apart + second - first) / (2 * apart)).nan_to_num(0.5).clamp(0, 1)
-        share = torch.where(apart > 0, share, (first <= second).to(share))
+    tiny = torch.finfo(torch.float64).tiny
+    for head, rows, exact in problem.in_fp64(problem.weights.sum(dim=-1) > 0):
+        value, output = exact.value[0], exact.output[0]
+        if exact.visible is not None:
+            value = value.where(exact.visible[0].any(dim=0)[:, None], 0.0)
+        near = value.square().sum(dim=-1) + output.square().sum(dim=-1, keepdim=True)
+        near.sub_(output @ value.mT, alpha=2)
+        if exact.visible is not None:
+            near.masked_fill_(~exact.visible[0], HIDDEN)
+        _, pair = closest(near, squared_distances_between(value))
+        first, second = value[pair].unbind(dim=1)
+        apart = first - second
+        squared = apart.square().sum(dim=-1)
+        share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(tiny)
+        share = share.clamp(0, 1).where(near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN, 1.0)
         mass = torch.stack([share, 1 - share], dim=-1)
         indices[head, rows] = pair * (mass > 0)
         weights[head, rows] = mass.to(weights.dtype)
@@ -63,28 +65,26 @@ def closest(
     rows, keys = near.shape
     half = between.sqrt() / 2  # sqrt(D) / 2 - e / (2 sqrt(D)), squared, is what a pair gains
     slope = torch.where(half > 0, 1 / (4 * half), 0.0)
-    error, last = near[:, 0].clone(), torch.zeros_like(near[:, 0], dtype=torch.int64)
+    error, first = near.min(dim=-1)
     sees = near < HIDDEN
     start = torch.where(sees.any(dim=0), sees.int().argmax(dim=0), rows).tolist()
-    for key in range(1, keys):
-        seen = slice(start[key], rows)
-        if start[key] < rows:
-            best = _errors(near[seen], half, slope, key).amin(dim=-1)
+    for block in range(0, keys, KEYS_AT_ONCE):
+        end = min(block + KEYS_AT_ONCE, keys)
+        seen = slice(min(start[block:end]), rows)  # a causal row sees no pair beyond itself
+        if seen.start < rows:
+            best, key = _errors(near[seen], half, slope, block, end).min(dim=-1)
             better = best < error[seen]
-            last[seen].masked_fill_(better, key)
+            first[seen] = torch.where(better, block + key, first[seen])
             error[seen] = best.where(better, error[seen])
-    other = torch.zeros_like(last)
-    for key in last.unique().tolist():
-        if key > 0:
-            which = (last == key).nonzero()[:, 0]
-            other[which] = _errors(near[which], half, slope, key).argmin(dim=-1)
-    return error, torch.stack([last, other], dim=-1)
+    gain = (half[first] - (near - near.gather(-1, first[:, None])).abs() * slope[first]).clamp_min(0)
+    errors = torch.minimum(near, near.gather(-1, first[:, None])) - gain.square()
+    return error, torch.stack([first, errors.argmin(dim=-1)], dim=-1)
 
 
-def _errors(near: Tensor, half: Tensor, slope: Tensor, key: int) -> Tensor:
-    """Computes the errors of one key paired with every key before it."""
-    here, before = near[:, key : key + 1], near[:, :key]
+def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:
+    """Computes the smallest error of every key of a block paired with the keys before its end."""
+    here, before = near[:, block:end, None], near[:, None, :end]
     gain = (before - here).abs_()
-    gain = torch.addcmul(half[key, :key], gain, slope[key, :key], value=-1, out=gain)
+    gain = torch.addcmul(half[block:end, :end], gain, slope[block:end, :end], value=-1, out=gain)
     gain = gain.clamp_min_(0)
-    return torch.minimum(before, here).addcmul_(gain, gain, value=-1)
+    return torch.minimum(before, here).addcmul_(gain, gain, value=-1).amin(dim=-1)
