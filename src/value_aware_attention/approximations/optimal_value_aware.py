@@ -138,8 +138,9 @@ def _nearest_pair(rows: RowsInFp64) -> Float[Tensor, "*batch K"]:
     near = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
     if rows.visible is not None:
         near = near.masked_fill(~rows.visible, pairs.HIDDEN)
-    value = rows.value.expand(*near.shape[:-2], *rows.value.shape[-2:]).flatten(0, -3)
-    heads = zip(near.flatten(0, -3), pairs.squared_distances_between(value), strict=True)
+    value = rows.value.expand(*near.shape[:-2], -1, -1).reshape(-1, *rows.value.shape[-2:])
+    between = pairs.squared_distances_between(value)
+    heads = zip(near.reshape(-1, *near.shape[-2:]), between, strict=True)
     errors = [pairs.closest(*head)[0] for head in heads]
     return torch.stack(errors).reshape(near.shape[:-1])
 

@@ -32,8 +32,9 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
         value, output = exact.value[0], exact.output[0]
         if exact.visible is not None:
             value = value.where(exact.visible[0].any(dim=0)[:, None], 0.0)
-        near = value.square().sum(dim=-1) + output.square().sum(dim=-1, keepdim=True)
-        near.sub_(output @ value.mT, alpha=2)
+        # Differences, not products: a value close to o keeps the digits of its distance.
+        mode = "donot_use_mm_for_euclid_dist"
+        near = torch.cdist(output, value, compute_mode=mode).square_()
         if exact.visible is not None:
             near.masked_fill_(~exact.visible[0], HIDDEN)
         _, pair = closest(near, squared_distances_between(value))
