@@ -77,7 +77,9 @@ def closest(
             better = best < error[seen]
             first[seen] = torch.where(better, block + key, first[seen])
             error[seen] = best.where(better, error[seen])
-    gain = (half[first] - (near - near.gather(-1, first[:, None])).abs() * slope[first]).clamp_min(0)
+    gain = (half[first] - (near - near.gather(-1, first[:, None])).abs() * slope[first]).clamp_min(
+        0
+    )
     errors = torch.minimum(near, near.gather(-1, first[:, None])) - gain.square()
     return error, torch.stack([first, errors.argmin(dim=-1)], dim=-1)
 
