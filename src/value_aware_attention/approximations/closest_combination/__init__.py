@@ -2,10 +2,10 @@
 
 The objective is section 3's, min over C_r of ||o - o~||^2. Both engines, compiled.py and
 batched.py, build the set of keys one by one, each time with the best weights on it, so that one run
-passes through every size. r = 1 and the r that leaves no error are optimal, and so is r = 2 where the
-"best" search tries all pairs (pairs.py); in between is the best found, an upper bound on the optimal
-error. Rows of fp32 values that spread over more than fp32 can
-tell apart (`unresolved`) are solved in fp64.
+passes through every size. r = 1 and the r that leaves no error are optimal, and so is r = 2 where
+the "best" search tries all pairs (pairs.py); in between is the best found, an upper bound on the
+optimal error. Rows of fp32 values that spread over more than fp32 can tell apart (`unresolved`) are
+solved in fp64.
 """
 
 from types import ModuleType
