@@ -8,7 +8,7 @@ from torch import Tensor
 
 from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.approximation import SparseApproximation
-from value_aware_attention.approximations.closest_combination import ENGINES, SEARCHES
+from value_aware_attention.approximations.closest_combination import ENGINES, SEARCHES, pairs
 from value_aware_attention.approximations.sparse_weights import (
     RowsInFp64,
     SparseWeights,
@@ -37,11 +37,13 @@ class OptimalValueAware(SparseApproximation):
 
     `.optimal` of a selection marks rows proved optimal by their keys and weights, in fp64: either
     ||o - o~|| is at most 3.5e-6 (for fp64 inputs 1e-9) of sum_i alpha_i ||v_i - o||, plus 8 epsilon
-    ||o||, or r is 1 and no value is closer to o by 1e-5 of the squared distance.
+    ||o||, or r is 1 and no value is closer to o by 1e-5 of the squared distance, or no pair where
+    all pairs are tried.
 
     `search` is the effort: "fast" adds the key of steepest descent and solves for all weights
     again; "default" looks closer at the steepest keys and takes back keys that no longer pay;
-    "best" also follows the 32 best sets of every size. `engine` is "compiled" (CPU; the default
+    "best" also follows the 32 best sets of every size, and at r = 2 takes the best of all pairs of
+    up to 512 keys, so that r = 2 is optimal too. `engine` is "compiled" (CPU; the default
     there, built by the C++ compiler on first use), "torch" (any device), or None to choose.
     """
 
@@ -96,7 +98,8 @@ class OptimalValueAware(SparseApproximation):
     ) -> SparseWeights:
         """Recomputes errors in fp64 and marks proved rows: error 0, or the nearest value."""
         optimal = torch.full_like(small, call.is_empty)  # nothing is reached with nothing
-        small = small | (self.r == 1)
+        all_pairs = self.r == 2 and closest_combination.tries_all_pairs(call.value, self.search)
+        small = small | (self.r == 1 or all_pairs)
         for rows in rows_in_fp64(call, small):
             here, error = small[..., rows.place], rows.error(chosen)
             before = chosen.error[..., rows.place]
@@ -104,6 +107,8 @@ class OptimalValueAware(SparseApproximation):
             proved = torch.zeros_like(here)
             if self.r == 1:
                 proved = _nearest(rows, chosen.indices[..., rows.place, :], error)
+            elif all_pairs:
+                proved = error * (1 - TIE) <= _nearest_pair(rows)
             if not proved.all():
                 proved |= error <= _none(rows, chosen.weights.dtype)
             optimal[..., rows.place] = proved & here
@@ -126,6 +131,18 @@ def _nearest(
         distance = distance.masked_fill(~rows.visible, torch.inf)
     others = distance.scatter(-1, chosen, torch.inf)
     return error * (1 - TIE) <= others.amin(dim=-1)
+
+
+def _nearest_pair(rows: RowsInFp64) -> Float[Tensor, "*batch K"]:
+    """Computes a lower bound, by rounding only, of the ||o - o~||^2 that any two values reach."""
+    near = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
+    if rows.visible is not None:
+        near = near.masked_fill(~rows.visible, pairs.HIDDEN)
+    value = rows.value.expand(*near.shape[:-2], -1, -1).reshape(-1, *rows.value.shape[-2:])
+    between = pairs.squared_distances_between(value)
+    heads = zip(near.reshape(-1, *near.shape[-2:]), between, strict=True)
+    errors = [pairs.closest(*head)[0] for head in heads]
+    return torch.stack(errors).reshape(near.shape[:-1])
 
 
 def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "*batch K M"]:

@@ -2,9 +2,10 @@
 
 The objective is section 3's, min over C_r of ||o - o~||^2. Both engines, compiled.py and
 batched.py, build the set of keys one by one, each time with the best weights on it, so that one run
-passes through every size. r = 1 and the r that leaves no error are optimal; in between is the best
-found, an upper bound on the optimal error. Rows of fp32 values that spread over more than fp32 can
-tell apart (`unresolved`) are solved in fp64.
+passes through every size. r = 1 and the r that leaves no error are optimal, and so is r = 2 where
+the "best" search tries all pairs (pairs.py); in between is the best found, an upper bound on the
+optimal error. Rows of fp32 values that spread over more than fp32 can tell apart (`unresolved`) are
+solved in fp64.
 """
 
 from types import ModuleType
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from value_aware_attention.approximations.closest_combination import batched, compiled
+from value_aware_attention.approximations.closest_combination import batched, compiled, pairs
 from value_aware_attention.approximations.closest_combination.problem import (
     SEARCHES,
     Problem,
@@ -30,8 +31,10 @@ __all__ = [
     "engine",
     "flatten",
     "optimal_weights",
+    "pairs",
     "solve",
     "solve_path",
+    "tries_all_pairs",
     "unresolved",
 ]
 
@@ -57,6 +60,8 @@ def solve(
     """Returns indices and weights of R = min(r, M) keys; at most V + 1 of them have a weight."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
+    if r == 2 and tries_all_pairs(problem.value, search):
+        return pairs.solve(problem)
     effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
     solution = _engine(problem, engine).search(problem, slots, effort, 1)
     indices, weights, undone = solution[0][:, :, 0], solution[1][:, :, 0], solution[2]
@@ -87,6 +92,11 @@ def solve_path(
         ]
     )
     is_filled = weights.sum(-1) > 0
+    if slots > 1 and tries_all_pairs(problem.value, search):
+        both = pairs.solve(problem)
+        heads = zip(problem.value, problem.output, *both, strict=True)
+        of_pairs = torch.stack([_errors(*head) for head in heads])
+        errors[..., 1] = torch.minimum(errors[..., 1], of_pairs)
     errors = errors.where(is_filled | ~is_filled.any(-1, keepdim=True), torch.inf).cummin(-1).values
     unit = problem.unit[:, None, None]
     errors = errors * unit * unit  # its square may overflow where an error does not
@@ -94,6 +104,12 @@ def solve_path(
     for head, rows, rows_in_fp64 in problem.in_fp64(undone):
         errors[head, rows] = solve_path(rows_in_fp64, r, search, engine)[0].to(errors.dtype)
     return errors
+
+
+def tries_all_pairs(value: Float[Tensor, "*batch M V"], search: str) -> bool:
+    """Tells whether a search tries all pairs of these values, so that r = 2 is the optimum."""
+    keys, width = value.shape[-2:]
+    return search == "best" and width > 1 and 2 <= keys <= pairs.MOST_KEYS
 
 
 @uncompiled

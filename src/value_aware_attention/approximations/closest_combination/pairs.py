@@ -1,0 +1,93 @@
+"""Finds the closest convex combination of two values to an attention output, over all pairs.
+
+The squared distance of o from the segment between v_i and v_j follows from the sides of a triangle:
+with e = | ||v_i - o||^2 - ||v_j - o||^2 | and D = ||v_i - v_j||^2 it is
+min(||v_i - o||^2, ||v_j - o||^2) - max(D - e, 0)^2 / 4D. The D of a head serve all of its queries.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from value_aware_attention.approximations.closest_combination.problem import Problem
+
+MOST_KEYS = 512
+"""Largest number of keys of which all pairs are tried"""
+KEYS_AT_ONCE = 4
+"""Number of keys paired at once: enough to outweigh call overhead and to fit the cache"""
+HIDDEN = 1e300
+"""Squared distance of a value that a row does not see: a pair with it is no closer than one key"""
+
+
+def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"]]:
+    """Returns indices and weights of the two values that leave the smallest error, found in fp64.
+
+    A key without weight has index 0; a row that sees nothing has no weights.
+    """
+    shape = (*problem.output.shape[:2], 2)
+    indices = torch.zeros(shape, dtype=torch.int64, device=problem.value.device)
+    weights = problem.value.new_zeros(shape)
+    tiny = torch.finfo(torch.float64).tiny
+    for head, rows, exact in problem.in_fp64(problem.weights.sum(dim=-1) > 0):
+        value, output = exact.value[0], exact.output[0]
+        if exact.visible is not None:
+            value = value.where(exact.visible[0].any(dim=0)[:, None], 0.0)
+        # Differences, not products: a value close to o keeps the digits of its distance.
+        mode = "donot_use_mm_for_euclid_dist"
+        near = torch.cdist(output, value, compute_mode=mode).square_()
+        if exact.visible is not None:
+            near.masked_fill_(~exact.visible[0], HIDDEN)
+        _, pair = closest(near, squared_distances_between(value))
+        first, second = value[pair].unbind(dim=1)
+        apart = first - second
+        squared = apart.square().sum(dim=-1)
+        share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(tiny)
+        share = share.clamp(0, 1).where(near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN, 1.0)
+        mass = torch.stack([share, 1 - share], dim=-1)
+        indices[head, rows] = pair * (mass > 0)
+        weights[head, rows] = mass.to(weights.dtype)
+    return indices, weights
+
+
+def squared_distances_between(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch M M"]:
+    """Computes ||v_i - v_j||^2 of all pairs of values."""
+    squared = value.square().sum(dim=-1)
+    sums = squared[..., :, None] + squared[..., None, :]
+    return sums.sub_(value @ value.mT, alpha=2).clamp_min_(0)
+
+
+def closest(
+    near: Float[Tensor, "N M"], between: Float[Tensor, "M M"]
+) -> tuple[Float[Tensor, " N"], Int[Tensor, "N 2"]]:
+    """Returns the smallest ||o - o~||^2 that any pair reaches, and the pair.
+
+    `near` is ||v - o||^2, HIDDEN where a row does not see v. Lower bounds of it give a lower bound.
+    """
+    rows, keys = near.shape
+    half = between.sqrt() / 2  # sqrt(D) / 2 - e / (2 sqrt(D)), squared, is what a pair gains
+    slope = torch.where(half > 0, 1 / (4 * half), 0.0)
+    error, first = near.min(dim=-1)
+    sees = near < HIDDEN
+    start = torch.where(sees.any(dim=0), sees.int().argmax(dim=0), rows).tolist()
+    for block in range(0, keys, KEYS_AT_ONCE):
+        end = min(block + KEYS_AT_ONCE, keys)
+        seen = slice(min(start[block:end]), rows)  # a causal row sees no pair beyond itself
+        if seen.start < rows:
+            best, key = _errors(near[seen], half, slope, block, end).min(dim=-1)
+            better = best < error[seen]
+            first[seen] = torch.where(better, block + key, first[seen])
+            error[seen] = best.where(better, error[seen])
+    gain = (half[first] - (near - near.gather(-1, first[:, None])).abs() * slope[first]).clamp_min(
+        0
+    )
+    errors = torch.minimum(near, near.gather(-1, first[:, None])) - gain.square()
+    return error, torch.stack([first, errors.argmin(dim=-1)], dim=-1)
+
+
+def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:
+    """Computes the smallest error of every key of a block paired with the keys before its end."""
+    here, before = near[:, block:end, None], near[:, None, :end]
+    gain = (before - here).abs_()
+    gain = torch.addcmul(half[block:end, :end], gain, slope[block:end, :end], value=-1, out=gain)
+    gain = gain.clamp_min_(0)
+    return torch.minimum(before, here).addcmul_(gain, gain, value=-1).amin(dim=-1)

@@ -1,0 +1,37 @@
+"""Measures how far a search of optimal-v-aware-r stays from the best search, on recorded calls."""
+
+from collections.abc import Sequence
+
+import torch
+
+from value_aware_attention.approximations import OptimalValueAware
+from value_aware_attention.call import Call
+
+
+def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> dict[str, float]:
+    """Compares ||o - o~||^2 of a search with the best search, on `rows` random queries a call.
+
+    At r = 2 and up to 512 keys the best search is the optimum; otherwise, the best that is known.
+    Returns the pooled excess of the error; the share of rows off by more than .1%; the worst row's
+    ratio, of rows whose error is above rounding; and the share of rows where the best search is
+    proved optimal.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows_of_calls = []
+    for call in calls:
+        which = torch.randperm(call.query.shape[-2], generator=generator)[:rows].sort().values
+        sample = call.take(which.to(call.query.device))
+        inputs = sample.arguments() | {"attn_mask": sample.visible, "is_causal": False}
+        best = OptimalValueAware(r, "best").select(**inputs)
+        error = OptimalValueAware(r, search).select(**inputs).error
+        assert best.optimal is not None
+        rows_of_calls.append(torch.stack([error, best.error, best.optimal]).double().flatten(1))
+    error, optimum, proved = torch.cat(rows_of_calls, dim=1)
+    clear = optimum > 1e-9 * optimum.mean()  # below lies rounding
+    ratio = error[clear] / optimum[clear]
+    return {
+        "excess": float(error.sum() / optimum.sum()) - 1,
+        "off": float((ratio > 1.001).sum()) / len(error),
+        "worst": float(ratio.max()),
+        "proved": float(proved.mean()),
+    }
