@@ -9,15 +9,15 @@ from value_aware_attention.measurement.headline import (
     NAMES,
     SHARE,
     by_layer,
+    count_text,
     ends_of,
     keys_by_head,
     layers_of,
     match,
     needed,
-    seen,
     shown_size,
-    told,
     too_few,
+    visible_keys,
     warning,
     with_keys,
     with_ratio,
@@ -63,7 +63,7 @@ def _head_lines(record: Record) -> Iterator[str]:
     """Lists the keys by weight that every head needs, `ROW` heads a line."""
     measured = layers_of(record)
     counts = keys_by_head(measured, OBLIVIOUS, SHARE)
-    yield from ("", f"keys by weight for {SHARE:.0%} error, of {seen(measured)}, by head")
+    yield from ("", f"keys by weight for {SHARE:.0%} error, of {visible_keys(measured)}, by head")
     heads = range(measured.heads)
     for first in range(0, len(heads), ROW):
         row = slice(first, first + ROW)
@@ -249,8 +249,8 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
             count = needed(layers_of(net), method, share=SHARE)
             yield f"keys {choice} for {SHARE:.0%} error{name}", str(count)
         if match_of_4 := match(layers_of(net), 4):
-            matching = told(match_of_4, layers_of(net))
-            yield f"keys by weight that match 4 value-aware{name}", matching
+            row = f"keys by weight that match 4 value-aware{name}"
+            yield row, count_text(match_of_4, layers_of(net))
     for cell in own_budgets(record):
         share = f"{cell.parameters['share']:.0%}"
         yield f"keys a head by weight, {share} error in each", f"{cell.parameters['keys']:,.1f}"
