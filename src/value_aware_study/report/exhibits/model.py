@@ -149,7 +149,11 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
     ends += 0.08 * np.ptp(ends) * np.array([-1, 1])
     scale: dict[str, Any] = {"zero": False} | ({"type": "log"} if is_log else {})
     scale["domain"] = (np.exp(ends) if is_log else ends).tolist()
-    axis = alt.Axis(tickCount=6, **({"format": ",~r"} if is_log else {}))
+    axis = alt.Axis(tickCount=6)
+    if is_log and np.ptp(ends) > np.log(100):
+        powers = range(int(ends[1] / np.log(10)) + 1)
+        steps = [step * 10.0**power for power in powers for step in (1, 3)]
+        axis = alt.Axis(values=steps, format=",", labelOverlap="greedy")
     scaled = alt.Scale(**scale, nice=False)
     return alt.Y("value:Q", title=direction(title, better), scale=scaled, axis=axis)
 
