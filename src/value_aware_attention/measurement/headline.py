@@ -72,8 +72,8 @@ def with_keys(record: Record | None, r: int) -> dict[str, Cell]:
 def exact_ratio(record: Record, cell: EndMetric) -> Estimate:
     """Divides an end metric by exact attention's; of a perplexity it is exp of the paired nats."""
     exact = record.cells[0].value
-    ends = (end and end / exact for end in (cell.value, cell.low, cell.high))
-    return Estimate(**dict(zip(("value", "low", "high"), ends, strict=True)))
+    value, low, high = (end and exact and end / exact for end in (cell.value, cell.low, cell.high))
+    return Estimate(value=value, low=low, high=high)
 
 
 def with_ratio(record: Record, cell: EndMetric, *, brackets: bool = False) -> str:

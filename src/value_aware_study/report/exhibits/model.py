@@ -72,8 +72,8 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
         | {"output_error": cell.error and cell.error.relative}
         | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
         | {
-            f"over_exact_{end}": number
-            for end, number in vars(exact_ratio(record, cell)).items()
+            f"over_exact_{end}": ratio
+            for end, ratio in vars(exact_ratio(record, cell)).items()
             if record.metric == "perplexity"
         }
         for cell in record.cells
@@ -145,7 +145,7 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
     """Builds the axis of an end metric; a perplexity's is logarithmic, for factors."""
     title, better, _ = METRICS[record.metric]
     is_log = record.metric == "perplexity"
-    ends = np.quantile(np.log(numbers) if is_log else numbers, [0, 1])
+    ends = np.nanquantile(np.log(numbers) if is_log else numbers, [0, 1])
     ends += 0.08 * np.ptp(ends) * np.array([-1, 1])
     scale: dict[str, Any] = {"zero": False} | ({"type": "log"} if is_log else {})
     scale["domain"] = (np.exp(ends) if is_log else ends).tolist()
