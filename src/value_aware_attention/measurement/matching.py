@@ -62,7 +62,7 @@ def end_matches(record: Record, r: int, *, by: str = OBLIVIOUS) -> EndMatch | No
         return None
     sizes = sorted(rivals)
     logs, least = np.log(sizes), math.log(r if by == OBLIVIOUS else sizes[0])
-    units = np.array([cell.unit_totals for cell in (*map(rivals.get, sizes), targets[0])])
+    units = np.array([cell.unit_totals for cell in (*(rivals[size] for size in sizes), targets[0])])
     sums = (units if record.metric != "cosine" else -units).T
     value = max(_first_enough(logs, sums.sum(axis=0)), least)
     left_out = np.array([_first_enough(logs, rest) for rest in sums.sum(axis=0) - sums])
