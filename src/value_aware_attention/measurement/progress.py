@@ -3,7 +3,7 @@
 from tqdm import tqdm
 
 
-class Progress(tqdm):  # type: ignore[type-arg]
+class Progress(tqdm):
     """Draws a bar on a terminal; elsewhere it writes a line after every tenth of the work."""
 
     tenths = 0

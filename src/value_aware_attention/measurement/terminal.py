@@ -1,7 +1,6 @@
 """Writes what was measured as tables for a terminal."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
 from value_aware_attention.measurement.estimate import counted, in_unit
@@ -22,7 +21,7 @@ from value_aware_attention.measurement.headline import (
     with_keys,
     with_ratio,
 )
-from value_aware_attention.measurement.matching import SLOT, end_matches
+from value_aware_attention.measurement.matching import SLOT, end_matches, whole_cells
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -125,21 +124,25 @@ def _end_lines(record: Record, of: str) -> Iterator[str]:
     metric, unit = record.metric, " %" if record.metric == "error" else ""
     over = "; × is over that, with its 95% interval" if metric == "perplexity" else ""
     yield from ("", f"{metric} of {of}: {in_unit(exact.value, metric)}{unit}{over}")
-    by_size = [cell for cell in cells if "r" in cell.parameters]
-    methods = list(dict.fromkeys(cell.approximation for cell in by_size))
+    methods = list(dict.fromkeys(cell.approximation for cell in whole_cells(record)))
     rows = [["keys", *map(_shown, methods)]]
-    for r, row in groupby(by_size, key=lambda cell: cell.parameters["r"]):
-        rows.append([f"{r:,}", *(with_ratio(record, cell, brackets=True) for cell in row)])
+    for r in sorted({cell.parameters["r"] for cell in whole_cells(record)}):
+        by_method = with_keys(record, r)
+        values = (
+            with_ratio(record, by_method[name], brackets=True) if name in by_method else "-"
+            for name in methods
+        )
+        rows.append([f"{r:,}", *values])
     yield from _aligned(rows, 0)
     for cell in cells:
-        if cell not in by_size:
+        if "r" not in cell.parameters:
             yield f"{_shown(cell.approximation)}: {with_ratio(record, cell)}"
 
 
 def _match_lines(record: Record) -> Iterator[str]:
     """Tabulates the keys that lose as little of the end metric as value-aware ones."""
     columns = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot"}
-    sizes = [c.parameters["r"] for c in record.cells if c.approximation == AWARE]
+    sizes = [c.parameters["r"] for c in whole_cells(record) if c.approximation == AWARE]
     matches = {
         title: [str(keys) for r in sizes if (keys := end_matches(record, r, by=by))]
         for by, title in columns.items()

@@ -128,10 +128,10 @@ def of_field(axis: Any, field: str) -> Any:
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
     """Draws a bar with its interval for each series of each row, and its value beside its end.
 
-    Where the interval is too short to go on behind the number, the number stands behind it.
+    Where the interval is too short to go on behind the number, the number stands after it.
     """
     y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False))
-    is_short = frame["high"] - frame["value"] < 0.1 * frame[["value", *ENDS]].max().max()
+    is_short = frame["high"] - frame["value"] < 0.2 * frame[["value", *ENDS]].max().max()
     frame, marks = (
         frame.assign(end=frame["high"].where(is_short, frame["value"])),
         _drawn(marks, frame),

@@ -22,7 +22,6 @@ from value_aware_attention.measurement.headline import (
     matches,
     matches_at_random,
     shown_size,
-    visible_keys,
     with_keys,
 )
 from value_aware_attention.measurement.matching import NOT_DETERMINED
@@ -232,7 +231,9 @@ def _bars(measured: Measured, title: str = "") -> Panel:
         aware = ORACLES[AWARE]
         alone = [{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes]
         rows = [*alone, *rows]
-    title_of_axis = f"keys by weight (of {visible_keys(errors)}) with the error of r value-aware"
+    average = f"{(errors.keys + 1) // 2:,} seen on average"
+    available = average if errors.causal else f"{errors.keys:,}"
+    title_of_axis = f"keys by weight (of {available}) with the error of r"
     return _paired(rows, title_of_axis, title)
 
 
