@@ -65,8 +65,15 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
     assert (measured.layers, measured.heads, measured.head_dim) == (2, heads, head_dim)
     assert measured.causal == causal
     exact, *cells = record.cells
-    assert len(cells) == 3 * len(sizes) and exact.difference == 0
-    assert sorted({cell.parameters["r"] for cell in cells}) == sizes
+    assert exact.difference == 0 and len(cells) == 4 * len(sizes) + 2
+    assert sorted({cell.parameters["r"] for cell in cells[:-2]}) == sizes
+    zero, mean = cells[-2:]
+    assert (zero.approximation, mean.approximation) == ("zero_output", "mean_of_the_values")
+    slots = {c.parameters["r"]: c for c in cells if c.approximation == "mean_value_slot"}
+    assert slots[1].unit_totals == mean.unit_totals and slots[1].error == mean.error
+    assert zero.error.relative == pytest.approx(1)
+    windows = {c.approximation for c in cells if "window" in c.approximation}
+    assert windows == {"first_tokens_and_window" if causal else "sliding_window"}
     full = next(
         c for c in cells
         if (c.approximation, c.parameters) == ("optimal_v_aware", {"r": head_dim + 1})
@@ -77,7 +84,9 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
         for method in ("optimal_v_aware", "optimal_v_oblivious")
     )
     assert aware[-1] < 1e-9 and all(a <= o + 1e-9 for a, o in zip(aware, oblivious, strict=True))
-    assert report.headline.startswith(f"On {name} at 16 tokens, ")
+    architecture = type(model(name)).__name__
+    assert report.headline.startswith(f"On {name} ({architecture}) at 16 tokens, ")
+    assert "Too few windows (2)" in report.headline
     assert "4 value-aware keys match" in report.headline
     assert Record.from_json(record.to_json()) == record
 
@@ -110,7 +119,7 @@ def test_a_stopped_probe_goes_on_where_it_was(
         lambda task, method, window: after.append(window) or run(task, method, window),
     )  # fmt: skip
     assert probed("roberta", cache=tmp_path).record == whole
-    assert not layers and len(after) == 2 * (1 + 3 * 5 + 3 * 4) - 9
+    assert not layers and len(after) == 2 * (1 + 4 * 5 + 1 + 3 * 4) - 9  # the mean is r = 1
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -480,7 +489,7 @@ def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, na
     _, record = written(tmp_path, name)
     metric = {"bert": "cosine", "our_masked": "error"}.get(name, "perplexity")
     assert record.metric == metric
-    assert {cell.parameters["r"] for cell in record.cells[1:]} == {1, 9}
+    assert {cell.parameters.get("r") for cell in record.cells[1:]} == {1, 9, None}
     assert record.kernel == ("elu" if name == "our_causal" else "exponential")
     assert not record.attention[0].post_hoc
 

@@ -96,7 +96,7 @@ def test_half_precision_is_read_as_another_dtype(
     with pytest.raises(SystemExit, match="the model is float16 on a CPU"):
         run(monkeypatch, *arguments)
     run(monkeypatch, *arguments, "--dtype", "float32")
-    assert "On half at 16 tokens" in capsys.readouterr().out
+    assert "On half (BertModel) at 16 tokens" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,21 @@ from probed import LENGTH, VOCABULARY, model, tokenizer, words
 from synthetic import AWARE, match, probed, with_attention, with_cells
 
 from value_aware_attention import probe
-from value_aware_attention.measurement.headline import by_layer, headline, shown_size
+from value_aware_attention.measurement.headline import (
+    by_layer,
+    headline,
+    shown_size,
+    with_ratio,
+)
 from value_aware_attention.measurement.record import Baseline
 from value_aware_attention.measurement.terminal import tables
 
 
 def with_counts(record, *counts):
-    """Exchanges the pooled matching keys; their intervals reach from 1 below to 2 above."""
+    """Exchanges the pooled matching keys, of 64; their intervals reach from 1 below to 2 above."""
     errors = record.attention[0].output_error
     matching = tuple(match(None, r, keys) for r, keys in counts)
-    return with_attention(record, output_error=replace(errors, matching_keys=matching))
+    return with_attention(record, output_error=replace(errors, matching_keys=matching, keys=64))
 
 
 def with_needed(record, *counts):
@@ -36,10 +41,12 @@ def with_needed(record, *counts):
 def test_without_a_control_nothing_is_said_of_random_weights():
     record = with_counts(probed(), (4, 8), (8, 15))
     assert headline(record) == (
-        "On tiny at 16 tokens, 4 value-aware keys in every layer leave a perplexity of 30.50 "
-        "(30.40 to 30.60) and 4 by weight 30.25 (30.15 to 30.35), exact 30.00. 4 value-aware keys "
-        "match 8 (7 to 10), 8 match 15 (14 to 17) of 16 keys chosen by attention weight "
-        "(errors pooled; of single queries, 4 match 5 in the median, 4 to 8 in the quartiles)."
+        "On tiny (TinyForCausalLM) at 16 tokens, 4 value-aware keys in every layer leave a "
+        "perplexity of 30.50, × 1.02 (1.01 to 1.02); 4 by weight 30.25, × 1.01 (1.00 to 1.01); "
+        "exact 30.00. By weight it takes 4.0 (4.0 to 4.0) keys to do as well in this metric. "
+        "4 value-aware keys match 8 (7 to 10), 8 match 15 (14 to 17) keys chosen by attention "
+        "weight, of the 32 that a query sees on average (errors pooled; of single queries, 4 match "
+        "5 in the median, 4 to 8 in the quartiles)."
     )
     assert by_layer(record) == "" and "random" not in "\n".join(tables(record))
 
@@ -52,16 +59,16 @@ NO_FEWER = ", no fewer as far as the intervals tell: these counts do not come fr
     [
         (27, f"28 (27 to 30), 27 (26 to 29){NO_FEWER}"),
         (24, "28 (27 to 30), 24 (23 to 26)."),
-        (8, "28 (27 to 30), 8 (7 to 10)."),
+        (8, "28 (27 to 30), 8 (8 to 10)."),  # 7 cannot match 8 value-aware keys
     ],
 )
 def test_the_control_has_its_numbers_and_no_fewer_only_where_no_count_is_above_it(random, counts):
     beside = with_counts(probed(), (4, 28), (8, random))
     text = headline(replace(with_counts(probed(), (4, 29), (8, 30)), control=beside))
     assert (
-        "; with random weights 30.50 (30.40 to 30.60) and 30.25 (30.15 to 30.35), exact 30.00."
-        in text
-    )
+        "; with random weights 30.50, × 1.02 (1.01 to 1.02) and 30.25, × 1.01 (1.00 to 1.01); "
+        "exact 30.00."
+    ) in text
     assert f"With random weights they match {counts}" in text
 
 
@@ -121,6 +128,8 @@ def test_a_guess_is_scored_on_the_targets():
         assert bool(baselines) == (name != "bert")
         if value:
             assert baselines["chance"].value == pytest.approx(value)
+        floors = {"zero_output", "mean_of_the_values"}
+        assert floors < {cell.approximation for cell in record.cells if not cell.parameters}
         if name == "roberta":  # hidden tokens that are the most frequent one are right
             assert baselines["chance"].value < 100
             assert baselines["chance"].count == record.cells[0].count
@@ -170,4 +179,46 @@ def test_the_end_metric_is_told_with_the_size_nearest_to_four():
 
 def test_layers_alone_are_told_by_their_counts():
     record = with_cells(probed(), lambda c: None if c.parameters else c)
-    assert headline(record).startswith("On tiny at 16 tokens, 4 value-aware keys match 8")
+    assert headline(record).startswith(
+        "On tiny (TinyForCausalLM) at 16 tokens, 4 value-aware keys match 8"
+    )
+
+
+def test_layers_are_told_apart_and_all_keys_are_not_named_for_an_encoder():
+    errors = probed(layers=3).attention[0].output_error
+    counts = tuple(match(layer, 4, keys) for layer, keys in ((None, 9), (0, 13), (1, 6), (2, 7)))
+    alike = replace(errors, matching_keys=counts, causal=False)
+    text = headline(with_attention(probed(), output_error=alike))
+    assert "match 9 (8 to 11) keys chosen by attention weight, of 16 (errors pooled; by" in text
+    assert "by layer 6 to 13; of single queries" in text
+
+
+@pytest.mark.parametrize(("low", "shown"), [(1, "5 (4 to 7)"), (5, "5 (5 to 7)"), (None, "5")])
+def test_fewer_than_r_keys_are_in_no_interval_of_those_that_match(low, shown):
+    errors = probed().attention[0].output_error
+    counted = replace(match(None, 4, 5), low=low, high=low and 7)
+    record = with_attention(probed(), output_error=replace(errors, matching_keys=(counted,)))
+    assert f"4 value-aware keys match {shown} keys" in headline(record)
+
+
+@pytest.mark.parametrize(("units", "few"), [(1, True), (3, True), (4, False)])
+def test_too_few_windows_are_warned_of_with_how_to_read_more(units, few):
+    record = replace(probed(), text=replace(probed().text, units=units))
+    line = f"Too few windows ({units}) for intervals to be believed: read at least 4, better 8 (w"
+    assert (line in headline(record)) == few
+    assert any(text.startswith(f"warning: {line}") for text in tables(record)) == few
+
+
+def test_a_ratio_of_perplexities_has_its_paired_interval():
+    """And no column mixes 1.3e+05 with 443.34."""
+    cell = probed().cells[1]
+    record = replace(probed(), cells=(replace(probed().cells[0], value=28.57), cell))
+    wide = replace(cell, value=134000.5, low=4.37, high=717.85)
+    assert with_ratio(record, wide) == "134,000.50, × 4,690 (0.15 to 25.1)"
+    assert with_ratio(record, wide, brackets=True) == "134,000.50 × 4,690 [0.15, 25.1]"
+    alone = replace(wide, low=None, high=None)
+    assert with_ratio(record, alone) == "134,000.50, × 4,690"
+    as_cosine = replace(record, metric="cosine")
+    assert with_ratio(as_cosine, replace(cell, value=0.9, low=0.8, high=1.0)) == (
+        "0.9000 (0.8000 to 1.0000)"
+    )

@@ -10,7 +10,12 @@ from value_aware_attention.measurement.estimate import (
     whole,
     with_interval,
 )
-from value_aware_attention.measurement.matching import NOT_DETERMINED, SLOT, end_matches
+from value_aware_attention.measurement.matching import (
+    NOT_DETERMINED,
+    SLOT,
+    end_matches,
+    whole_cells,
+)
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -47,15 +52,9 @@ def headline(record: Record) -> str:
     as a folder's name may say nothing, and ends with a warning of too few windows.
     """
     few = too_few(record)
-    sentences = filter(None, [_loss(record), *_matches(record), f"{_capital(few)}." if few else ""])
-    name = record.model
-    if record.architecture not in ("", name):
-        name += f" ({record.architecture})"
-    return f"On {name} at {record.length:,} tokens, {' '.join(sentences)}"
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
+    sentences = filter(None, [_loss(record), *_matches(record), f"{few}." if few else ""])
+    architecture = f" ({record.architecture})" if record.architecture != record.model else ""
+    return f"On {record.model}{architecture} at {record.length:,} tokens, {' '.join(sentences)}"
 
 
 def shown_size(record: Record) -> int:
@@ -66,20 +65,15 @@ def shown_size(record: Record) -> int:
 
 def with_keys(record: Record | None, r: int) -> dict[str, Cell]:
     """Finds the end metric with r keys in every layer, by method; of a slot, not its exact mass."""
-    return {
-        cell.approximation: cell
-        for cell in (record.cells if record else ())
-        if cell.parameters.get("r") == r
-        and "layers" not in cell.parameters
-        and cell.parameters.get("mass") != "exact"
-    }
+    cells = whole_cells(record) if record else []
+    return {cell.approximation: cell for cell in cells if cell.parameters["r"] == r}
 
 
 def exact_ratio(record: Record, cell: EndMetric) -> Estimate:
     """Divides an end metric by exact attention's; of a perplexity it is exp of the paired nats."""
     exact = record.cells[0].value
-    ends = (end and end / exact for end in (cell.value, cell.low, cell.high))
-    return Estimate(**dict(zip(("value", "low", "high"), ends, strict=True)))
+    value, low, high = (end and exact and end / exact for end in (cell.value, cell.low, cell.high))
+    return Estimate(value=value, low=low, high=high)
 
 
 def with_ratio(record: Record, cell: EndMetric, *, brackets: bool = False) -> str:
@@ -97,7 +91,7 @@ def with_ratio(record: Record, cell: EndMetric, *, brackets: bool = False) -> st
 
 def factor(value: float | None, digits: int) -> str:
     """Writes a ratio, with one decimal from ten on and none from a hundred on."""
-    return number(value, digits if not value or value < 10 else value < 100)
+    return number(value, digits if not value or value < 10 else int(value < 100))
 
 
 def warning(record: Record) -> str:
@@ -122,16 +116,12 @@ def warning(record: Record) -> str:
 
 def too_few(record: Record) -> str:
     """Says that a record has too few windows for its intervals, and how to get more; "" if not."""
-    text = record.text
-    if text.units >= WINDOWS:
+    if record.text.units >= WINDOWS:
         return ""
-    more = f"windows={2 * WINDOWS}"
-    if text.available_units is not None and text.available_units < WINDOWS:
-        more += " with a longer text or a smaller length"
-    units = f"{text.units} {record.unit}{' is' if text.units == 1 else 's are'}"
     return (
-        f"{units} too few for an interval to be believed: measure at least {WINDOWS}, better "
-        f"{2 * WINDOWS} ({more})"
+        f"Too few {record.unit}s ({record.text.units}) for intervals to be believed: read at least "
+        f"{WINDOWS}, better {2 * WINDOWS} (windows={2 * WINDOWS}), of a longer text or with a "
+        f"smaller length where it has fewer"
     )
 
 
@@ -190,20 +180,19 @@ def _matches(record: Record) -> Iterator[str]:
     """Yields the keys that match, then those with random weights; without any, the keys needed."""
     measured = layers_of(record)
     if counts := matches(measured):
-        yield from filter(None, [f"{_capital(counts)}.", matches_at_random(record)])
+        yield from filter(None, [f"{counts}.", matches_at_random(record)])
     else:
         oblivious, aware = (needed(measured, name, share=SHARE) for name in (OBLIVIOUS, AWARE))
         yield (
             f"an output error of {SHARE:.0%} takes {aware.keys:,} value-aware keys or "
-            f"{oblivious.keys:,} chosen by weight, of {seen(measured)}."
+            f"{oblivious.keys:,} chosen by weight, of {visible_keys(measured)}."
         )
 
 
-def seen(measured: OutputError) -> str:
+def visible_keys(measured: OutputError) -> str:
     """Writes how many keys a query sees: of a causal one, which sees its past, the average."""
-    if not measured.causal:
-        return f"{measured.keys:,}"
-    return f"the {(measured.keys + 1) // 2:,} that a query sees on average"
+    average = f"the {(measured.keys + 1) // 2:,} that a query sees on average"
+    return average if measured.causal else f"{measured.keys:,}"
 
 
 def matches_at_random(record: Record) -> str:
@@ -213,7 +202,7 @@ def matches_at_random(record: Record) -> str:
         return ""
     trained = _matching(layers_of(record))
     pairs = [(count, random[r]) for r, count in trained.items()]
-    counts = [told(count, layers_of(record.control)) for _, count in pairs]
+    counts = [count_text(count, layers_of(record.control)) for _, count in pairs]
     alike = all(_is_narrow(*pair) and (pair[0].low or 0) <= (pair[1].high or 0) for pair in pairs)
     not_fewer = ", no fewer as far as the intervals tell: these counts do not come from training"
     return f"With random weights they match {', '.join(counts)}{not_fewer if alike else ''}."
@@ -236,22 +225,19 @@ def matches(measured: OutputError) -> str:
     if not counts:
         return ""
     first, *others = counts
-    more = "".join(f", {count.r} match {told(count, measured)}" for count in others)
-    layers = [
-        count.keys
-        for layer in range(measured.layers)
-        if (count := match(measured, first.r, layer)) and count.keys is not None
-    ]
-    apart = f"; layer by layer, {first.r} match {min(layers):,} to {max(layers):,}"
+    more = "".join(f", {count.r} match {count_text(count, measured)}" for count in others)
+    rows = [row for row in measured.matching_keys if row.layer is not None and row.r == first.r]
+    layers = [row.keys for row in rows if row.keys is not None]
+    apart = f"; by layer {min(layers):,} to {max(layers):,}" if layers else ""
     return (
-        f"by output error, pooled over layers, {first.r} value-aware keys match "
-        f"{told(first, measured)}{more} keys chosen by attention weight, of {seen(measured)} "
-        f"({first.r} match {first.median:,} in the median query, {first.lower_quartile:,} to "
-        f"{first.upper_quartile:,} in the quartiles{apart if layers else ''})"
+        f"{first.r} value-aware keys match {count_text(first, measured)}{more} keys chosen by "
+        f"attention weight, of {visible_keys(measured)} (errors pooled{apart}; of single queries, "
+        f"{first.r} match {first.median:,} in the median, {first.lower_quartile:,} to "
+        f"{first.upper_quartile:,} in the quartiles)"
     )
 
 
-def told(count: MatchingKeys, measured: OutputError) -> str:
+def count_text(count: MatchingKeys, measured: OutputError) -> str:
     """Writes a count with its interval, whose end at all keys is not determined."""
     if count.keys is None or count.high is None or count.high < measured.keys:
         return str(count)

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from value_aware_attention.measurement.estimate import (
-    CONFIDENCE,
-    Array,
-    Estimate,
-    number,
-)
+from value_aware_attention.measurement.estimate import CONFIDENCE, Array, Estimate, number
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, Record
 
 NOT_DETERMINED = "not determined"
@@ -24,86 +19,69 @@ SLOT = "mean_value_slot"
 class EndMatch(Estimate):
     """A number of keys, between measured ones, with its 95% interval over units.
 
-    None stands for a number or an end beyond `most`, the largest one measured; `low` is None too
-    where there is a single unit.
+    None stands for a number or an end beyond `most`, the largest one measured, and for the interval
+    of a single unit.
     """
 
     most: int
 
     def __str__(self) -> str:
-        """Writes "22.1 (20.3 to 23.9)", "more than 65", or "more than 65 (at least 50.3)"."""
+        """Writes "22.1 (20.3 to 23.9)", "22.1 (20.3 to not determined)" or "more than 65"."""
         if self.value is None:
-            sure = self.low is None or round(self.low, 1) >= self.most
-            return f"more than {self.most:,}{'' if sure else f' (at least {number(self.low)})'}"
+            return f"more than {self.most:,}"
         if self.low is None:
             return number(self.value)
         high = NOT_DETERMINED if self.high is None else number(self.high)
         return f"{number(self.value)} ({number(self.low)} to {high})"
 
 
-def end_matches(
-    record: Record, r: int, *, by: str = OBLIVIOUS, method: str = AWARE, mass: str = "mean_key"
-) -> EndMatch | None:
-    """Computes how many keys chosen `by` another rule lose as little as r of `method`, everywhere.
-
-    Everywhere is in all layers at once, and the loss is the end metric's, in nats for a perplexity.
-    Between the numbers of keys at which it was measured it is linear in their logarithm; the first
-    number that loses as little counts. The interval is the jackknife's, of the logarithm: every
-    unit is left out in turn, and Student's t has units - 1 degrees of freedom. Its ends are cut at
-    the largest number measured and, by weight, at r, as fewer cannot match r value-aware keys.
-    `mass` is that of the slot where `by` is `SLOT`. None where too little was measured.
-    """
-    targets = [cell for cell in _by_size(record, method, mass) if cell.parameters["r"] == r]
-    rivals = sorted(_by_size(record, by, mass), key=lambda cell: int(cell.parameters["r"]))
-    if not targets or len(rivals) < 2:
-        return None
-    sizes = [cell.parameters["r"] for cell in rivals]
-    logs, least = np.log(sizes), math.log(r if by == OBLIVIOUS else sizes[0])
-    sign = -1.0 if record.metric == "cosine" else 1.0
-    sums = sign * np.array([cell.unit_totals for cell in (*rivals, targets[0])])
-    units = len(targets[0].unit_counts)
-    value = max(_first_enough(logs, sums.sum(axis=1)), least)
-    left_out = [_first_enough(logs, others) for others in (sums.sum(axis=1) - sums.T)]
-    cut = np.clip(left_out, least, logs[-1])
-    if units < 2:
-        return EndMatch(value=_keys(value), low=None, high=None, most=sizes[-1])
-    error = math.sqrt((units - 1) / units * float(((cut - cut.mean()) ** 2).sum()))
-    margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
-    low, high = (min(value, logs[-1]) + way * margin for way in (-1, 1))
-    if max(high, *left_out) > logs[-1]:
-        high = math.inf
-    return EndMatch(
-        value=_keys(value), low=_keys(max(low, least)), high=_keys(high), most=sizes[-1]
-    )
-
-
-def _by_size(record: Record, method: str, mass: str) -> list[Cell]:
-    """Lists the cells of a method with r keys in every layer."""
+def whole_cells(record: Record) -> list[Cell]:
+    """Lists the cells with r keys in every layer; of a slot for the rest, not its exact mass."""
     return [
         cell
         for cell in record.cells
-        if cell.approximation == method
-        and "r" in cell.parameters
-        and not {"layers", "sinks"} & set(cell.parameters)
-        and cell.parameters.get("mass", mass) == mass
+        if "r" in cell.parameters
+        and "layers" not in cell.parameters
+        and cell.parameters.get("mass") != "exact"
     ]
 
 
-def _first_enough(logs: Array, losses: Array) -> float:
-    """Finds where the losses, of which the last is the target, first fall to it; inf for nowhere.
+def end_matches(record: Record, r: int, *, by: str = OBLIVIOUS) -> EndMatch | None:
+    """Computes how many keys of the choice `by` lose as little of the end metric as r value-aware.
 
-    Linear between the places in `logs`.
+    In all layers at once; the loss of a perplexity is in nats. Between the numbers of keys at which
+    it was measured it is linear in their logarithm, and the first number that loses as little
+    counts. The interval is the jackknife's, of the logarithm: every unit is left out in turn, and
+    Student's t has units - 1 degrees of freedom. It is cut at the largest number measured and, by
+    weight, at r: fewer cannot match r value-aware keys. None where too little was measured.
     """
-    losses, target = losses[:-1], losses[-1]
-    enough = losses <= target
-    if not enough.any():
+    cells = whole_cells(record)
+    targets = [c for c in cells if c.approximation == AWARE and c.parameters["r"] == r]
+    rivals = {c.parameters["r"]: c for c in cells if c.approximation == by}
+    if not targets or len(rivals) < 2:
+        return None
+    sizes = sorted(rivals)
+    logs, least = np.log(sizes), math.log(r if by == OBLIVIOUS else sizes[0])
+    units = np.array([cell.unit_totals for cell in (*(rivals[size] for size in sizes), targets[0])])
+    sums = (units if record.metric != "cosine" else -units).T
+    value = max(_first_enough(logs, sums.sum(axis=0)), least)
+    left_out = np.array([_first_enough(logs, rest) for rest in sums.sum(axis=0) - sums])
+    spread = math.sqrt(len(sums) - 1) * np.clip(left_out, least, logs[-1]).std()
+    margin = stdtrit(len(sums) - 1, (1 + CONFIDENCE) / 2) * spread
+    low, high = max(min(value, logs[-1]) - margin, least), value + margin
+    if max(high, *left_out) > logs[-1]:
+        high = math.inf
+    ends = {"value": value, "low": low, "high": high}
+    return EndMatch(**{name: _keys(log) for name, log in ends.items()}, most=sizes[-1])
+
+
+def _first_enough(logs: Array, losses: Array) -> float:
+    """Finds where losses first fall to their last one, linear between `logs`; inf for nowhere."""
+    enough = np.flatnonzero(losses[:-1] <= losses[-1])
+    if not len(enough):
         return math.inf
-    place = int(enough.argmax())
-    if place == 0:
-        return float(logs[0])
-    before, after = losses[place - 1], losses[place]
-    share = (before - target) / (before - after)
-    return float(logs[place - 1] + share * (logs[place] - logs[place - 1]))
+    around = slice(max(enough[0] - 1, 0), enough[0] + 1)
+    return float(np.interp(losses[-1], losses[:-1][around][::-1], logs[around][::-1]))
 
 
 def _keys(log: float) -> float | None:

@@ -12,7 +12,6 @@ from typing import Any, SupportsFloat
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import (
@@ -34,6 +33,7 @@ from value_aware_attention.measurement.layers import (
     skewness,
     skewness_gap,
 )
+from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.record import (
     TASKS,
     Attention,
@@ -227,7 +227,7 @@ def measure(
             with the method in all layers.
         name: What the record calls the model. None: the name of its class.
         description: What the record says about the text.
-        progress: True: draws a progress bar, on a terminal.
+        progress: True: draws a progress bar, or writes lines where there is no terminal.
     """
     chosen = sizes_of(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
@@ -430,12 +430,12 @@ class _Measurement:
     def progress(
         self, settings: Sequence[Setting], layers: LayerOptions | None, *, draws: bool
     ) -> Iterator[None]:
-        """Draws a bar of all work, in passes over the text by a cheap method."""
+        """Shows how much of all work is done, in passes over the text by a cheap method."""
         each = 1 + sum(_work_of(setting.build(0)) for setting in settings)
         if layers:
             each += _layer_work(layers.rows, self.first) * (1 + len(layers.kernels))
-        with tqdm(
-            total=each * self.task.parts, unit="", disable=None if draws else True, leave=False,
+        with Progress(
+            total=each * self.task.parts, unit="", disable=not draws, leave=False,
             bar_format="{l_bar}{bar}| {elapsed}, {remaining} left {postfix}",
         ) as self.bar:  # fmt: skip
             yield

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, pad
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from value_aware_attention.approximations import Exact
@@ -23,6 +22,7 @@ from value_aware_attention.hugging_face import attention_layers, own_kernel, rep
 from value_aware_attention.hugging_face.adapter import recording
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import IGNORED
+from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.recorded import answers_alone, evenly_spaced
 
 
@@ -129,13 +129,13 @@ def arrays(content: Any) -> Any:
 def measured_by_text(
     task: "Task", settings: Sequence[S], begin: Callable[["Text"], Callable[[S], R]], progress: bool
 ) -> list[R]:
-    """Measures every setting on each text, with a bar on a terminal; joins the results of texts.
+    """Measures every setting on each text, and shows how far it is; joins the results of texts.
 
     `begin(text)` returns the function that measures a setting on this text.
     """
     rows: list[list[R]] = []
     total = len(task.texts) * len(settings)
-    with tqdm(total=total, disable=None if progress else True, leave=False) as bar:
+    with Progress(total=total, disable=not progress, leave=False) as bar:
         for text in task.texts:
             measured = begin(text)
             rows.append([])

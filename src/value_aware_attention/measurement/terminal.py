@@ -1,7 +1,6 @@
 """Writes what was measured as tables for a terminal."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
 from value_aware_attention.measurement.estimate import counted, in_unit
@@ -9,20 +8,20 @@ from value_aware_attention.measurement.headline import (
     NAMES,
     SHARE,
     by_layer,
+    count_text,
     ends_of,
     keys_by_head,
     layers_of,
     match,
     needed,
-    seen,
     shown_size,
-    told,
     too_few,
+    visible_keys,
     warning,
     with_keys,
     with_ratio,
 )
-from value_aware_attention.measurement.matching import SLOT, end_matches
+from value_aware_attention.measurement.matching import SLOT, end_matches, whole_cells
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -63,7 +62,7 @@ def _head_lines(record: Record) -> Iterator[str]:
     """Lists the keys by weight that every head needs, `ROW` heads a line."""
     measured = layers_of(record)
     counts = keys_by_head(measured, OBLIVIOUS, SHARE)
-    yield from ("", f"keys by weight for {SHARE:.0%} error, of {seen(measured)}, by head")
+    yield from ("", f"keys by weight for {SHARE:.0%} error, of {visible_keys(measured)}, by head")
     heads = range(measured.heads)
     for first in range(0, len(heads), ROW):
         row = slice(first, first + ROW)
@@ -125,21 +124,25 @@ def _end_lines(record: Record, of: str) -> Iterator[str]:
     metric, unit = record.metric, " %" if record.metric == "error" else ""
     over = "; × is over that, with its 95% interval" if metric == "perplexity" else ""
     yield from ("", f"{metric} of {of}: {in_unit(exact.value, metric)}{unit}{over}")
-    by_size = [cell for cell in cells if "r" in cell.parameters]
-    methods = list(dict.fromkeys(cell.approximation for cell in by_size))
+    methods = list(dict.fromkeys(cell.approximation for cell in whole_cells(record)))
     rows = [["keys", *map(_shown, methods)]]
-    for r, row in groupby(by_size, key=lambda cell: cell.parameters["r"]):
-        rows.append([f"{r:,}", *(with_ratio(record, cell, brackets=True) for cell in row)])
+    for r in sorted({cell.parameters["r"] for cell in whole_cells(record)}):
+        by_method = with_keys(record, r)
+        values = (
+            with_ratio(record, by_method[name], brackets=True) if name in by_method else "-"
+            for name in methods
+        )
+        rows.append([f"{r:,}", *values])
     yield from _aligned(rows, 0)
     for cell in cells:
-        if cell not in by_size:
+        if "r" not in cell.parameters:
             yield f"{_shown(cell.approximation)}: {with_ratio(record, cell)}"
 
 
 def _match_lines(record: Record) -> Iterator[str]:
     """Tabulates the keys that lose as little of the end metric as value-aware ones."""
     columns = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot"}
-    sizes = [c.parameters["r"] for c in record.cells if c.approximation == AWARE]
+    sizes = [c.parameters["r"] for c in whole_cells(record) if c.approximation == AWARE]
     matches = {
         title: [str(keys) for r in sizes if (keys := end_matches(record, r, by=by))]
         for by, title in columns.items()
@@ -249,8 +252,8 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
             count = needed(layers_of(net), method, share=SHARE)
             yield f"keys {choice} for {SHARE:.0%} error{name}", str(count)
         if match_of_4 := match(layers_of(net), 4):
-            matching = told(match_of_4, layers_of(net))
-            yield f"keys by weight that match 4 value-aware{name}", matching
+            row = f"keys by weight that match 4 value-aware{name}"
+            yield row, count_text(match_of_4, layers_of(net))
     for cell in own_budgets(record):
         share = f"{cell.parameters['share']:.0%}"
         yield f"keys a head by weight, {share} error in each", f"{cell.parameters['keys']:,.1f}"

@@ -145,16 +145,6 @@ FLOORS = (
 """What is left of a model without any choice of keys, beside all methods"""
 
 
-def _settings(methods: Mapping[str, Method], sizes: Sequence[int]) -> list[Setting]:
-    """Lists every method at every number of keys, then the floors."""
-    at_sizes = [
-        Setting(name, {"r": r}, partial(method, r))
-        for r in sizes
-        for name, method in methods.items()
-    ]
-    return [*at_sizes, *FLOORS]
-
-
 def loaded(
     model: str, *, tokenizer: str | None = None, dtype: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -233,7 +223,10 @@ def _report(
     sizes = sizes_of(sizes, task.head_dim, task.length)
     losses = _cache_losses(task, name=name, progress=progress) if caches else None
     run = partial(measure, sizes=sizes, cache=cache, name=name, progress=progress)
-    settings = _settings(methods, sizes)
+    settings = [
+        *(Setting(m, {"r": r}, partial(build, r)) for r in sizes for m, build in methods.items()),
+        *FLOORS,
+    ]
     record = run(task, settings, layers=layers)
     budgets = list(budget_settings(record.attention[0].output_error, methods))
     record = replace(

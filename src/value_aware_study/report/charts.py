@@ -126,18 +126,29 @@ def of_field(axis: Any, field: str) -> Any:
 
 
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
-    """Draws a bar with its interval and value for each series of each row."""
+    """Draws a bar with its interval for each series of each row, and its value beside its end.
+
+    Where the interval is too short to go on behind the number, the number stands after it.
+    """
     y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False))
-    frame, marks = frame.assign(end=frame["high"].fillna(frame["value"])), _drawn(marks, frame)
+    is_short = frame["high"] - frame["value"] < 0.2 * frame[["value", *ENDS]].max().max()
+    frame, marks = (
+        frame.assign(end=frame["high"].where(is_short, frame["value"])),
+        _drawn(marks, frame),
+    )
     base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
     base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)), tooltip="said:N")
     ends = {"x": of_field(x, "low"), "x2": "high:Q", "color": alt.value("var(--ink)")}
+    label: Any = {"align": "left", "dx": 5, "fontWeight": "bold"}
+    halo = base.mark_text(
+        **label, stroke="var(--ground)", strokeWidth=5
+    )  # in front of the interval
+    text: Any = {"x": of_field(x, "end"), "text": alt.Text("value:Q", format=",")}
     return [
         base.mark_bar(height={"band": 0.86}),
         *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if filled(frame, ENDS) else []),
-        base.mark_text(align="left", dx=5, fontWeight="bold").encode(
-            x=of_field(x, "end"), text=alt.Text("value:Q", format=",")
-        ),
+        halo.encode(**text, color=alt.value("var(--ground)")),
+        base.mark_text(**label).encode(**text),
     ]
 
 

@@ -66,7 +66,7 @@ def test_one_window_is_a_section_without_intervals() -> None:
     for name in ("end_metric", "layers", "output_error"):
         for panel in by_name[name].charts:
             assert not any(row.get("low") for row in rows(panel))
-    assert set(by_name["end_metric"].table.display["95% interval"]) == {"–", "30.00 to 30.00"}
+    assert set(by_name["end_metric"].table.display["95% interval"]) == {"–", "1.00 to 1.00"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pandas as pd
 
 from value_aware_attention.measurement.estimate import (
     NONE,
-    counted,
     number,
     short,
     whole,
@@ -18,12 +17,14 @@ from value_aware_attention.measurement.estimate import (
 )
 from value_aware_attention.measurement.headline import (
     NAMES,
+    count_text,
     match,
     matches,
     matches_at_random,
     shown_size,
     with_keys,
 )
+from value_aware_attention.measurement.matching import NOT_DETERMINED
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
@@ -218,20 +219,21 @@ def _bars(measured: Measured, title: str = "") -> Panel:
     nets = {ORACLES[OBLIVIOUS]: errors}
     if measured.control:
         nets = {TRAINED: errors, RANDOM: measured.control.output_error}
-    drawn = [
-        (net, match.r, match.keys, match.low, match.high)
+    sizes = [row.r for row in errors.matching_keys if row.layer is None and row.r <= LARGEST]
+    rows: list[Row] = [
+        {"name": f"r = {r}", "series": net, "value": row.keys, "low": row.low, "high": row.high}
+        | {"said": f"{net}, {count_text(row, of)} keys"}
         for net, of in nets.items()
-        for match in of.matching_keys
-        if match.layer is None and match.r <= LARGEST
+        for r in sizes
+        if (row := match(of, r))
     ]
     if not measured.control:
-        drawn = [(ORACLES[AWARE], r, r, None, None) for _, r, *_ in drawn] + drawn
-    rows = [
-        {"name": f"r = {r}", "series": series, "value": keys, "low": low, "high": high}
-        | {"said": f"{series}, {counted(keys, low, high)} keys"}
-        for series, r, keys, low, high in drawn
-    ]
-    title_of_axis = f"keys by weight (of {errors.keys:,}) with the error of r value-aware"
+        aware = ORACLES[AWARE]
+        alone = [{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes]
+        rows = [*alone, *rows]
+    average = f"{(errors.keys + 1) // 2:,} seen on average"
+    available = average if errors.causal else f"{errors.keys:,}"
+    title_of_axis = f"keys by weight (of {available}) with the error of r"
     return _paired(rows, title_of_axis, title)
 
 
@@ -299,7 +301,7 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     columns |= {
         "r, value-aware keys": data["r"].astype(str),
         "keys by weight": data["keys_needed"].map(whole).where(counted, NONE),
-        "95% interval": intervals(data, 0),
+        "95% interval": _possible(data),
     }
     if RANGE[0] in data:
         columns["range over seeds"] = intervals(data, 0, ends=RANGE)
@@ -312,6 +314,14 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
         "quartiles": intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
     }
     return Table(data, pd.DataFrame(columns))
+
+
+def _possible(data: pd.DataFrame) -> list[str]:
+    """Writes intervals of counts, cut at r; an end at all keys is not determined."""
+    cut = data.assign(low=data[["low", "r"]].max(axis=1).where(data["low"].notna()))
+    beyond = (data["high"] >= data["keys"]).fillna(False)
+    ends = zip(intervals(cut, 0), cut["low"], beyond, strict=True)
+    return [f"{whole(low)} to {NOT_DETERMINED}" if open else text for text, low, open in ends]
 
 
 def _count_rows(measured: Measured) -> Iterator[Row]:

@@ -2,17 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
-from typing import Literal
+from typing import Any, Literal
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.estimate import NONE, counted, interval, number, short, whole
-from value_aware_attention.measurement.headline import SHARE, by_layer, shown_size
+from value_aware_attention.measurement.headline import (
+    SHARE,
+    by_layer,
+    exact_ratio,
+    factor,
+    shown_size,
+)
+from value_aware_attention.measurement.matching import SLOT, end_matches
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, KeysNeeded, Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
+    ENDS,
     count_axis,
     curves,
     direction,
@@ -41,6 +50,14 @@ METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "cosine": ("cosine to the exact hidden states", "higher", 4),
 }
 """Title of a metric, its better direction, and its digits."""
+EXACT = "exact"
+MATCHING = {OBLIVIOUS: "keys by weight that match", SLOT: "with the mean slot"}
+END_MATCH = (
+    "Keys by weight that match: how many of the largest weights lose as little of this metric as r "
+    "value-aware keys, in all layers at once; between measured sizes the loss is taken as linear "
+    "in log r. Interval: the jackknife over windows, from r to the largest size. With the mean "
+    "slot the last of them is the mean of all values left out."
+)
 ALL = "all layers"
 ALIKE = {"own": "", "equal": ", all heads alike"}
 
@@ -54,9 +71,30 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
         | _measures(cell)
         | {"output_error": cell.error and cell.error.relative}
         | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
+        | {
+            f"over_exact_{end}": ratio
+            for end, ratio in vars(exact_ratio(record, cell)).items()
+            if record.metric == "perplexity"
+        }
         for cell in record.cells
     ]
-    data = pd.DataFrame(rows).astype({"r": "Int64"})
+    matches = {
+        by: [
+            end_matches(record, cell.parameters["r"], by=by)
+            if cell.approximation == AWARE
+            else None
+            for cell in record.cells
+        ]
+        for by in MATCHING
+    }
+    columns = {
+        f"matching_{by}_{end}": [getattr(match, end, None) for match in of]
+        for by, of in matches.items()
+        for end in ("value", *ENDS)
+    }
+    data = pd.DataFrame(rows).astype({"r": "Int64"}).assign(**columns)
+    texts = {MATCHING[by]: [str(match or "") for match in of] for by, of in matches.items()}
+    display = pd.DataFrame([_metric_text(row, digits) for row in rows]).assign(**texts)
     return Exhibit(
         name,
         "The end metric against the keys kept",
@@ -66,10 +104,11 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
             f"Exact attention: {number(exact.value, digits)}, over {exact.count:,} tokens. Bars: "
             "paired 95% intervals around it, over windows.",
             f"Output error, cosine and length are of the attention's outputs. {captions.DIRECTION}",
+            END_MATCH,
             setting,
         ],
         [_metric_panel(record, data)],
-        Table(data, pd.DataFrame([_metric_text(row, digits) for row in rows])),
+        Table(data, display),
     )
 
 
@@ -79,18 +118,17 @@ def _measures(cell: Cell) -> Row:
 
 
 def _metric_panel(record: Record, data: pd.DataFrame) -> Panel:
-    title, better, _ = METRICS[record.metric]
     exact, drawn = float(data["value"][0]), data.iloc[1:].drop(columns="count")
     drawn = drawn.rename(columns={"r": "count"})
     drawn = drawn.assign(series=drawn["approximation"].map(full_name))
     drawn = drawn.astype(dict.fromkeys(("count", "low", "high"), float))
-    ends = pd.concat([drawn["low"], drawn["value"], drawn["high"], pd.Series(exact)])
-    room = 0.08 * (ends.max() - ends.min())
-    scale = alt.Scale(domain=[ends.min() - room, ends.max() + room], nice=False, zero=False)
-    y = alt.Y("value:Q", title=direction(title, better), scale=scale, axis=alt.Axis(tickCount=6))
+    y = _metric_axis(record, np.array([exact, *drawn[["value", *ENDS]].stack()]))
+    floors, drawn = drawn[drawn["count"].isna()], drawn.dropna(subset="count")
     sizes, keys = drawn["count"].tolist(), record.head_dim + 1
     x = count_axis("keys kept for each query, r", sizes)
     layers = level(exact, "exact")
+    for value, name in zip(floors["value"], floors["series"], strict=True):
+        layers += level(value, name)
     if min(sizes) <= keys <= max(sizes):
         layers += upright(keys)
     if keys - 1 in sizes:  # their marks would lie on one another
@@ -103,12 +141,34 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> Panel:
     return figure([*layers, *curves(drawn, marks, x, y)])
 
 
+def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
+    """Builds the axis of an end metric; a perplexity's is logarithmic, for factors."""
+    title, better, _ = METRICS[record.metric]
+    is_log = record.metric == "perplexity"
+    ends = np.nanquantile(np.log(numbers) if is_log else numbers, [0, 1])
+    ends += 0.08 * np.ptp(ends) * np.array([-1, 1])
+    scale: dict[str, Any] = {"zero": False} | ({"type": "log"} if is_log else {})
+    scale["domain"] = (np.exp(ends) if is_log else ends).tolist()
+    axis = alt.Axis(tickCount=6)
+    if is_log and np.ptp(ends) > np.log(100):
+        powers = range(int(ends[1] / np.log(10)) + 1)
+        steps = [step * 10.0**power for power in powers for step in (1, 3)]
+        axis = alt.Axis(values=steps, format=",", labelOverlap="greedy")
+    scaled = alt.Scale(**scale, nice=False)
+    return alt.Y("value:Q", title=direction(title, better), scale=scaled, axis=axis)
+
+
 def _metric_text(row: Row, digits: int) -> dict[str, str]:
+    """Writes a row of the table; a perplexity's interval is that of its ratio to exact."""
+    text = {"95% interval": interval(row["low"], row["high"], digits)}
+    if "over_exact_value" in row:
+        ends = interval(row["over_exact_low"], row["over_exact_high"], 2, factor)
+        text = {"over exact": factor(row["over_exact_value"], 2), "95% interval": ends}
     return {
         "method": full_name(row["approximation"]),
-        "r, keys": "all" if row["r"] is None else f"{row['r']:,}",
+        "r, keys": f"{row['r']:,}" if row["r"] else "all" if row["approximation"] == EXACT else "–",
         "value": number(row["value"], digits),
-        "95% interval": interval(row["low"], row["high"], digits),
+        **text,
         "output error": short(row["output_error"]),
         "cosine": number(row["cosine"], 3),
         "length": number(row["relative_length"], 2),
