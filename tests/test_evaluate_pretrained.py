@@ -67,6 +67,7 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     assert all(set(cell.predictions) == {"kl", "same_top_token"} for cell in record.cells)
     assert len(record.controls) == 2 and record.controls[0] != record.controls[1]
     assert record.attention[0].output_error.matching_slots
+    assert [gap.r for gap in record.search_gaps] == [2, 3] and record.search_gaps[0].proved > 0.9
     cached = {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     assert cached and run(site) == folder
     assert Record.from_json(file.read_text()) == record

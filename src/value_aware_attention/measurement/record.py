@@ -260,6 +260,25 @@ class ErrorAtSize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchGap:
+    """Compares a search for `r` value-aware keys with the best one, on sampled rows of all layers.
+
+    The best search is the optimum at r = 2 and up to 512 keys, otherwise the best that is known.
+    """
+
+    r: int
+    search: str
+    excess: float
+    """Pooled error over that of the best search, minus 1"""
+    off: float
+    """Share of rows with an error above the best by more than 0.1%"""
+    worst: float
+    """Largest ratio of errors of a row"""
+    proved: float
+    """Share of rows of which the best search is proved optimal"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OutputError:
     """Output errors against the number of keys, on sampled queries of every head and unit."""
 
@@ -421,6 +440,7 @@ class Record(JsonRecord):
     """The same architecture with random weights, measured on the same text"""
     controls: tuple["Record", ...] = ()
     """The same with weights of other seeds"""
+    search_gaps: tuple[SearchGap, ...] = ()
     budgets: tuple[Cell, ...] = ()
     """Every head with a number of keys of its own (`head_budgets.budget_settings`)"""
 

@@ -6,16 +6,11 @@ import torch
 
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.call import Call
+from value_aware_attention.measurement.record import SearchGap
 
 
-def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> dict[str, float]:
-    """Compares ||o - o~||^2 of a search with the best search, on `rows` random queries a call.
-
-    At r = 2 and up to 512 keys the best search is the optimum; otherwise, the best that is known.
-    Returns the pooled excess of the error; the share of rows off by more than .1%; the worst row's
-    ratio, of rows whose error is above rounding; and the share of rows where the best search is
-    proved optimal.
-    """
+def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> SearchGap:
+    """Compares ||o - o~||^2 of a search with the best search, on `rows` random queries a call."""
     generator = torch.Generator().manual_seed(0)
     rows_of_calls = []
     for call in calls:
@@ -29,9 +24,11 @@ def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> dict[st
     error, optimum, proved = torch.cat(rows_of_calls, dim=1)
     clear = optimum > 1e-9 * optimum.mean()  # below lies rounding
     ratio = error[clear] / optimum[clear]
-    return {
-        "excess": float(error.sum() / optimum.sum()) - 1,
-        "off": float((ratio > 1.001).sum()) / len(error),
-        "worst": float(ratio.max()),
-        "proved": float(proved.mean()),
-    }
+    return SearchGap(
+        r=r,
+        search=search,
+        excess=float(error.sum() / optimum.sum()) - 1,
+        off=float((ratio > 1.001).sum()) / len(error),
+        worst=float(ratio.max()),
+        proved=float(proved.mean()),
+    )

@@ -15,11 +15,14 @@ from value_aware_attention.files import checksum, new_folder
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
 from value_aware_attention.measurement.control import ZeroOutput, control
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
+from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.paths import packaged_weights
 
 CONTROLLED = (1, 4, 8, 16)
 """Numbers of keys that are measured with random weights"""
+GAP_SIZES = (2, 3)
+"""Numbers of keys at which the search is compared with the best one, on the first window"""
 CONTROL_TEXTS = 4
 """Windows that they are measured on"""
 
@@ -90,4 +93,5 @@ def measure_pretrained(
     beside.texts = task.texts[:CONTROL_TEXTS]
     alike = partial(measure, methods=few, layers=layers, **options | {"weights": None})
     controls = [control(beside, alike, seed) for seed in random_seeds]
-    return replace(record, controls=tuple(filter(None, controls)))
+    gaps = [search_gap(task.layer_calls(), r, search, rows) for r in GAP_SIZES if rows]
+    return replace(record, controls=tuple(filter(None, controls)), search_gaps=tuple(gaps))
