@@ -27,6 +27,7 @@ from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
     SHARES,
+    SLOTS,
     Curve,
     ErrorAtSize,
     FirstToken,
@@ -121,8 +122,6 @@ BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
     "leave_one_out_keys": LeaveOneOutKeys,
 }
 """Methods between the two optimal ones"""
-SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact"}
-"""Mass of the slot of a `MeanValueSlot` -> its name among the paths of a layer"""
 AT_FIRST_TOKEN = (1, 4)
 """Numbers of keys at which errors are told apart by whether a query attends to the first token"""
 POOLS: Sequence[tuple[int, ...]] = ((1, 2), (2,), ())

@@ -16,6 +16,8 @@ TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task that a model is measured on by it"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 """Names of the two optimal choices in records"""
+SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact"}
+"""Mass of the slot of a `MeanValueSlot` -> its name among the curves of a layer"""
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors for which `KeysNeeded` are counted"""
 Numbers = tuple[float, ...]

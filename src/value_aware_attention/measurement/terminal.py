@@ -1,6 +1,7 @@
 """Writes what was measured as tables for a terminal."""
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
 from value_aware_attention.measurement.estimate import counted, in_unit
@@ -52,10 +53,23 @@ def tables(record: Record) -> Iterator[str]:
     yield from _budget_lines(record)
     yield from _end_lines(record, "exact attention")
     yield from _match_lines(record)
+    yield from _first_token_lines(record)
     if record.control:
         yield from _end_lines(record.control, "exact attention with random weights")
     for text in filter(None, [warning(record), too_few(record)]):
         yield from ("", f"warning: {text}")
+
+
+def _first_token_lines(record: Record) -> Iterator[str]:
+    """Says how much attention the first token of a window gets, over all layers and in the most."""
+    layers = layers_of(record).first_token
+    if layers:
+        most = max(layers, key=lambda layer: layer.mass)
+        mass, top = (fmean(getattr(layer, name) for layer in layers) for name in ("mass", "top"))
+        yield (
+            f"the first token has {mass:.0%} of the weight, the largest of {top:.0%} of queries; "
+            f"in layer {most.layer} {most.mass:.0%} and {most.top:.0%}"
+        )
 
 
 def _head_lines(record: Record) -> Iterator[str]:

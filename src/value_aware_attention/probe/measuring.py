@@ -201,7 +201,7 @@ def probe(
         caches: True: also measures what `probe_caches` does.
     """
     check_options(rows, search, sizes, methods, seed)
-    layers = LayerOptions(rows, search, between, skewness_gap, tuple(kernels), seed)
+    layers = LayerOptions(rows, search, between, skewness_gap, tuple(kernels), seed, slots=True)
     with evaluating(model, tokenizer):
         task, read = window_task(
             model, tokenizer, text, windows=windows, length=length, kernel=kernel, seed=seed,

@@ -306,6 +306,7 @@ def model_section(
         model.explorer(explored, {record.model: record.model}),
         layers.matching_bars(kernels, f"{name}_matching_keys", setting),
         model.end_metric(record, f"{name}_end_metric", setting),
+        pretrained.first_token([record], f"{name}_first_token"),
         model.keys_of_layers(record, f"{name}_layers", setting),
         model.error_by_head(record, f"{name}_error_by_head", setting),
         model.keys_by_head(record, f"{name}_keys_by_head", setting),

@@ -24,8 +24,8 @@ from value_aware_attention.measurement.headline import (
     shown_size,
     with_keys,
 )
-from value_aware_attention.measurement.matching import NOT_DETERMINED
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
+from value_aware_attention.measurement.matching import NOT_DETERMINED, SLOT
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SLOTS, Record
 from value_aware_study.report import captions
 from value_aware_study.report.charts import (
     ENDS,
@@ -83,6 +83,7 @@ BAR_MARKS = ORACLE_MARKS | {TRAINED: Mark.of("teal"), RANDOM: Mark.of("grey")}
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
 BESIDE = ("random_keys", "random_low", "random_high")
+MASSES = {path: mass for mass, path in SLOTS.items()}
 NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 SCORES = (*NORMS, "leave_one_out_keys")
 """Scores of single keys by weight and value"""
@@ -435,6 +436,8 @@ def _coinciding(measured: Sequence[Measured]) -> str:
 def _label(method: str) -> str:
     if method in NORMS:
         return series_label({"approximation": "norm_weighted_keys", "norm": NORMS[method]})
+    if method in MASSES:
+        return series_label({"approximation": SLOT, "mass": MASSES[method]})
     return BOUND_LABEL if method == "maurey_bound" else full_name(method)
 
 

@@ -346,7 +346,7 @@ def _ends(count: EndMatch | KeyCount) -> tuple[float | None, float | None, float
     return count.keys if isinstance(count, KeyCount) else count.value, count.low, count.high
 
 
-def first_token(records: Sequence[Record]) -> Exhibit | None:
+def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit | None:
     """Shows by layer how much attention the first token gets, and the errors that go with it."""
     rows = [
         {"model": label(record), "layer": at.layer, "mass": at.mass, "top": at.top}
@@ -366,7 +366,7 @@ def first_token(records: Sequence[Record]) -> Exhibit | None:
     data = pd.DataFrame(rows)
     choices = data["model"].unique().tolist()
     return Exhibit(
-        "first_token",
+        name,
         "Attention sinks: the first token, by layer",
         "The mean weight on the first token of a window, the share of queries for which it is the "
         "largest, and the norm of its value over the mean norm.",
