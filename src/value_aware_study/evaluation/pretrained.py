@@ -14,13 +14,16 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.files import checksum, new_folder
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
 from value_aware_attention.measurement.control import ZeroOutput, control
+from value_aware_attention.measurement.matching import SLOT
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.paths import packaged_weights
 
-CONTROLLED = (1, 4, 8, 16)
-"""Numbers of keys that are measured with random weights"""
+CONTROLLED = (4, 16)
+"""Numbers of keys of methods in all layers that are measured with random weights"""
+ZERO = "zero_output"
+"""Name of attention switched off in records"""
 GAP_SIZES = (2, 3)
 """Numbers of keys at which the search is compared with the best one, on the first window"""
 CONTROL_TEXTS = 4
@@ -80,7 +83,7 @@ def measure_pretrained(
     are measured on the first windows, with the settings of few keys. `options` are `measure`'s.
     """
     layers = None
-    settings = [*settings, Setting("zero_output", {}, lambda layer: ZeroOutput())]
+    settings = [*settings, Setting(ZERO, {}, lambda layer: ZeroOutput())]
     if rows:
         layers = LayerOptions(rows, search, between=False, skewness_gap=False, slots=True)
     whole = [setting for setting in settings if "layers" not in setting.parameters]
@@ -88,10 +91,16 @@ def measure_pretrained(
     parts = [setting for setting in settings if setting not in whole]
     alone = measure(task, parts, layers=None, cell_errors=False, **options)
     record = replace(record, cells=(*record.cells, *alone.cells[1:]))
-    few = [setting for setting in whole if setting.parameters.get("r", 1) in CONTROLLED]
+    few = [
+        setting
+        for setting in whole
+        if setting.approximation in (OBLIVIOUS, AWARE, SLOT, ZERO)
+        if setting.parameters.get("r", CONTROLLED[0]) in CONTROLLED
+    ]
     beside = copy(task)
     beside.texts = task.texts[:CONTROL_TEXTS]
-    alike = partial(measure, methods=few, layers=layers, **options | {"weights": None})
+    options["weights"] = None  # others
+    alike = partial(measure, methods=few, layers=layers, cell_errors=False, **options)
     controls = [control(beside, alike, seed) for seed in random_seeds]
     gaps = [search_gap(task.layer_calls(), r, search, rows) for r in GAP_SIZES if rows]
     return replace(record, controls=tuple(filter(None, controls)), search_gaps=tuple(gaps))
