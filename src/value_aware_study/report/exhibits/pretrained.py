@@ -5,6 +5,7 @@ A record is one model on one text at one length; a row of the frame is a cell of
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import altair as alt
 import numpy as np
@@ -234,13 +235,20 @@ def every_setting(records: Sequence[Record]) -> Exhibit | None:
     """Tabulates every cell of every record."""
     if not records:
         return None
-    data = pd.DataFrame([row_of(record, cell) for record in records for cell in record.cells])
-    written = {name: data[name].map(short) for name in data.columns[6:]}
+    data = pd.DataFrame(
+        {"weights": weights, **row_of(replace(other, text=record.text), cell)}
+        for record in records
+        for weights, others in (("trained", [record]), ("random", record.controls))
+        for other in others
+        for cell in other.cells
+    )
+    written = {name: data[name].map(short) for name in data.columns[7:]}
     display = data.astype(str).assign(method=data["method"].map(method_label), **written)
     return Exhibit(
         "pretrained_cells",
         "Every cell of the pretrained models",
-        "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval.",
+        "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. Random "
+        "weights: the same network as its training starts, on the first windows, by seed.",
         table=Table(data, display),
         folded=True,
     )
