@@ -247,8 +247,8 @@ def every_setting(records: Sequence[Record]) -> Exhibit | None:
     return Exhibit(
         "pretrained_cells",
         "Every cell of the pretrained models",
-        "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. Random "
-        "weights: the same network as its training starts, on the first windows, by seed.",
+        "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. "
+        "Random weights: the same network as its training starts, on the first windows, by seed.",
         table=Table(data, display),
         folded=True,
     )
