@@ -18,13 +18,13 @@ from pipelines.repro import TARGETS, needed
 
 DRAWN = Path("docs/stages.svg")
 AGAIN = "_again"
-BOX, GAPS, MARGIN = (120, 38), (10, 34), 8
+BOX, GAPS, MARGIN = (116, 38), (5, 34), 8
 COMMANDS = {command: f"make {command}" for command in TARGETS} | {"report": "make repro"}
 # boxes are light and have dark text, on light pages and on dark ones
 STYLE = """text { font: 12px sans-serif; text-anchor: middle; fill: #1b1b1b }
 .small { font-size: 10px; fill: #444444 }
 rect { stroke: #777777 }
-.report { fill: #d7e8f5 } .survey { fill: #fae3d0 } .caches { fill: #dcefdf }
+.report { fill: #d7e8f5 } .survey { fill: #fae3d0 } .caches { fill: #dcefdf } .decoder { fill: #e9e0f5 }
 path { fill: none; stroke: #888888; stroke-width: 1.3 }"""
 
 
