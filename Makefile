@@ -33,7 +33,7 @@ repro: setup  ## set up, run the pipeline up to the page, say how it came out; S
 survey: setup  ## every method of the survey: time, memory, distance to the optimum; on the same page
 	@$(RUN) python -m pipelines.repro survey $(SCALED)
 
-decoder: setup  ## a pretrained decoder and encoder at 256, 512 and 2,048 tokens, with every control
+decoder: setup  ## a pretrained decoder at 256, 512 and 2,048 tokens, with every control
 	@$(RUN) python -m pipelines.repro decoder $(SCALED)
 
 caches: setup  ## every cache method on tasks, docstrings and a pretrained encoder; SEEDS=3: and on more models

@@ -101,7 +101,7 @@ def test_the_app_writes_a_record_and_its_figures(
     for attention in record.attention:
         curves = attention.output_error
         assert (curves.layers, curves.heads, curves.head_dim, curves.units) == (2, 2, 8, 3)
-        assert curves.keys == LENGTH and curves.rows == 4 * 2 * 3 and len(curves.methods) == 8
+        assert curves.keys == LENGTH and curves.rows == 4 * 2 * 3 and len(curves.methods) == 10
         assert (attention.skewness_gap is not None) == (attention.kernel == "exponential")
     degrees = [cell.degree for cell in record.attention[0].skewness_gap.cells]
     assert degrees == 2 * [None, 0, 2, 4, 6]

@@ -15,10 +15,13 @@ from value_aware_attention.files import write_text
 
 AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
-    *("in_context.task", "in_context.replicates"),
+    *("grid.pretrained", "grid.extent", "in_context.task", "in_context.replicates"),
 )
 """Lists of params.yaml that dvc.yaml makes stages of."""
-CELLS = ("kernel", "length", "replicate", "attention", "task", "model", "texts", "measured")
+CELLS = (
+    *("kernel", "length", "replicate", "attention", "task", "model", "texts", "measured"),
+    *("pretrained", "extent"),
+)
 """Config groups in which every stage makes its own choice."""
 ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.seeds")
 """Folders that dvc.yaml does not name, so that they may lie outside of the project."""

@@ -156,6 +156,8 @@ RULES = {
     "in_context.task": many(option("task")),
     "grid.replicates": many(word(*sorted({*option("replicate").words} - {"deep"})), least=0),
     "in_context.replicates": many(option("replicate"), least=0),
+    "grid.pretrained": many(option("pretrained"), least=0),
+    "grid.extent": many(option("extent"), least=0),
     "survey.trained": many(option("attention", "approximation"), least=0),
     "grid.keys": many(KEYS),
     "grid.window_keys": many(KEYS, least=0),

@@ -141,11 +141,12 @@ def stages(folder):
 
 def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
-    names = ("records", "explored", "survey", "caches", "decoded", "trained")
+    names = ("records", "explored", "survey", "caches", "decoded", "trained", "pretrained")
     by_name = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     by_name |= {"probe": folder / "probe", "training": folder / "train"}
-    return by_name | files | {"spread": folder / "published"}
+    published = {"spread": folder / "published", "pretrained_published": folder / "published"}
+    return by_name | files | published
 
 
 def page(folder):

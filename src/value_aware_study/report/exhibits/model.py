@@ -147,7 +147,7 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
     is_log = record.metric == "perplexity"
     ends = np.nanquantile(np.log(numbers) if is_log else numbers, [0, 1])
     ends += 0.08 * np.ptp(ends) * np.array([-1, 1])
-    scale: dict[str, Any] = {"zero": False} | ({"type": "log"} if is_log else {})
+    scale: dict[str, Any] = {"type": "log"} if is_log else {"zero": False}
     scale["domain"] = (np.exp(ends) if is_log else ends).tolist()
     axis = alt.Axis(tickCount=6)
     if is_log and np.ptp(ends) > np.log(100):
