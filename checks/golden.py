@@ -23,8 +23,8 @@ from typing import Any
 from checks.processes import REPOSITORY, app_process
 from pipelines.fingerprints import stages
 
-TIMED = {"fingerprints", "benchmark"}
-"""Apps whose outputs hold no number that a second run finds again"""
+TIMED = {"fingerprints", "benchmark", "evaluate_pretrained"}
+"""Apps whose outputs hold no number that a second run finds again, or that smoke does not run"""
 LAST = "report"
 """The app that runs after all others, whose records it reads"""
 VOLATILE = {
