@@ -45,7 +45,7 @@ def compared(cfg: DictConfig, task: Any) -> list[Any]:
     from value_aware_attention.measurement.caches import cache_settings
 
     *task.texts, calibration = task.texts
-    task.parts, prefix = len(task.texts), task.first_row
+    prefix = task.first_row
     tokens = calibration.take(range(len(calibration.inputs)))[0]
     profiles = {
         name: caches.profile(
