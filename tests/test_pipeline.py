@@ -96,7 +96,8 @@ def test_what_this_scale_does_not_run_is_refused(
 ) -> None:
     monkeypatch.chdir(ROOT)
     with pytest.raises(
-        ValueError, match=f"^what to run is {target}; .* report or decoder or survey or caches or first$"
+        ValueError,
+        match=f"^what to run is {target}; .* report or decoder or survey or caches or first$",
     ):
         rows_of(target, stages())
 

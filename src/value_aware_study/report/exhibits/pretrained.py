@@ -33,7 +33,7 @@ from value_aware_study.report.charts import (
     toggled,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import DIRECTION, Row
+from value_aware_study.report.frame import DIRECTION, FLOOR, Row
 from value_aware_study.report.look import Mark, Panel, ramp
 from value_aware_study.report.words import intervals, method_label, sentences, times
 
@@ -215,7 +215,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
         "predictions",
         "What a decoder predicts with r keys in every layer",
         "KL of the exact model's prediction from the approximate one, a token: lower is better.",
-        [f"{SCORED} {WEIGHTS} Bars: 95% intervals over windows."],
+        [f"{SCORED} {WEIGHTS} Bars: 95% intervals; below {FLOOR:g} a KL is drawn there."],
         [_curve_panel(data[data["name"] == name], name) for name in choices],
         Table(data, display.rename(columns=TITLES)),
         choices=choices,
@@ -223,9 +223,8 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
 
 
 def _curve_panel(data: pd.DataFrame, title: str) -> Panel:
-    drawn = data[["series", "count"]].assign(
-        value=data["kl"], low=data["kl_low"].clip(lower=data["kl"].min() / 2), high=data["kl_high"]
-    )
+    kl = data[["kl", "kl_low", "kl_high"]].clip(lower=FLOOR).to_numpy().T
+    drawn = data[["series", "count"]].assign(value=kl[0], low=kl[1], high=kl[2])
     x = count_axis("keys or slots kept for each query, r", drawn["count"].tolist())
     y = powers(alt.Y, "value", "KL from exact, nats", drawn["value"].tolist())
     return figure(curves(drawn, {name: mark for name, (*_, mark) in CURVES.items()}, x, y), title)
