@@ -31,7 +31,7 @@ from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.measurement.windows import text_windows, windows_task
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
-from value_aware_study.paths import weights_folder
+from value_aware_study.evaluation.pretrained import weights_of
 
 LENGTH, WINDOWS = 512, 8
 FEW_KEYS, FEW_QUERIES = 18, 32
@@ -59,7 +59,7 @@ def main() -> None:
 
 def encoder(cfg: DictConfig) -> Task:
     """Loads the pretrained encoder, on windows of its texts."""
-    folder = str(weights_folder(**{key: cfg[key] for key in ("requirement", "package", "folder")}))
+    folder = str(weights_of(cfg))
     tokenizer = load_tokenizer(folder)
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     read = text_windows(texts, tokenizer, length=LENGTH, windows=WINDOWS)

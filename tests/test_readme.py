@@ -45,7 +45,7 @@ def test_the_probe_example_runs(
     (example,) = (text for text in examples if "probe.probe(" in text)
     exec(compile(example, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert "On my-model at 16 tokens, " in printed and "4 value-aware keys match" in printed
+    assert "keys needed" in printed and "Too few windows" in printed
     assert re.search(r"\{'optimal_v_oblivious': \d+, 'optimal_v_aware': \d+\}", printed)
 
 
