@@ -7,11 +7,16 @@ The whole, on a text of yours:   python -m pipelines.evaluate_pretrained extent=
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain
+
+if TYPE_CHECKING:  # they bring torch
+    from value_aware_attention.measurement import Task
+    from value_aware_attention.measurement.windows import TextWindows
 
 SHORT = ("text", "text_name", "description", "search")
 """Arguments that stand for evaluate_pretrained.<name>."""
@@ -24,56 +29,57 @@ def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>-<text>-<extent>.json."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import tracked_by_first
-    from pipelines.app.probing import HUB, documents
+    from pipelines.app.probing import HUB
     from pipelines.app.tracking import log_record
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
     from value_aware_attention.models.checkpoints import checkpoint_files
-    from value_aware_attention.probe import loaded, window_task
     from value_aware_attention.texts import text_paths
     from value_aware_study.evaluation.grid import grid
-    from value_aware_study.evaluation.pretrained import (
-        in_parts,
-        measure_pretrained,
-        packaged_model,
-        weights_of,
-    )
+    from value_aware_study.evaluation.pretrained import in_parts, measure_pretrained, weights_of
     from value_aware_study.paths import inside
 
-    extent, name = plain(cfg.extent), cfg.name
-    length = extent["length"]
+    extent = plain(cfg.extent)
     file = inside(cfg.records, f"{cfg.model.name}-{cfg.text_name}-{extent['name']}", ".json")
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
     hashes = {"checkpoint": file_hash(checkpoint_files(str(weights_of(cfg.model))))}
     if cfg.text and not cfg.text.startswith(HUB):
         hashes["text"] = file_hash(text_paths(Path(cfg.text)))
     with chunked(max_elements_within(cfg.memory_gib)):
-        model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
-        texts = [document.text for source in sources for document in source]
-        task, read = window_task(
-            model, tokenizer, texts, windows=extent["windows"], length=length, seed=0,
-            context=length // 2,
-        )  # fmt: skip
-        if len(read) < LEAST:
-            raise ValueError(
-                f"the text fills {len(read)} windows of {length} tokens; {LEAST} are needed for an "
-                f"interval: give a longer text, or shorter windows (extent.length)"
-            )
-        settings = grid(plain(cfg.methods), plain(cfg.axes), length)
+        task, read = windows(cfg, extent["length"], extent["windows"])
+        settings = grid(plain(cfg.methods), plain(cfg.axes), extent["length"])
         alone = in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
         with tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
             record = measure_pretrained(
                 task, [*settings, *alone], rows=extent["rows"], search=cfg.search,
-                random_seeds=extent["random_seeds"], name=name, cache=cfg.cache,
+                random_seeds=extent["random_seeds"], name=cfg.name, cache=cfg.cache,
                 description=cfg.description or cfg.model.description,
                 weights=hashes["checkpoint"],
             )  # fmt: skip
-            record = replace(
-                record, scale=cfg.scale, hashes=hashes, text=read.described(record.text)
-            )
+            text = read.described(record.text)
+            record = replace(record, scale=cfg.scale, hashes=hashes, text=text)
             save_json(file, record.to_json())
             log_record(run, record)
     print(file)
+
+
+def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows]":
+    """Loads the model on windows of the text. Raises ValueError for fewer than `LEAST` of them."""
+    from pipelines.app.probing import documents
+    from value_aware_attention.probe import loaded, window_task
+    from value_aware_study.evaluation.pretrained import packaged_model
+
+    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
+    model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
+    task, read = window_task(
+        model, tokenizer, [document.text for source in sources for document in source],
+        windows=most, length=length, seed=0, context=length // 2,
+    )  # fmt: skip
+    if len(read) < LEAST:
+        raise ValueError(
+            f"the text fills {len(read)} windows of {length} tokens; {LEAST} are needed for an "
+            f"interval: give a longer text, or shorter windows (extent.length)"
+        )
+    return task, read
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, kl_div
+from torch.nn.functional import cosine_similarity
 
 from value_aware_attention.attention import attention
 from value_aware_attention.caches import (
@@ -33,7 +33,7 @@ from value_aware_attention.measurement.estimate import Array, Estimate, estimate
 from value_aware_attention.measurement.layers import POOLS
 from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.measurement.run_on import run_on, seconds_now
-from value_aware_attention.measurement.task import Task, Text, measured_by_text
+from value_aware_attention.measurement.task import Task, Text, kl_from_exact, measured_by_text
 from value_aware_attention.measurement.windows import vocabulary_size
 
 MOST = {"accuracy": 1.0, "exact_match": 1.0, "cosine_distance": 2.0}
@@ -320,8 +320,7 @@ class _Exact:
         """Computes end metrics by unit: the distance from the exact model's output, and others."""
         here, exact = output[:, self.served], self.output[:, self.served]
         if here.shape[-1] == vocabulary_size(self.task.model):
-            logs = here.log_softmax(-1), exact.log_softmax(-1)
-            units = {"kl": kl_div(*logs, reduction="none", log_target=True).sum(-1).mean(-1)}
+            units = {"kl": kl_from_exact(here, exact).mean(-1)}
         else:
             units = {"cosine_distance": 1 - cosine_similarity(here, exact, dim=-1).mean(-1)}
         if self.task.ends is not None:

@@ -261,7 +261,7 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
     errors = []
     for block in torch.arange(len(order)).split(max(1, held // rows.value[0, 0].numel())):
         at, log = (head[block, None], order[block]), logs[block]
-        others = log.isfinite().sum(dim=-1, keepdim=True) - torch.arange(log.shape[-1])
+        others = log.isfinite().flip(-1).cumsum(dim=-1).flip(-1)  # from each place on
         value, key = (x.flatten(0, 1)[at] for x in (rows.value, rows.key))
         terms, weight = log.exp()[..., None] * value, log.exp()
         largest = weight.cumsum(dim=-1) - weight

@@ -201,15 +201,15 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 """End metric -> the loss of each target that it averages"""
 
 
-def kl_from_exact(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
+def kl_from_exact(output: Float[Tensor, "*S C"], exact: Float[Tensor, "*S C"]) -> Tensor:
     """Computes KL(exact || output) of each prediction, in nats."""
-    logs = output.float().log_softmax(-1), exact.float().log_softmax(-1)
-    return kl_div(*logs, reduction="none", log_target=True).sum(-1).double()
+    logs = output.log_softmax(-1), exact.log_softmax(-1)
+    return kl_div(*logs, reduction="none", log_target=True).sum(-1)
 
 
 def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
     """Counts a prediction whose likeliest token is that of the exact model as 1."""
-    return (output.argmax(-1) == exact.argmax(-1)).double()
+    return output.argmax(-1) == exact.argmax(-1)
 
 
 PREDICTIONS = {"kl": kl_from_exact, "same_top_token": same_top_token}
@@ -374,7 +374,7 @@ class Task:
 
 def _compared(measure: Callable[[Tensor, Tensor], Tensor], output: Tensor, exact: Tensor) -> Tensor:
     pairs = zip(output.split(COMPARED), exact.split(COMPARED), strict=True)
-    return torch.cat([measure(*pair) for pair in pairs])
+    return torch.cat([measure(*(x.float() for x in pair)) for pair in pairs])
 
 
 def _check_numbers(output: Tensor, calls: Sequence[Call]) -> None:

@@ -45,6 +45,8 @@ HOW, HOW_TITLE = (
     "How it was measured",
 )
 
+FIRST = "The first figure is of models that others trained, with four keys in every layer. "
+
 Exhibits = Exhibit | Sequence[Exhibit] | None
 Named = tuple[str, Exhibits]
 """An exhibit, or several, and the name that the section's lead has for one not measured yet."""
@@ -103,6 +105,7 @@ def _answer(results: Results) -> Section:
     return _section(
         "answer",
         "The claims",
+        f"{FIRST if results.pretrained else ''}"
         "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for "
         "the output (OVA), in the trained network and in one with random weights; the loss of the "
         "model that keeps few keys stands beside them where it was measured. Below the bars every "

@@ -322,7 +322,9 @@ def _possible(data: pd.DataFrame) -> list[str]:
     cut = data.assign(low=data[["low", "r"]].max(axis=1).where(data["low"].notna()))
     beyond = (data["high"] >= data["keys"]).fillna(False)
     ends = zip(intervals(cut, 0), cut["low"], beyond, strict=True)
-    return [f"{whole(low)} to {NOT_DETERMINED}" if open else text for text, low, open in ends]
+    return [
+        f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text for text, low, is_beyond in ends
+    ]
 
 
 def _count_rows(measured: Measured) -> Iterator[Row]:

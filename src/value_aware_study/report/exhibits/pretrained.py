@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from value_aware_attention.measurement.estimate import in_unit, number, short
+from value_aware_attention.measurement.headline import exact_ratio
 from value_aware_attention.measurement.matching import SLOT, EndMatch, end_matches
 from value_aware_attention.measurement.record import (
     AWARE,
@@ -91,15 +92,14 @@ def find(record: Record, rule: tuple[str, Row]) -> Cell | None:
 
 def row_of(record: Record, cell: Cell) -> Row:
     """Tabulates a cell: a perplexity and its paired interval over exact attention's."""
-    exact = record.cells[0].value if record.metric == "perplexity" else 1.0
-    ends = {"value": cell.value, "low": cell.low, "high": cell.high}
+    told = exact_ratio(record, cell) if record.metric == "perplexity" else cell
     error, kl = cell.error, cell.predictions.get("kl")
     return {
         "model": record.model, "text": text_name(record), "length": record.length,
         "method": cell.approximation,
         "setting": ", ".join(f"{key} = {value}" for key, value in cell.parameters.items()),
         "metric": record.metric,
-        **{name: None if end is None else end / exact for name, end in ends.items()},
+        "value": told.value, "low": told.low, "high": told.high,
         "kl": kl and kl.value, "kl_low": kl and kl.low, "kl_high": kl and kl.high,
         "same_top_token": kl and cell.predictions["same_top_token"].value,
         "output_error": error and error.relative,
@@ -135,7 +135,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {SCORED}",
             "The slot has the mean of the values that are not kept; its mass is that of the mean "
             "of their keys, or all that is missing (an oracle, as the choice of keys is). A window "
-            "with a few first tokens is StreamingLLM's.",
+            "with a few first tokens, here 16 keys, is StreamingLLM's.",
             f"Bars: paired 95% intervals over windows. Exact attention: {'; '.join(exact)}.",
             *searched(shortest),
         ],
