@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain
+from value_aware_study.data.text import HUB, documents
 
 if TYPE_CHECKING:  # they bring torch
     from value_aware_attention.measurement import Task
@@ -29,7 +30,6 @@ def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>-<text>-<extent>.json."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.evaluating import tracked_by_first
-    from pipelines.app.probing import HUB
     from pipelines.app.tracking import log_record
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
@@ -64,7 +64,6 @@ def main(cfg: DictConfig) -> None:
 
 def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows]":
     """Loads the model on windows of the text. Raises ValueError for fewer than `LEAST` of them."""
-    from pipelines.app.probing import documents
     from value_aware_attention.probe import loaded, window_task
     from value_aware_study.evaluation.pretrained import packaged_model
 

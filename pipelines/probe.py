@@ -19,7 +19,8 @@ SHORT = ("model", "text", "tokenizer", "caches")
 @app("probe", short=SHORT)
 def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
-    from pipelines.app.probing import documents, probed
+    from pipelines.app.probing import probed
+    from value_aware_study.data.text import documents
     from value_aware_study.paths import inside
 
     name = cfg.name or Path(cfg.model).resolve().name

@@ -64,6 +64,11 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     rules = [*pretrained.RULES.values(), *pretrained.CORRECTIONS.values()]
     rules.append(("optimal_v_oblivious", {"r": 4, "layers": "early"}))
     assert all(pretrained.find(record, rule) for rule in rules)
+    whole, early, none = (
+        pretrained.find(record, ("optimal_v_oblivious", {"r": 4, **part}))
+        for part in ({}, {"layers": "early"}, {"layers": "late"})  # it has no late layer
+    )
+    assert none.value == record.cells[0].value and early.value not in (none.value, whole.value)
     assert all(set(cell.predictions) == {"kl", "same_top_token"} for cell in record.cells)
     assert len(record.controls) == 2 and record.controls[0] != record.controls[1]
     assert record.attention[0].output_error.matching_slots

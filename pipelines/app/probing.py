@@ -1,8 +1,7 @@
 """Probes a model and writes its page: what the apps probe and pretrained share."""
 
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,34 +22,10 @@ from value_aware_attention.measurement.measure import Method
 from value_aware_attention.measurement.windows import metric_of
 from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.probe import loaded, probe
-from value_aware_study.data.text import Document, HubDocuments, TextFiles
 from value_aware_study.evaluation.explorer import exploration
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.contents import write_probe
 from value_aware_study.report.page import earlier_files
-
-HUB = "hub:"
-DATA_SET = re.compile(r"hub:(?P<name>[^:]+)(:(?P<split>[^:[]+(\[[^]]*\])?)(:(?P<column>[^:]+))?)?")
-
-
-def documents(source: str) -> Iterable[Document]:
-    """Reads files, or hub:NAME[:SPLIT[:COLUMN]], by default the column text of the split test.
-
-    NAME is that of a data set, with its configuration after a second slash, or a local folder laid
-    out as one. SPLIT may be a part, such as test[:500]. Raises ValueError for another form.
-    """
-    if not source.startswith(HUB):
-        return TextFiles(source)
-    match = DATA_SET.fullmatch(source)
-    if match is None:
-        raise ValueError(f"text is {source}; a data set is hub:NAME[:SPLIT[:COLUMN]]")
-    path, configuration = match["name"], None
-    if path.count("/") == 2 and not Path(path).exists():
-        path, _, configuration = path.rpartition("/")
-    return HubDocuments(
-        path=path, name=configuration, splits={match["split"] or "test": None},
-        field=match["column"] or "text",
-    )  # fmt: skip
 
 
 def probed(

@@ -6,6 +6,7 @@ starts at once.
 
 import ast
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -184,3 +185,27 @@ class HubArticles(HubDocuments):
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
+
+
+HUB = "hub:"
+DATA_SET = re.compile(r"hub:(?P<name>[^:]+)(:(?P<split>[^:[]+(\[[^]]*\])?)(:(?P<column>[^:]+))?)?")
+
+
+def documents(source: str) -> Iterable[Document]:
+    """Reads files, or hub:NAME[:SPLIT[:COLUMN]], by default the column text of the split test.
+
+    NAME is that of a data set, with its configuration after a second slash, or a local folder laid
+    out as one. SPLIT may be a part, such as test[:500]. Raises ValueError for another form.
+    """
+    if not source.startswith(HUB):
+        return TextFiles(source)
+    match = DATA_SET.fullmatch(source)
+    if match is None:
+        raise ValueError(f"text is {source}; a data set is hub:NAME[:SPLIT[:COLUMN]]")
+    path, configuration = match["name"], None
+    if path.count("/") == 2 and not Path(path).exists():
+        path, _, configuration = path.rpartition("/")
+    return HubDocuments(
+        path=path, name=configuration, splits={match["split"] or "test": None},
+        field=match["column"] or "text",
+    )  # fmt: skip
