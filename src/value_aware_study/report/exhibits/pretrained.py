@@ -126,7 +126,10 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
     display = data[["model", "text"]].assign(
         keys=data["name"], value=data["value"].map(short), interval=intervals(data, 3, short)
     )
-    exact = (f"{label(r)}: {in_unit(r.cells[0].value, r.metric)}" for r in shortest)
+    exact = (
+        f"{label(r)}: {in_unit(r.cells[0].value, r.metric)}, {r.text.units} windows"
+        for r in shortest
+    )
     return Exhibit(
         name,
         _finding(shortest),
