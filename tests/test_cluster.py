@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from dvc.repo import Repo
 
+from pipelines.app.choice import choose
 from tests.apps import ROOT, refusal, run_app
 from tests.training.processes import save_tokenizer, write_tokens
 from value_aware_attention.kernels import Elu
@@ -62,7 +64,10 @@ def test_a_sweep_of_trainings_on_several_devices_is_refused_before_any_work(
     assert not (tmp_path / ".cache").exists()
 
 
-PROJECT = ("conf", "pipelines", "src", "params.yaml", "dvc.yaml", "requirements.txt", ".gitignore")
+PROJECT = (
+    *("conf", "pipelines", "src", "params.yaml", "dvc.yaml", ".gitignore"),
+    *("requirements.txt", "requirements-models.txt"),
+)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -79,9 +84,8 @@ def repository(folder: Path) -> Path:
         copy(ROOT / name, folder / name)
     for compiled in folder.rglob("__pycache__"):
         shutil.rmtree(compiled)
-    params = (folder / "params.yaml").read_text()
-    assert "\nscale: laptop" in params
-    (folder / "params.yaml").write_text(params.replace("\nscale: laptop", "\nscale: smoke"))
+    with chdir(folder):
+        choose(["scale=smoke"])
     git(folder, "init", "--quiet")
     Repo.init(str(folder)).close()
     shutil.copy(ROOT / ".dvc/config", folder / ".dvc/config")
