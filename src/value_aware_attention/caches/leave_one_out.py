@@ -5,10 +5,10 @@ from torch import Tensor
 
 from value_aware_attention.arguments import check_choice
 from value_aware_attention.attention import working_precision
-from value_aware_attention.caches.joint_set import Rows
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import check_pool, pooled
+from value_aware_attention.caches.single_losses import single_losses
 
 
 class LeaveOneOut(CacheMethod):
@@ -25,12 +25,12 @@ class LeaveOneOut(CacheMethod):
         self.pool = check_pool(pool)
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
-        return pooled(Rows.of(observed).cost_of_dropping().view(*observed.batch, -1), self.pool)
+        return pooled(single_losses(observed)[0], self.pool)
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Measures the losses after W_o, in parts of the layer's squared output."""
-        losses = Rows.of(observed, projected=True).cost_of_dropping().view(*observed.batch, -1)
-        norm = observed.squared_layer_output().view(-1, *(1,) * len(observed.batch))
+        losses, output = single_losses(observed, projected=True)
+        norm = observed.squared_layer_output(output).view(-1, *(1,) * len(observed.batch))
         return pooled(losses, self.pool) / norm
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:

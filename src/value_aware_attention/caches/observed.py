@@ -1,6 +1,6 @@
 """Collects the queries that a cache method observes, for the query heads of a key-value head."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,9 @@ from value_aware_attention.attention import (
 )
 from value_aware_attention.call import Arguments, Call, Layer, Rotary
 from value_aware_attention.kernels import Kernel
+
+AT_ONCE = 2**17
+"""Weights over a query's own past that are computed at once"""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,40 @@ class Observed:
     beside: AttentionState | None = None
     """State (G, W) of each query over further keys, which it sees whatever is kept"""
 
+    def cache(self, place: tuple[int, ...]) -> "Observed":
+        """Returns the queries and keys of one cache, without leading dimensions."""
+        pairs = (*self.query.shape[:-1], self.keys)
+        groups = (*self.batch, -1, -1, -1)
+
+        def at(x: Tensor | None, *shape: int) -> Tensor | None:
+            return None if x is None else x.expand(*shape)[place]
+
+        beside = self.beside
+        return replace(
+            self,
+            query=self.query[place],
+            key=self.key[place],
+            value=self.value[place],
+            visible=at(self.visible, *pairs),
+            protected=at(self.protected, *self.batch, -1),
+            projection=at(self.projection, *groups),
+            available=at(self.available, *self.batch, -1),
+            beside=None if beside is None else beside.rearranged(lambda x: x[place]),
+        )
+
+    def take(self, rows: slice) -> "Observed":
+        """Returns some of the queries, and all keys."""
+        visible, beside = self.visible, self.beside
+        if visible is not None and visible.shape[-2] > 1:
+            visible = visible[..., rows, :]
+        return replace(
+            self,
+            query=self.query[..., rows, :].clone(),  # no view, which would hold all queries
+            visible=visible,
+            positions=None if self.positions is None else self.positions[rows],
+            beside=None if beside is None else beside.rearranged(lambda x: x[..., rows, :].clone()),
+        )
+
     @property
     def keys(self) -> int:
         """Returns the number of keys M."""
@@ -93,7 +130,8 @@ class Observed:
     def log_mass_beside(self) -> Float[Tensor, "*batch G W 1"]:
         """Computes the log of the unnormalised mass beside the keys; -inf = none."""
         if self.beside is None:
-            return self.log_similarity.new_full((*self.query.shape[:-1], 1), -torch.inf)
+            query = working_precision(self.query)
+            return torch.full_like(query[..., :1], -torch.inf)
         return self.beside.total.log() + self.beside.log_scale
 
     @cached_property
@@ -131,18 +169,19 @@ class Observed:
             attention_state(self.log_similarity, self._value[..., None, :, :])
         ).output()
 
-    def squared_layer_output(self) -> Float[Tensor, " B"]:
+    def squared_layer_output(
+        self, output: Float[Tensor, "*batch G W V"] | None = None
+    ) -> Float[Tensor, " B"]:
         """Computes sum_i ||sum_h W_o,h o_hi||^2 of each text, the first dimension; 1 where it is 0.
 
-        Sums over all heads, which are the other leading dimensions. Where W_o is not known, the
-        sum over heads of ||o_hi||^2.
+        Sums over all heads, which are the other leading dimensions, of the exact output, given
+        where it is known. Where W_o is not known, the sum over heads of ||o_hi||^2.
         """
-        output = self.output.double()
-        if self.projection is not None:
-            projected = (output @ self.projection.double()).flatten(1, -3).sum(dim=1)
-        else:
-            projected = output
-        norm = projected.square().flatten(1).sum(dim=-1)
+        output = self.output if output is None else output
+        if self.projection is not None:  # of all heads at once
+            projection = working_precision(self.projection).expand(*output.shape[:-2], -1, -1)
+            output = output.movedim(-2, 1).flatten(2) @ projection.flatten(1, -2)
+        norm = output.double().square().flatten(1).sum(dim=-1)
         return norm.where(norm > 0, 1.0)
 
     def error(self, choice: KeptKeys) -> Float[Tensor, " *batch"]:
@@ -319,20 +358,35 @@ def continued(choice: Choice) -> Arguments:
 
     The past at its true distances: neither queries nor keys are turned there.
     """
-    queries = noncausal(choice)
-    rows = choice.spaced(choice.past)
-    query, call = choice.call.query[..., rows, :], choice.call
-    return queries | {"beside": own_past(choice, query, call.key, call.value, rows)}
+    rows, call = choice.spaced(choice.past), choice.call
+    beside = own_past(choice, call.query[..., rows, :], call.key, call.value, rows)
+    return noncausal(choice) | {"beside": beside}
+
+
+def _joined(states: Iterable[AttentionState]) -> AttentionState:
+    """Returns the states of queries one after another."""
+    parts = zip(*((x.values, x.total, x.log_scale) for x in states), strict=True)
+    return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
 
 
 def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
     """Returns the state of queries over the keys up to them."""
-    keys = min(key.shape[-2], choice.start)
-    past = torch.arange(keys, device=rows.device) <= rows[:, None]
-    scores = choice.call.kernel.log_similarity(query, key[..., :keys, :])
-    return attention_state(scores, value[..., :keys, :], past)
+    groups = query.shape[-3]
+    key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
+    places, states = torch.arange(key.shape[-2], device=rows.device), []
+    at_once = max(1, AT_ONCE // max(1, query.shape[:-2].numel() * len(places)))
+    for block, at in zip(query.split(at_once, dim=-2), rows.split(at_once), strict=True):
+        keys = min(len(places), int(at[-1]) + 1)  # rows ascend
+        heads = working_precision(block).flatten(-3, -2)
+        scores = choice.call.kernel.log_similarity(heads, key[..., :keys, :])
+        scores.unflatten(-2, (groups, -1)).masked_fill_(places[:keys] > at[:, None], -torch.inf)
+        scale = scores.amax(dim=-1, keepdim=True)
+        weights = scores.sub_(scale).exp_()
+        state = AttentionState(weights @ value[..., :keys, :], weights.sum(-1, keepdim=True), scale)
+        states.append(state.rearranged(lambda x: x.unflatten(-2, (groups, -1))))
+    return _joined(states)
 
 
 def repeat(choice: Choice) -> Arguments:

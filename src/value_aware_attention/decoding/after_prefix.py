@@ -33,6 +33,8 @@ from value_aware_attention.decoding.padding import Part, Parts
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
+ROWS = 32
+"""Queries that are observed where no number is given"""
 OF_MODEL = ("model", "checked")
 """Pools of all layers, whose keys are chosen together"""
 
@@ -86,7 +88,7 @@ class AfterPrefix(Approximation):
         prefix: Tokens of the text whose keys are compressed. None: one set for all queries of an
             encoder, with no protected keys.
         observed: Queries by which keys are chosen, one of the above.
-        rows: Most observed queries of each head.
+        rows: Most observed queries of each head. None: all with "continued", else 32.
         sinks: First keys of the prefix that are always kept, counted in r.
         recent: Last keys of the prefix that are always kept, counted in r.
         every: Rows after which the method chooses r again, among the kept keys and all keys since
@@ -106,7 +108,7 @@ class AfterPrefix(Approximation):
         *,
         prefix: int | None,
         observed: str = "last",
-        rows: int = 32,
+        rows: int | None = None,
         sinks: int = 2,
         recent: int = 4,
         every: int | None = None,
@@ -119,6 +121,8 @@ class AfterPrefix(Approximation):
         self.method = method
         self.prefix = prefix if prefix is None else check_at_least(1, prefix=prefix)
         self.observed = check_choice(OBSERVED, observed=observed)
+        if rows is None:
+            rows = prefix if prefix and observed == "continued" else ROWS
         self.rows = check_at_least(1, rows=rows)
         self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
         self.every = every if every is None else check_at_least(1, every=every)
@@ -393,7 +397,9 @@ class AfterPrefix(Approximation):
             ]
         chosen = []
         for layers in zip(*cuts, strict=True):
-            ways = self.choose_model([self.observe_part(*texts_call) for texts_call in layers])
+            ways = self.choose_model(
+                [self.ranked(self.observe_part(*texts_call)) for texts_call in layers]
+            )
             pools = [pool for _, pool, _ in layers]
             chosen.append([list(map(_placed, way, pools)) for way in ways])
         return [
@@ -402,17 +408,28 @@ class AfterPrefix(Approximation):
         ]
 
     @torch.no_grad()
-    def choose_model(self, layers: Sequence[Observed]) -> list[list[KeptKeys]]:
-        """Keeps keys of all layers together.
+    def ranked(self, observed: Observed) -> tuple[Observed, Ranking | None]:
+        """Ranks the keys of a layer, None where all are kept, and drops what no cut needs again."""
+        if self.method.r > observed.keys:
+            return observed, None
+        ranking = self.method.rank(replace(observed))  # a copy, whose derived tensors are freed
+        if type(self.method).cut is CacheMethod.cut:
+            observed = observed.take(slice(0))
+        return observed, ranking
+
+    @torch.no_grad()
+    def choose_model(
+        self, layers: Sequence[tuple[Observed, Ranking | None]]
+    ) -> list[list[KeptKeys]]:
+        """Keeps keys of all layers together, given as `ranked` returns them.
 
         Where the pool is "checked", returns beside them r keys of every head, from the same
         rankings.
         """
         ways = 2 if self.pool == "checked" else 1
-        if self.method.r > layers[0].keys:  # every layer has as many
-            return [[self._all_kept(observed) for observed in layers]] * ways
-        # copies, whose derived tensors are freed
-        rankings = [self.method.rank(replace(observed)) for observed in layers]
+        rankings = [ranking for _, ranking in layers if ranking is not None]
+        if not rankings:  # every layer has as many keys
+            return [[self._all_kept(observed) for observed, _ in layers]] * ways
         heads = sum(ranking.by_head.shape[1] for ranking in rankings)
         pooled = self.method.share(rankings, self.method.r * heads, self._least)
         equal = [torch.full_like(count, self.method.r) for count in pooled]
@@ -423,7 +440,7 @@ class AfterPrefix(Approximation):
                     ranking,
                     count.to(ranking.keys.device).view(ranking.keys.shape[:-1]),
                 )
-                for observed, ranking, count in zip(layers, rankings, counts, strict=True)
+                for (observed, _), ranking, count in zip(layers, rankings, counts, strict=True)
             ]
             for counts in (pooled, equal)[:ways]
         ]

@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.arguments import check_at_least, check_choice, check_share, described
-from value_aware_attention.caches.budgets import CacheProfile
+from value_aware_attention.caches.budgets import CacheProfile, Ranking
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.call import Arguments, Layer, uncompiled
@@ -104,18 +104,18 @@ def compressed_cache(
     method: Callable[[int], CacheMethod],
     *,
     keep: float,
-    observed: str = "noncausal",
-    rows: int = 32,
+    observed: str = "continued",
+    rows: int | None = None,
     sinks: int = 2,
     recent: int = 4,
     every: int | None = None,
-    pool: str | CacheProfile | None = None,
+    pool: str | CacheProfile | None = "model",
     floor: int = 0,
     seed: int = 0,
 ) -> Iterator[CompressedCaches]:
     """Compresses every cache that `model` fills from empty within the context after its prefill.
 
-        with compressed_cache(model, caches.ValueAware, keep=1 / 8, observed="continued") as report:
+        with compressed_cache(model, caches.LeaveOneOut, keep=1 / 4) as report:
             model.generate(**inputs, max_new_tokens=200)
         print(report)
 
@@ -131,10 +131,12 @@ def compressed_cache(
         method: Builds the cache method that keeps r keys; a class such as `caches.ValueAware` does.
         keep: Share of a text's own keys that a head keeps: above 0 and at most 1.
         observed: Queries by which keys are chosen: "last", "causal", "noncausal" or "continued".
-        rows: Number of these queries in each head.
+        rows: Most of these queries in each head. None: all with "continued", else 32. Few of them
+            with a `pool` bring a warning: heads that they do not use lose their keys.
         sinks: First keys of the prompt that are always kept, counted in r.
         recent: Last keys of the prompt that are always kept, counted in r.
-        every: Later tokens after which the method chooses r keys again. None: it chooses once.
+        every: Later tokens after which the method chooses r keys again, without `pool` and not by
+            "continued". None: it chooses once.
         pool: Heads that share their keys: "layer", "model" or a `caches.CacheProfile`. None: none.
         floor: Keys that every head keeps at least, with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
@@ -175,7 +177,8 @@ class _Choices:
         least, pool = built(self.method, max(1, always)), self.options["pool"]
         if pool == "checked":
             raise ValueError(
-                "pool is 'checked'; a cache is filled in one pass: model, layer or None"
+                "pool is 'checked'; it reads the prompt twice more, and a cache is filled in one "
+                "pass: model, layer or None"
             )
         prefix = pool.sizes[-1] if isinstance(pool, CacheProfile) else least.r
         AfterPrefix(least, prefix=prefix, **self.options | {"floor": 0})
@@ -210,7 +213,18 @@ class _Choices:
             share = max(round(self.keep * tokens), min(always, tokens))
             floor = min(self.options["floor"], longest if tokens == longest else share)
             after[tokens] = self.after(tokens, share, every=None, floor=floor)
+        self._warn_of_few_rows(after[longest], longest)
         return after
+
+    def _warn_of_few_rows(self, after: AfterPrefix, tokens: int) -> None:
+        """Warns where heads that share keys are judged by less than half of the prompt's queries."""
+        if after.method.observes and after.pool in ("layer", "model") and 2 * after.rows < tokens:
+            warnings.warn(
+                f"pool is {after.pool!r} and {after.rows} of the prompt's {tokens} queries are "
+                f"observed: heads that these do not use lose their keys; observed='continued' "
+                f"with rows=None observes all, and pool=None keeps as many keys in every head",
+                stacklevel=2,
+            )
 
 
 class _Compression:
@@ -385,7 +399,7 @@ class _Prompt:
     """The keys that the last query sees, all but padding; None = all"""
     parts: Parts | None = None
     """Its texts without their padding"""
-    observed: list[Observed] = field(default_factory=list)
+    ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)
     """Of each part, where the model's keys are chosen together"""
     report: CompressedCache | None = None
     """Of the cache that this is a layer of, once its keys are chosen"""
@@ -477,11 +491,16 @@ class _Filling:
             prompt.parts, cut = after.parted(
                 start=key.shape[2], **prompt.call(query, key, value, prompt.visible)
             )
-            observed = [self.after[texts[0].keys].observe_part(*texts) for texts in cut]
+            for_parts = [(self.after[texts[0].keys], texts) for texts in cut]
             if after.pool == "model":
-                prompt.observed = observed
+                prompt.ranked = [
+                    each.ranked(each.observe_part(*texts)) for each, texts in for_parts
+                ]
             else:
-                choices = [self.after[x.keys].choose_layer(x, prompt.number) for x in observed]
+                choices = [
+                    each.choose_layer(each.observe_part(*texts), prompt.number)
+                    for each, texts in for_parts
+                ]
                 self._replace(place, prompt.parts.joined(choices), query)
         self.seconds += _time() - begun
 
@@ -496,7 +515,7 @@ class _Filling:
             layer = GrowingLayer(
                 choice, key, value, self.context.is_read, every=options["every"], query=query,
                 visible=prompt.visible, choose=prompt.choose_again,
-                rows=options["rows"] if options["observed"] == "last" else None,
+                rows=next(iter(self.after.values())).rows if options["observed"] == "last" else None,
             )  # fmt: skip
         self.kept[place] = self.cache.layers[place] = layer
 
@@ -524,9 +543,10 @@ class _Filling:
     def _choose_model(self) -> None:
         """Chooses the keys of all layers together."""
         choices = []
-        for layers in zip(*(prompt.observed for prompt in self.prompts.values()), strict=True):
-            with torch.autocast(layers[0].key.device.type, enabled=False):
-                choices.append(self.after[layers[0].keys].choose_model(layers)[0])
+        for layers in zip(*(prompt.ranked for prompt in self.prompts.values()), strict=True):
+            observed, _ = layers[0]
+            with torch.autocast(observed.key.device.type, enabled=False):
+                choices.append(self.after[observed.keys].choose_model(layers)[0])
         for number, (place, prompt) in enumerate(self.prompts.items()):
             assert prompt.parts is not None
             self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))

@@ -1,0 +1,78 @@
+"""Reads texts once, for any number of compressed caches and their continuations."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+
+from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.decoding.after_prefix import AfterPrefix
+from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
+from value_aware_attention.hugging_face.adapter import named_attention, recording
+from value_aware_attention.hugging_face.attending import set_implementation
+from value_aware_attention.hugging_face.layers import layer_kernel
+
+
+class SharedReading:
+    """Holds queries, keys and values of every layer over prompts and their continuations.
+
+    Reading once serves every choice of keys: a cache is chosen from what is held, and only the
+    continuation is read again, over the kept keys. Logits are those of `compressed_cache`.
+
+    Args:
+        model: A causal transformers model whose layers attend to the whole past.
+        tokens: Texts of one length, without padding.
+        prefix: Tokens of the prompt; those after it are the continuation.
+        repeated: True: the prompt is read once more, for `observed="repeat"`.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self, model: PreTrainedModel, tokens: Int[Tensor, "B N"], prefix: int, *,
+        repeated: bool = False,
+    ) -> None:  # fmt: skip
+        if not 1 <= prefix < tokens.shape[1]:
+            raise ValueError(f"prefix is {prefix}; the texts have {tokens.shape[1]} tokens")
+        self.model, self.tokens, self.prefix = model, tokens, prefix
+        with recording(
+            model, shares_keys=True, repeated=prefix if repeated else None
+        ) as self.calls:
+            output = model(
+                input_ids=tokens, use_cache=False, logits_to_keep=tokens.shape[1] - prefix
+            )
+        self.logits: Float[Tensor, "B n E"] = output.logits
+        """Of the continuation, by exact attention"""
+
+    @torch.no_grad()
+    def choose(self, after: AfterPrefix) -> list[KeptKeys]:
+        """Chooses keys of every layer as `AfterPrefix.choose`."""
+        return after.choose([call.arguments() | {"layer": call.layer} for call in self.calls])
+
+    @torch.no_grad()
+    def continued(self, choices: Sequence[KeptKeys]) -> Float[Tensor, "B n E"]:
+        """Computes the logits of the continuation over the kept keys of each layer."""
+        cache = DynamicCache()
+        for call, choice in zip(self.calls, choices, strict=True):
+            key, value = (x[:, :, 0, : self.prefix] for x in (call.key, call.value))
+            layer = KeptLayer(Slots.of(choice, key, value), self.prefix, lambda: True)
+            cache.layers.append(layer)
+        with named_attention(self.model, alone=True) as name:
+            AttentionInterface.register(name, partial(_serve, cache))
+            AttentionMaskInterface.register(name, lambda *_, **__: None)
+            set_implementation(self.model, name)
+            tokens = self.tokens[:, self.prefix :]
+            return self.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+
+
+def _serve(
+    cache: DynamicCache, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+    attention_mask: None, scaling: float | None = None, **options: object,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Computes attention of a layer over the keys that its cache kept, and the later ones."""
+    layer = cache.layers[module.layer_idx]
+    assert isinstance(layer, KeptLayer)
+    output = layer.serve(query, layer_kernel(module, scaling), None)
+    return output.transpose(1, 2).contiguous(), None
