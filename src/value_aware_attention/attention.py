@@ -268,12 +268,15 @@ def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class AttentionState:
-    """Holds sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale)."""
+    """Holds sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale).
+
+    Attributes:
+        log_scale: Largest log-similarity of a visible key; -inf: no key was seen.
+    """
 
     values: Float[Tensor, "*#batch N V"]
     total: Float[Tensor, "*#batch N 1"]
     log_scale: Float[Tensor, "*#batch #N 1"]
-    """Largest log-similarity of a visible key; -inf: no key was seen"""
 
     def merge(self, other: "AttentionState") -> "AttentionState":
         """Returns the state over the keys of both."""

@@ -37,12 +37,15 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Holds a piece cut into blocks; `rows` are the queries in the order of the blocks."""
+    """Holds a piece cut into blocks; `rows` are the queries in the order of the blocks.
+
+    Attributes:
+        complete: True: the outputs of the blocks, one after the other, are those of all queries.
+    """
 
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
     complete: bool
-    """True: the outputs of the blocks, one after the other, are those of all queries."""
 
 
 def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batch N V"]:

@@ -45,10 +45,13 @@ FeatureMap = Callable[[Float[Tensor, "*batch L D"]], Features]
 
 
 class FeatureAttention(Approximation):
-    """Approximates the kernel by the inner product of features of queries and keys."""
+    """Approximates the kernel by the inner product of features of queries and keys.
+
+    Attributes:
+        smallest_total: Least magnitude of the normaliser, in units of the largest visible key's.
+    """
 
     smallest_total: float = 0.0
-    """Least magnitude of the normaliser, in units of the largest visible key's"""
 
     @abstractmethod
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:

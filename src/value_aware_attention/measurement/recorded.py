@@ -51,14 +51,17 @@ def answers_alone(method: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class ExactRows:
-    """Exact outputs of some queries of a recorded call, against which methods are measured."""
+    """Exact outputs of some queries of a recorded call, against which methods are measured.
+
+    Attributes:
+        rows: Those queries in the precision of the call: a method errs as it does in the model.
+        by_head: True: sums are kept apart by key-value head, not by unit alone.
+    """
 
     call: Call
     rows: Call
-    """Those queries in the precision of the call: a method errs as it does in the model."""
     output: Float[Tensor, "B H *G n V"]
     by_head: bool = False
-    """True: sums are kept apart by key-value head, not by unit alone."""
 
     @classmethod
     def of(cls, call: Call) -> "ExactRows":

@@ -168,11 +168,14 @@ def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 
 class Passage(NamedTuple):
-    """Holds a text in a model's tokens, and what a reader sees of each."""
+    """Holds a text in a model's tokens, and what a reader sees of each.
+
+    Attributes:
+        pieces: Parts of the text; one that begins a word begins with a space.
+    """
 
     ids: list[int]
     pieces: list[str]
-    """Parts of the text; one that begins a word begins with a space."""
 
 
 def passage(

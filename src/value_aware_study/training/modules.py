@@ -49,13 +49,14 @@ class LanguageModeling(LightningModule):
 
     Each target of a step's batch weighs the same, however many processes and micro-batches share
     the batch, and train/loss is the mean over all of them.
+
+    Attributes:
+        peak_flops: Operations a second of one device at best.
+        decays_vectors: Whether weight decay shrinks biases and the weights of norms too.
     """
 
     peak_flops: float | None = None
-    """Operations a second of one device at best."""
-
     decays_vectors = True
-    """Whether weight decay shrinks biases and the weights of norms too."""
 
     def __init__(
         self, model: PreTrainedModel, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int

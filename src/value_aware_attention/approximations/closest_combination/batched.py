@@ -40,29 +40,33 @@ NEAREST = 8
 
 @dataclass
 class _ActiveSets:
-    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty."""
+    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty.
+
+    Attributes:
+        Q: Orthonormal rows: R_inverse @ the lifted atoms.
+        Q_transposed: A batch of row vectors times a matrix is fast in this layout only.
+        mass: The weights beta.
+        unconstrained: The least squares solution on these keys: neither normalised nor bounded at
+            0.
+        lifted: Residual of the lifted target.
+        residual: o - x, x the combination.
+        zero: Largest error that counts as none.
+        largest: Largest size so far.
+    """
 
     Q: Float[Tensor, "B K W"]
-    """Orthonormal rows: R_inverse @ the lifted atoms."""
     Q_transposed: Float[Tensor, "B W K"]
-    """A batch of row vectors times a matrix is fast in this layout only."""
     R_inverse: Float[Tensor, "B K K"]
     keys: Int[Tensor, "B K"]
     mass: Float[Tensor, "B K"]
-    """The weights beta."""
     unconstrained: Float[Tensor, "B K"]
-    """The least squares solution on these keys: neither normalised nor bounded at 0."""
     lifted: Float[Tensor, "B W"]
-    """Residual of the lifted target."""
     residual: Float[Tensor, "B V"]
-    """o - x, x the combination."""
     size: Int[Tensor, " B"]
     lift: Float[Tensor, " B"]
     error: Float[Tensor, " B"]
     zero: Float[Tensor, " B"]
-    """Largest error that counts as none"""
     largest: Int[Tensor, " B"]
-    """Largest size so far"""
     taken_back: Int[Tensor, " B"]
     stalled: Int[Tensor, " B"]
 
