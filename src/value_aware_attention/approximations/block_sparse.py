@@ -76,9 +76,7 @@ def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
         return call.zeros()
     blocks = (_cut(call, block) for block in layout.blocks)
     outputs = torch.cat([attention_over(*block) for block in blocks], dim=-2)
-    if layout.complete:
-        return outputs
-    return call.zeros().index_copy(-2, layout.rows, outputs)
+    return outputs if layout.complete else call.zeros().index_copy(-2, layout.rows, outputs)
 
 
 def _state(call: Call, piece: Piece) -> AttentionState | None:

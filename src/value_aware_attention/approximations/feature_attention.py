@@ -69,7 +69,9 @@ class FeatureAttention(Approximation):
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
         """Lets every query read the sums over all keys; blocks of positions fit in the cache."""
         query_map, key_map = self.feature_maps(call)
-        rows = _rows_in_cache(call)
+        rows = max(call.keys, call.query.shape[-2])
+        if call.key.device.type == "cpu":
+            rows = max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
 
         def sums_over(some: slice) -> AttentionState:
             key, value = key_map(call.key[..., some, :]), call.value[..., some, :]
@@ -172,13 +174,6 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
         for some in query.split(rows, dim=-2)
     ]
     return torch.cat(pairs, dim=-2)
-
-
-def _rows_in_cache(call: Call) -> int:
-    """Counts the positions of a block: a CPU is faster when their features stay in its cache."""
-    if call.key.device.type != "cpu":
-        return max(call.keys, call.query.shape[-2])
-    return max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
 
 
 def _blocks(length: int, rows: int) -> list[slice]:

@@ -63,8 +63,7 @@ def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[s
     difference of the two relative errors, with the interval of `ratio_of_sums`, may be 0 (a test
     inverted, as in Fieller's theorem). None for a single unit.
     """
-    ends = ratio_of_sums(oblivious - aware[:, None], squared_norm[:, None])
-    return _counts(ends, 0.0)
+    return _counts(ratio_of_sums(oblivious - aware[:, None], squared_norm[:, None]), 0.0)
 
 
 def _counts(ends: Sequence[Array], share: float) -> dict[str, int | None]:
@@ -536,9 +535,8 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
 
 
 def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
-    if not norm:  # of outputs that are 0 no error is a share
-        return {}
-    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes}
+    # of outputs that are 0 no error is a share
+    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes} if norm else {}
 
 
 def _uniform(rows: Call, first: Int[Tensor, "B H N"]) -> dict[str, float]:

@@ -67,7 +67,6 @@ class JsonRecord:
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,9 +190,11 @@ class KeyCount:
     """A count of keys, and the counts at the ends of the 95% interval of its error over units.
 
     Attributes:
+        layer: None: pooled over all layers.
         keys: None: every output is 0, so that no error is a share of it.
     """
 
+    layer: int | None
     keys: int | None
     low: int | None
     high: int | None
@@ -207,11 +208,10 @@ class KeyCount:
 class MatchingKeys(KeyCount):
     """The fewest keys by weight with at most the error of `r` value-aware ones.
 
-    Errors pooled over the queries of a layer (None: of all layers), with the 95% interval over
-    units; and over single queries, each matched alone, the quartiles.
+    Errors pooled over queries, with the 95% interval over units; and over single queries, each
+    matched alone, the quartiles.
     """
 
-    layer: int | None
     r: int
     lower_quartile: int
     median: int
@@ -229,7 +229,6 @@ class MatchingSlots(KeyCount):
         mass: Of the slot, of `SLOTS`.
     """
 
-    layer: int | None
     r: int
     mass: str
 
@@ -263,7 +262,6 @@ class KeysNeeded(KeyCount):
     `head` None pools the heads, `layer` None the layers too.
     """
 
-    layer: int | None
     head: int | None
     method: str
     share: float

@@ -19,8 +19,7 @@ QUERIES = 64
 
 def evenly_spaced(available: int, count: int | None) -> list[int]:
     """Returns at most `count` different indices spread over range(available); None = all."""
-    if count is None or count >= available:
-        return list(range(available))
+    count = available if count is None else min(count, available)
     return [index * available // count for index in range(count)]
 
 

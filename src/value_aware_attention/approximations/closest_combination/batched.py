@@ -311,10 +311,6 @@ class _Rows:
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
-    def fullest(self, live: Bool[Tensor, " B"]) -> int:
-        """Returns the number of live rows in the head that has most."""
-        return int(live.view(self.heads, -1).sum(1).max())
-
     def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
         """Keeps the live rows, padded per head to `most`; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
@@ -423,7 +419,7 @@ def _grow(
     rows: _Rows, sets: _ActiveSets, best: _BestSets, live: Tensor, reach: int, effort: str
 ) -> None:
     """Takes forward steps, each followed by backward steps unless the search is "fast"."""
-    while most := rows.fullest(live):
+    while most := int(live.view(rows.heads, -1).sum(1).max()):  # rows of the fullest head
         if most < 0.7 * rows.queries:
             chosen = rows.keep(live, most)
             sets, live = sets.take(chosen), live[chosen]
