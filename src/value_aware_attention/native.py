@@ -24,7 +24,10 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
     unchanged. Where no such folder can be written every process builds its own.
     """
     log = logging.getLogger(__name__)
-    compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
+    compiler = (
+        shlex.split(os.environ.get("CXX", ""))
+        or [path for name in ("c++", "clang++") if (path := shutil.which(name))][:1]
+    )
     if not compiler:
         log.warning("no C++ compiler: value-aware search runs in torch")
         return None
@@ -39,11 +42,6 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
     except OSError as error:
         log.warning("the value-aware search runs in torch: %s", error)
     return None
-
-
-def _installed_compiler() -> list[str]:
-    path = shutil.which("c++") or shutil.which("clang++")
-    return [path] if path else []
 
 
 def _build(command: list[str], source: Path, scratch: Path) -> Path:

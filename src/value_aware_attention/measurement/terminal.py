@@ -219,9 +219,7 @@ def _method(cell: CacheCell) -> tuple[str, str]:
 
 
 def _distance(cell: CacheCell | None, distance: str) -> str:
-    if cell is None:
-        return "not measured"
-    return f"{cell.ends[distance]:[]}  {cell.error.value:6.1%}"
+    return "not measured" if cell is None else f"{cell.ends[distance]:[]}  {cell.error.value:6.1%}"
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:

@@ -40,29 +40,33 @@ NEAREST = 8
 
 @dataclass
 class _ActiveSets:
-    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty."""
+    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty.
+
+    Attributes:
+        Q: Orthonormal rows: R_inverse @ the lifted atoms.
+        Q_transposed: A batch of row vectors times a matrix is fast in this layout only.
+        mass: The weights beta.
+        unconstrained: The least squares solution on these keys: neither normalised nor bounded at
+            0.
+        lifted: Residual of the lifted target.
+        residual: o - x, x the combination.
+        zero: Largest error that counts as none.
+        largest: Largest size so far.
+    """
 
     Q: Float[Tensor, "B K W"]
-    """Orthonormal rows: R_inverse @ the lifted atoms."""
     Q_transposed: Float[Tensor, "B W K"]
-    """A batch of row vectors times a matrix is fast in this layout only."""
     R_inverse: Float[Tensor, "B K K"]
     keys: Int[Tensor, "B K"]
     mass: Float[Tensor, "B K"]
-    """The weights beta."""
     unconstrained: Float[Tensor, "B K"]
-    """The least squares solution on these keys: neither normalised nor bounded at 0."""
     lifted: Float[Tensor, "B W"]
-    """Residual of the lifted target."""
     residual: Float[Tensor, "B V"]
-    """o - x, x the combination."""
     size: Int[Tensor, " B"]
     lift: Float[Tensor, " B"]
     error: Float[Tensor, " B"]
     zero: Float[Tensor, " B"]
-    """Largest error that counts as none"""
     largest: Int[Tensor, " B"]
-    """Largest size so far"""
     taken_back: Int[Tensor, " B"]
     stalled: Int[Tensor, " B"]
 
@@ -307,10 +311,6 @@ class _Rows:
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
-    def fullest(self, live: Bool[Tensor, " B"]) -> int:
-        """Returns the number of live rows in the head that has most."""
-        return int(live.view(self.heads, -1).sum(1).max())
-
     def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
         """Keeps the live rows, padded per head to `most`; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
@@ -419,7 +419,7 @@ def _grow(
     rows: _Rows, sets: _ActiveSets, best: _BestSets, live: Tensor, reach: int, effort: str
 ) -> None:
     """Takes forward steps, each followed by backward steps unless the search is "fast"."""
-    while most := rows.fullest(live):
+    while most := int(live.view(rows.heads, -1).sum(1).max()):  # rows of the fullest head
         if most < 0.7 * rows.queries:
             chosen = rows.keep(live, most)
             sets, live = sets.take(chosen), live[chosen]
