@@ -99,9 +99,8 @@ def _is_ours(path: Path, bits: int = 0o022) -> bool:
 
 def _is_whole(library: Path, written: Path) -> bool:
     """Tells whether a library is ours, and as it was when its sha256 was written beside it."""
-    if not (library.is_file() and written.is_file() and _is_ours(library)):
-        return False
-    return written.read_bytes() == _line(library).encode()
+    is_ours = library.is_file() and written.is_file() and _is_ours(library)
+    return is_ours and written.read_bytes() == _line(library).encode()
 
 
 def _line(library: Path) -> str:

@@ -110,20 +110,21 @@ class Card(MethodCard):
 
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
-        parts = [self.label]
-        for argument, known in self.curves.items():
-            value = setting[argument]
-            parts.append(known.get(value, {}).get("label", f"{value} {argument}"))
-        return ", ".join(parts)
+        labels = (
+            marks.get(setting[argument], {}).get("label", f"{setting[argument]} {argument}")
+            for argument, marks in self.curves.items()
+        )
+        return ", ".join([self.label, *labels])
 
     def marks(self) -> dict[str, Mapping[str, str]]:
         """Collects the marks of the curves that have one of their own."""
         own = {self.label: self.mark} if "colour" in self.mark else {}
-        for argument, known in self.curves.items():
-            for value, mark in known.items():
-                if "colour" in mark:
-                    own[self.curve({argument: value})] = mark
-        return own
+        return own | {
+            self.curve({argument: value}): mark
+            for argument, marks in self.curves.items()
+            for value, mark in marks.items()
+            if "colour" in mark
+        }
 
 
 def cards(folder: Path = APPROXIMATIONS) -> Mapping[str, Card]:

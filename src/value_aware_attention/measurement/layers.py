@@ -199,15 +199,11 @@ def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
         errors = [method(r).select(**rows.arguments()).error for r in _powers(largest)]
         paths[name] = torch.stack(errors, dim=-1)
     sizes = torch.tensor(_powers(rows.key.shape[-2]), device=rows.value.device)
-    return paths | {MAUREY: _variance(rows)[..., None] / sizes}
-
-
-def _variance(rows: Call) -> Float[Tensor, "B H N"]:
-    """Computes Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head."""
+    # Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head
     value = rows.value - rows.value.mean(dim=-2, keepdim=True)
-    weights = rows.weights
-    second = (weights @ value.square().sum(dim=-1)[..., None])[..., 0]
-    return (second - (weights @ value).square().sum(dim=-1)).clamp_min(0)
+    second = rows.weights @ value.square().sum(dim=-1, keepdim=True)
+    variance = second[..., 0] - (rows.weights @ value).square().sum(dim=-1)
+    return paths | {MAUREY: variance.clamp_min(0)[..., None] / sizes}
 
 
 def _matches(

@@ -361,7 +361,13 @@ class Task:
             inputs, labels = (x.to(self.device) for x in self.texts[number].take([row]))
             with recording(self.model, kernel=self.given_kernel) as calls:
                 output = self.read(self.model, inputs, labels >= 0)
-            _check_numbers(output, calls)
+            if output.isnan().any():
+                lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
+                layer = max(lost[0] - 1, 0) if lost else len(calls) - 1
+                raise ValueError(
+                    f"the model's output is not a number from layer {layer} on: scores of its "
+                    f"attention overflow, or weights are no numbers"
+                )
             layers.append(calls)
         joined = map(Call.joined, zip(*layers, strict=True))
         return [replace(call, first_row=self.first_row) for call in joined]
@@ -384,16 +390,6 @@ class Task:
 def _compared(measure: Callable[[Tensor, Tensor], Tensor], output: Tensor, exact: Tensor) -> Tensor:
     pairs = zip(output.split(COMPARED), exact.split(COMPARED), strict=True)
     return torch.cat([measure(*(x.float() for x in pair)) for pair in pairs])
-
-
-def _check_numbers(output: Tensor, calls: Sequence[Call]) -> None:
-    if output.isnan().any():
-        lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
-        layer = max(lost[0] - 1, 0) if lost else len(calls) - 1
-        raise ValueError(
-            f"the model's output is not a number from layer {layer} on: scores of its "
-            f"attention overflow, or weights are no numbers"
-        )
 
 
 def exactly(layer: int) -> nn.Module:

@@ -341,17 +341,16 @@ def merged_counts(
     documents: Mapping[str, Counts], causal: Mapping[str, Any], masked: Mapping[str, Any]
 ) -> dict[str, object]:
     """Merges the counts of the corpus with those of the causal and of the masked tokens."""
-    merged = {
-        name: {
-            split: documents[name][split]
-            | causal["sources"].get(name, {}).get(split, {})
-            | masked["sources"].get(name, {}).get(split, {})
-            for split in splits
-        }
-        for name, splits in documents.items()
-    }
     return {
-        "sources": merged,
+        "sources": {
+            name: {
+                split: documents[name][split]
+                | causal["sources"].get(name, {}).get(split, {})
+                | masked["sources"].get(name, {}).get(split, {})
+                for split in splits
+            }
+            for name, splits in documents.items()
+        },
         "vocabulary_size": masked["vocabulary_size"],
         "causal_vocabulary_size": causal["vocabulary_size"],
     }

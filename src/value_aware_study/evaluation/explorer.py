@@ -234,8 +234,8 @@ def _tokenized(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> Pass
     if not is_fast:
         return Passage(ids, [str(tokenizer.decode([token])) for token in ids])
     padded = f" {text}"  # so that every word has a space before it
-    pieces = []
-    for start, end in encoding["offset_mapping"][:most]:
-        begins = padded[start].isspace() or padded[start + 1 : start + 2].isspace()
-        pieces.append(" " * begins + text[start:end].strip())
-    return Passage(ids, pieces)
+    pieces = (
+        (padded[start].isspace() or padded[start + 1 : start + 2].isspace(), text[start:end])
+        for start, end in encoding["offset_mapping"][:most]
+    )
+    return Passage(ids, [" " * begins + piece.strip() for begins, piece in pieces])

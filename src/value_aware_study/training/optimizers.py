@@ -72,7 +72,7 @@ class BertAdam(_StepwiseOptimizer):
                 self._update(params, group)
 
     def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        grads = [p.grad for p in params]
+        grads = [p.grad for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
         if group["max_grad_norm"] > 0:
             _clip(grads, group["max_grad_norm"])

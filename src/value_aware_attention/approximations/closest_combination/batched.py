@@ -75,25 +75,21 @@ class _ActiveSets:
         cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
     ) -> "_ActiveSets":
         """Makes sets of one key; atom (B, V) is its value - o, scale the largest ||v - o||^2."""
-        rows, width = atom.shape[0], atom.shape[1] + 1
         squared = atom.square().sum(-1)
         lift = torch.maximum(squared, 1e-4 * scale).sqrt()
         inverse = (squared + lift.square()).rsqrt()
-        Q = atom.new_zeros(rows, capacity + 1, width)
-        Q[:, 0] = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
-        R_inverse = atom.new_zeros(rows, capacity + 1, capacity + 1)
-        R_inverse[:, 0, 0] = inverse
-        slots = atom.new_zeros(rows, capacity + 1)
-        mass = slots.clone()
-        mass[:, 0] = 1
-        keys = torch.zeros_like(slots, dtype=torch.int64)
-        keys[:, 0] = key
+        direction = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
+        Q = pad(direction[:, None], (0, 0, 0, capacity))
+        R_inverse = pad(inverse[:, None, None], (0, capacity, 0, capacity))
+        mass = pad(torch.ones_like(inverse)[:, None], (0, capacity))
+        keys = pad(key[:, None], (0, capacity))
         count = torch.ones_like(key)
         sets = cls(
-            Q, Q.mT.contiguous(), R_inverse, keys, mass, slots, atom.new_zeros(rows, width),
-            -atom, count, lift, squared, zero, count.clone(), count * 0, count * 0,
+            Q, Q.mT.contiguous(), R_inverse, keys, mass, torch.zeros_like(mass),
+            torch.zeros_like(direction), -atom, count, lift, squared, zero, count.clone(),
+            count * 0, count * 0,
         )  # fmt: skip
-        sets.rebuild(torch.arange(rows, device=atom.device))
+        sets.rebuild(torch.arange(len(atom), device=atom.device))
         return sets
 
     def take(self, rows: Tensor) -> "_ActiveSets":
