@@ -11,6 +11,7 @@ from typing import Any
 from griffe import Extension, Object
 
 CODE = re.compile(r"(`+[^`]*`+)")
+TABLE = re.compile(r"\n(?=(?:Attributes|Args):\n)")
 SIGNS = (
     (r"<([^<>=]+)>", r"⟨\1⟩"),
     (r"\|\|", "‖"),
@@ -43,11 +44,11 @@ class Formulas(Extension):
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         if obj.docstring is not None:
-            text, title, rows = obj.docstring.value.partition("\nArgs:\n")
+            text, *rows = TABLE.split(obj.docstring.value, maxsplit=1)
             lines = [
                 line if line.startswith("    ") else written(line) for line in text.split("\n")
             ]
-            obj.docstring.value = "\n".join(lines) + title + written(rows)
+            obj.docstring.value = "\n".join([*lines, *map(written, rows)])
 
 
 def written(text: str) -> str:

@@ -30,14 +30,12 @@ def main(cfg: DictConfig) -> dict[str, object]:
 
 def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
     """Measures the model's grid, one cell of it, or the attention that it was trained with."""
-    from pipelines.app.evaluating import hashes_of, tracked_by_first, write_record
-    from pipelines.app.summary import row
-    from pipelines.app.tracking import log_record
+    from pipelines.app import evaluating, summary, tracking
     from value_aware_attention.measurement import measure
     from value_aware_attention.models.trained_attention import TrainedAttention
     from value_aware_study.evaluation.grid import own_record, setting
 
-    task, hashes = instantiate(cfg.task, device=device), hashes_of(cfg)
+    task, hashes = instantiate(cfg.task, device=device), evaluating.hashes_of(cfg)
     named = {"name": cfg.name, "description": cfg.data}
     if attention := TrainedAttention.of(task.model.config):
         if cfg.approximation is not None:
@@ -46,23 +44,22 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
                 f"attention of models trained with exact attention only"
             )
         record = own_record(task, attention, cfg.kernel, **named)
-        write_record(cfg, cfg.trained, replace(record, scale=cfg.scale, hashes=hashes))
-        return row(record, record.cells[0])
+        evaluating.write_record(cfg, cfg.trained, replace(record, scale=cfg.scale, hashes=hashes))
+        return summary.row(record, record.cells[0])
     named |= {"cache": cfg.cache, "weights": hashes["checkpoint"]}
     cell = cfg.approximation and setting(cfg.choice, plain(cfg.approximation))
-    with tracked_by_first(cfg, "evaluate", hashes, str(cell or "")) as run:
+    with evaluating.tracked_by_first(cfg, "evaluate", hashes, str(cell or "")) as run:
         if cell is None:
             record = evaluate_grid(cfg, task, hashes, **named)
         else:  # a sweep's job, which leaves the outputs alone
             record = measure(task, [cell], layers=None, **named)
-        log_record(run, record)
-    return {} if cfg.approximation is None else row(record, record.cells[-1])
+        tracking.log_record(run, record)
+    return {} if cfg.approximation is None else summary.row(record, record.cells[-1])
 
 
 def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: str) -> Any:
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
-    from pipelines.app.checkpoint import file_hash
-    from pipelines.app.evaluating import write_record, write_summary
+    from pipelines.app import checkpoint, evaluating
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement.control import control
     from value_aware_attention.measurement.measure import LayerOptions, measure
@@ -71,7 +68,10 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
 
     cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)
     record = measure(task, cells, **named)  # type: ignore[arg-type]
-    key = {"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])}
+    key = {
+        "count_models": plain(cfg.count_models),
+        "training": checkpoint.file_hash([cfg.training]),
+    }
     counts = instantiate(cfg.count_models)
     beside = count_models(counts, task, record.cells[0], cache=cfg.cache, key=key)
     beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
@@ -81,8 +81,10 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
         record, scale=cfg.scale, hashes=hashes, baselines=beside, control=control(task, alike)
     )
     explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
-    write_summary(cfg, record, explored)
-    write_record(cfg, cfg.records, record)  # last: a record has everything that belongs to it
+    evaluating.write_summary(cfg, record, explored)
+    evaluating.write_record(
+        cfg, cfg.records, record
+    )  # last: a record has everything that belongs to it
     return record
 
 

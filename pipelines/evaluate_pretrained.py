@@ -19,18 +19,14 @@ if TYPE_CHECKING:  # they bring torch
     from value_aware_attention.measurement import Task
     from value_aware_attention.measurement.windows import TextWindows
 
-SHORT = ("text", "text_name", "description", "search")
-"""Arguments that stand for evaluate_pretrained.<name>."""
 LEAST = 4
 """Fewest windows that are measured"""
 
 
-@app("evaluate_pretrained", short=SHORT)
+@app("evaluate_pretrained", short=("text", "text_name", "description", "search"))
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>-<text>-<extent>.json."""
-    from pipelines.app.checkpoint import file_hash
-    from pipelines.app.evaluating import tracked_by_first
-    from pipelines.app.tracking import log_record
+    from pipelines.app import checkpoint, evaluating, tracking
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
     from value_aware_attention.models.checkpoints import checkpoint_files
@@ -41,24 +37,25 @@ def main(cfg: DictConfig) -> None:
 
     extent = plain(cfg.extent)
     file = inside(cfg.records, f"{cfg.model.name}-{cfg.text_name}-{extent['name']}", ".json")
-    hashes = {"checkpoint": file_hash(checkpoint_files(str(weights_of(cfg.model))))}
+    hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(str(weights_of(cfg.model))))}
     if cfg.text and not cfg.text.startswith(HUB):
-        hashes["text"] = file_hash(text_paths(Path(cfg.text)))
+        hashes["text"] = checkpoint.file_hash(text_paths(Path(cfg.text)))
     with chunked(max_elements_within(cfg.memory_gib)):
         task, read = windows(cfg, extent["length"], extent["windows"])
         settings = grid(plain(cfg.methods), plain(cfg.axes), extent["length"])
         alone = in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
-        with tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
+        with evaluating.tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
             record = measure_pretrained(
                 task, [*settings, *alone], rows=extent["rows"], search=cfg.search,
                 random_seeds=extent["random_seeds"], name=cfg.name, cache=cfg.cache,
                 description=cfg.description or cfg.model.description,
                 weights=hashes["checkpoint"],
             )  # fmt: skip
-            text = read.described(record.text)
-            record = replace(record, scale=cfg.scale, hashes=hashes, text=text)
+            record = replace(
+                record, scale=cfg.scale, hashes=hashes, text=read.described(record.text)
+            )
             save_json(file, record.to_json())
-            log_record(run, record)
+            tracking.log_record(run, record)
     print(file)
 
 

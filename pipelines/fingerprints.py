@@ -40,13 +40,8 @@ from value_aware_attention.measurement.store import (
 )
 
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
-ELSEWHERE = {"run", "choice"}
-"""Keys of a stage's section that change no result, or that only a running app knows"""
-OF_TRAINER = ("precision", *TRAINER)
-"""Arguments of the trainer that a scale or a user may set and that change a result"""
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
 """Modules that change no result: they log to W&B or refuse values."""
-LOOKS = (".html", ".css", ".js")
 
 
 def main() -> None:
@@ -118,24 +113,22 @@ def refusals_of_dvc() -> Iterator[None]:
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """Returns {"values": the section that the app gets, "code": module -> hash}."""
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
-    values = {key: section[key] for key in section if key not in ELSEWHERE}
+    # W&B's changes no result, and a choice is known to a running app alone
+    values = {key: section[key] for key in section if key not in ("run", "choice")}
     values = {
         key: plain(value) if OmegaConf.is_config(value) else value for key, value in values.items()
     }
     if "trainer" in values:
-        trainer = values["trainer"]
-        values["trainer"] = {key: trainer[key] for key in OF_TRAINER if key in trainer}
+        trainer = values["trainer"]  # of it what a scale or a user may set, and changes a result
+        values["trainer"] = {key: trainer[key] for key in ("precision", *TRAINER) if key in trainer}
     classes = {name for name in targets(values) if name.startswith(PACKAGES)}
-    return {"values": values, "code": _code({f"pipelines.{app}", *map(defining_module, classes)})}
-
-
-def _code(modules: set[str]) -> dict[str, str]:
-    """Hashes the import closure of modules, and the templates and styles beside its files."""
-    files = import_closure(*modules, packages=PACKAGES, without=WITHOUT)
-    folders = {file.parent for file in files.values()}
-    looks = (file for folder in folders for file in folder.iterdir() if file.suffix in LOOKS)
-    code = code_hashes(*sorted(modules), packages=PACKAGES, without=WITHOUT)
-    return code | {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
+    modules = sorted({f"pipelines.{app}", *map(defining_module, classes)})
+    code = code_hashes(*modules, packages=PACKAGES, without=WITHOUT)
+    files = import_closure(*modules, packages=PACKAGES, without=WITHOUT).values()
+    for folder in {file.parent for file in files}:  # with the page's template, styles and script
+        looks = (file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js"))
+        code |= {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
+    return {"values": values, "code": code}
 
 
 def targets(config: Any) -> Iterator[str]:

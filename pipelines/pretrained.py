@@ -18,11 +18,10 @@ def main(cfg: DictConfig) -> None:
     from value_aware_study.evaluation.pretrained import packaged_model
     from value_aware_study.paths import inside
 
-    results = inside(cfg.results, cfg.model)
     folder = packaged_model(cfg, cfg.cache)
     texts = [document.text for source in cfg.texts.values() for document in instantiate(source)]
     probed(
-        cfg.probe, folder, texts, name=cfg.model, folder=results,
+        cfg.probe, folder, texts, name=cfg.model, folder=inside(cfg.results, cfg.model),
         description=cfg.description, named_by="pretrained.model",
     )  # fmt: skip
 

@@ -26,9 +26,8 @@ def main(cfg: DictConfig) -> dict[str, object]:
     name = cfg.name or Path(cfg.model).resolve().name
     if not name:
         raise ValueError(f"model is {cfg.model}; its folder has no name: give probe.name=<name>")
-    folder = inside(cfg.results, name)
     texts = [document.text for document in documents(cfg.text)]
-    return probed(cfg, cfg.model, texts, name=name, folder=folder)
+    return probed(cfg, cfg.model, texts, name=name, folder=inside(cfg.results, name))
 
 
 if __name__ == "__main__":

@@ -75,27 +75,25 @@ def publish_page(cfg: DictConfig) -> Path:
 def publish_caches(cfg: DictConfig) -> Path:
     """Writes <results>/caches, the page of cache methods with its tables and figures."""
     from pipelines.report import origin
-    from value_aware_study.report.contents import caches_page
-    from value_aware_study.report.records import read_caches
+    from value_aware_study.report import contents, records
 
     outputs = Path(cfg.outputs)
-    page = caches_page(*read_caches(outputs / "caches", outputs / "decoded"), origin())
-    return publish_alone(cfg, "caches", page)
+    read = records.read_caches(outputs / "caches", outputs / "decoded")
+    return publish_alone(cfg, "caches", contents.caches_page(*read, origin()))
 
 
 def publish_pretrained(cfg: DictConfig) -> Path:
     """Writes <results>/pretrained: the page of pretrained models, and their whole records."""
     from pipelines.report import origin
-    from value_aware_study.report.contents import pretrained_page
-    from value_aware_study.report.records import pretrained
+    from value_aware_study.report import contents, records
 
     folder, published = Path(cfg.outputs) / "pretrained", Path(cfg.results) / "pretrained"
-    page = pretrained_page(pretrained(folder, published), origin())
-    records = {file.name: file.read_bytes() for file in published.glob("*.json.gz")}
+    page = contents.pretrained_page(records.pretrained(folder, published), origin())
+    packed = {file.name: file.read_bytes() for file in published.glob("*.json.gz")}
     for file in folder.glob("*.json"):
         if not file.stem.endswith("-cut"):
-            records[f"{file.name}.gz"] = gzip.compress(file.read_bytes(), mtime=0)
-    return publish_alone(cfg, "pretrained", page, records)
+            packed[f"{file.name}.gz"] = gzip.compress(file.read_bytes(), mtime=0)
+    return publish_alone(cfg, "pretrained", page, packed)
 
 
 def publish_alone(

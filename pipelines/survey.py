@@ -15,8 +15,7 @@ from pipelines.app import app, plain
 @app("survey")
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>.json: the cells with their budgets, and the picture's weights."""
-    from pipelines.app.evaluating import evaluating, hashes_of, tracked_by_first, write_record
-    from pipelines.app.tracking import log_record
+    from pipelines.app import evaluating, tracking
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement import measure
     from value_aware_study.evaluation.budgets import (
@@ -26,8 +25,8 @@ def main(cfg: DictConfig) -> None:
         with_costs,
     )
 
-    with evaluating(cfg) as device:
-        hashes = hashes_of(cfg)
+    with evaluating.evaluating(cfg) as device:
+        hashes = evaluating.hashes_of(cfg)
         task = instantiate(cfg.task, device=device)
         call = task.layer_calls()[0]
         if call.is_causal and cfg.picture.tokens > call.keys:  # whole masked sequences are shown
@@ -42,7 +41,7 @@ def main(cfg: DictConfig) -> None:
         plan = planned_cells(
             contenders, call, [*cfg.budgets], within=cfg.within, seeds=[*cfg.seeds]
         )
-        with tracked_by_first(cfg, "survey", hashes) as run:
+        with evaluating.tracked_by_first(cfg, "survey", hashes) as run:
             record = measure(
                 task, [cell for cell, *_ in plan], layers=None, cache=cfg.cache, name=cfg.name,
                 weights=hashes["checkpoint"], description=cfg.data,
@@ -53,8 +52,8 @@ def main(cfg: DictConfig) -> None:
             record = replace(
                 with_costs(record, plan), scale=cfg.scale, hashes=hashes, picture=drawn
             )
-            write_record(cfg, cfg.records, record)
-            log_record(run, record)
+            evaluating.write_record(cfg, cfg.records, record)
+            tracking.log_record(run, record)
 
 
 if __name__ == "__main__":

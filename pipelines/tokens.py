@@ -16,8 +16,7 @@ from pipelines.app import app, write_json
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    from pipelines.app.checkpoint import file_hash
-    from pipelines.app.tracking import record_made
+    from pipelines.app import checkpoint, tracking
     from value_aware_attention.files import load_json, new_folder, write_checksums
     from value_aware_study.data.tokens import merged_counts
     from value_aware_study.paths import check_apart
@@ -39,8 +38,10 @@ def main(cfg: DictConfig) -> None:
             write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
     read = [Path(cfg.folder) / name for name in ("causal", "causal/evaluation.npy", "masked")]
-    hashes = [file_hash([path]) for path in read]
-    record_made(cfg, "tokens", {"corpus": file_hash([cfg.corpus])}, "data", hashes)
+    hashes = [checkpoint.file_hash([path]) for path in read]
+    tracking.record_made(
+        cfg, "tokens", {"corpus": checkpoint.file_hash([cfg.corpus])}, "data", hashes
+    )
 
 
 def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: Any) -> Any:

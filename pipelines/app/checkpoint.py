@@ -27,8 +27,6 @@ def file_hash(paths: Iterable[Path | str]) -> str:
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 AGAIN = "train the model again"
-NEW_SIZES = ("masked_fraction",)
-"""Entries of `sizes` that older checkpoints lack."""
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
@@ -37,11 +35,19 @@ def check_checkpoint(cfg: DictConfig) -> None:
     These values are its sizes, and the tokens, which its own tokenizer must have made. Raises
     FileNotFoundError or ValueError.
     """
-    folder = Path(cfg.checkpoint)
+    folder, tokens = Path(cfg.checkpoint), Path(cfg.tokens)
     check_model(folder)
-    check_tokenizer(folder, Path(cfg.tokens))
+    beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER
+    tokenizer = folder / TOKENIZER
+    if not tokenizer.exists():
+        raise FileNotFoundError(f"{tokenizer} is missing: {AGAIN}")
+    if beside.is_file() and checksum(tokenizer) != checksum(beside):
+        raise ValueError(
+            f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
+            f"train the model on these tokens (dvc repro), or make the tokens of its training again"
+        )
     config = load_json(folder / CONFIG, remedy=AGAIN)
-    unsaid = {name: cfg.sizes[name] for name in NEW_SIZES if name in cfg.sizes}
+    unsaid = {name: cfg.sizes[name] for name in cfg.sizes if name == "masked_fraction"}
     other = [name for name, size in cfg.sizes.items() if (unsaid | config).get(name) != size]
     if other:
         saved, asked = (
@@ -67,19 +73,3 @@ def check_model(folder: Path) -> None:
     check_files(folder, AGAIN)
     if (folder / CHECKSUMS).is_file() and (files := unnamed(folder)):
         raise ValueError(f"{folder / CHECKSUMS} does not name {files[0]}, which was added: {AGAIN}")
-
-
-def check_tokenizer(folder: Path, tokens: Path) -> None:
-    """Refuses tokens beside which another tokenizer lies than in the model's folder.
-
-    Raises FileNotFoundError or ValueError.
-    """
-    beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER
-    tokenizer = folder / TOKENIZER
-    if not tokenizer.exists():
-        raise FileNotFoundError(f"{tokenizer} is missing: {AGAIN}")
-    if beside.is_file() and checksum(tokenizer) != checksum(beside):
-        raise ValueError(
-            f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
-            f"train the model on these tokens (dvc repro), or make the tokens of its training again"
-        )

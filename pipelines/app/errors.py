@@ -18,8 +18,6 @@ from pipelines.app.values import asked, near_words, shown, unknown
 TRACEBACKS = "HYDRA_FULL_ERROR"
 FULL_ERROR = os.environ.get(TRACEBACKS) == "1"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError, KeyboardInterrupt)
-SECONDS_TO_SPEAK = 60.0
-"""Longest wait of a process that torchrun started for the first one to name an error"""
 
 
 @contextmanager
@@ -57,7 +55,7 @@ def first_speaks() -> Iterator[None]:
         yield
     except USER_ERRORS:
         if os.environ.get("RANK", "0") != "0" and not FULL_ERROR:
-            time.sleep(SECONDS_TO_SPEAK)
+            time.sleep(60.0)  # at most: torchrun ends it with the first one
         raise
 
 

@@ -181,10 +181,9 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 def options_of(overrides: Sequence[str]) -> tuple[str, ...]:
     """Selects the overrides that choose options of groups in the places where an app has one."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
     return tuple(
         str(override.input_line)
-        for override in parsed
+        for override in OverridesParser.create().parse_overrides(list(overrides))
         if is_group(override) and not override.is_add()
     )
 

@@ -57,8 +57,9 @@ def probed(
             model, tokenizer, texts, kernel=post_hoc, methods=measured, kernels=kernels,
             name=name, show=print, **{option: cfg[option] for option in same},
         )  # fmt: skip
-        text = replace(report.record.text, description=description)
-        record = replace(report.record, text=text, hashes=hashes)
+        record = replace(
+            report.record, text=replace(report.record.text, description=description), hashes=hashes
+        )
         explored = exploration(name, model, tokenizer, texts, kernel=post_hoc)
         write_probe(record, folder, report.caches, explored)
         log_record(run, report.record)

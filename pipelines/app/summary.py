@@ -9,10 +9,12 @@ SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 def row(record: Record, cell: Cell) -> dict[str, object]:
     """Makes a row of a table of a cell."""
-    metric = {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
-    error = {"relative_output_error": cell.error.relative} if cell.error else {}
-    named = {"model": record.model, "approximation": cell.approximation}
-    return named | dict(cell.parameters) | metric | error
+    return (
+        {"model": record.model, "approximation": cell.approximation}
+        | dict(cell.parameters)
+        | {key: getattr(cell, key) for key in ("value", "low", "high", "count")}
+        | ({"relative_output_error": cell.error.relative} if cell.error else {})
+    )
 
 
 def summary(record: Record) -> dict[str, float]:

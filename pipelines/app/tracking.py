@@ -32,8 +32,6 @@ NAMES = {
     "match_4": "match_4_keys",
 }
 """Methods and numbers whose names in W&B are others: short, and with the unit."""
-TABLES = ("claims", "findings")
-"""Exhibits of the page that W&B gets as tables"""
 
 
 @contextmanager
@@ -45,8 +43,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     cells of a sweep are a group. Online, what was read is linked as artifacts of those hashes, so
     that the runs that made it are found.
     """
-    trained = cfg.get("card", {})  # of a training, whose section has no scale of its own
-    kernel = cfg.get("kernel") or trained.get("kernel")
+    kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
     tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
     words = " ".join(NAMES.get(word, word) for word in name.split())
     named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
@@ -58,8 +55,10 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     if run is None:
         yield None
         return
-    facts = {f"{kind}_sha256": value for kind, value in hashes.items()}
-    run.config.update(plain(cfg) | facts, allow_val_change=True)
+    run.config.update(
+        plain(cfg) | {f"{kind}_sha256": value for kind, value in hashes.items()},
+        allow_val_change=True,
+    )
     for kind, value in hashes.items():
         link(run, "use_artifact", kind, value)
     try:
@@ -165,11 +164,13 @@ def cache_curve(cell: CacheCell) -> tuple[str, dict[str, float | None]]:
 
 def log_decoding_record(run: "Run | None", record: DecodingRecord) -> None:
     """Logs what every cache loses, in KL, and its time a token against its keys."""
-    curves = [
-        (cell.r, cell.cache, {"KL": cell.kl.value, "ms a token": cell.milliseconds})
-        for cell in record.cells
-    ]
-    log_curves(run, curves)
+    log_curves(
+        run,
+        (
+            (cell.r, cell.cache, {"KL": cell.kl.value, "ms a token": cell.milliseconds})
+            for cell in record.cells
+        ),
+    )
 
 
 def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
@@ -181,13 +182,13 @@ def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
     logged: dict[str, Any] = {}
     for exhibit in page.exhibits():
         if exhibit.charts:
-            image = wandb.Image(str(folder / f"{exhibit.name}.png"), caption=exhibit.title)
-            logged[f"figures/{exhibit.name}"] = image
-        if exhibit.table and exhibit.name in TABLES:
+            logged[f"figures/{exhibit.name}"] = wandb.Image(
+                str(folder / f"{exhibit.name}.png"), caption=exhibit.title
+            )
+        if exhibit.table and exhibit.name in ("claims", "findings"):
             data = exhibit.table.data.astype(object)
             data = data.where(data.notna(), None)  # no seeds are "", others numbers
-            table = wandb.Table(dataframe=data, allow_mixed_types=True)
-            logged[f"tables/{exhibit.name}"] = table
+            logged[f"tables/{exhibit.name}"] = wandb.Table(dataframe=data, allow_mixed_types=True)
     run.log(logged)
 
 

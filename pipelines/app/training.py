@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
@@ -30,18 +30,9 @@ from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import LanguageModeling
 from value_aware_study.training.plan import class_name
 
-CHANGES_NOTHING = ("run", "trainer", "data", "card")
-"""Sections of a training's config that a killed run may continue with other values of."""
-
 COSTS = ("accelerator", "devices", "nodes", "strategy", "accumulate", "workers", "compile",
          "checkpoint_activations", "peak_flops")  # fmt: skip
 """Arguments of the trainer that change the cost of a step and not its result."""
-
-OPTIMIZER_SETTINGS = ("weight_decay", "adamw_rate", "momentum", "max_grad_norm")
-"""Arguments of optimizers that every record has; null where the optimizer has none."""
-
-NO_SETTINGS = ("_target_", "_partial_", "lr", "eps", "fused", "betas")
-"""Keys of an optimizer's card that a record leaves out or has under other names."""
 
 CPU_SPEED = 1e11
 """Assumed fp32 operations a second of a processor with a few cores, for an estimate of hours."""
@@ -85,7 +76,7 @@ def train(
 
     read = {"data": data} if data else {}
     with tracked(cfg, "train", cfg.name, **read) if first else nullcontext() as run:
-        with memory_shortage_named(cfg):
+        try:
             fit(
                 module,
                 batches,
@@ -99,13 +90,21 @@ def train(
                 logger=StepLogger(experiment=run) if run else None,
                 **cfg.trainer,
             )
+        except torch.OutOfMemoryError:
+            raise ValueError(
+                f"out of GPU memory while training {cfg.name}: a batch_size of "
+                f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches; a "
+                f"larger trainer.accumulate takes the same steps in less memory, and so does "
+                f"trainer.checkpoint_activations=true"
+            ) from None
         if run:
             link(run, "log_artifact", "checkpoint", file_hash([inside(cfg.models, cfg.name)]))
 
 
 def fingerprint(cfg: DictConfig, data: str = "") -> str:
     """Computes the sha256 of everything that determines a training: its config and its tokens."""
-    settings = {key: value for key, value in plain(cfg).items() if key not in CHANGES_NOTHING}
+    changes_nothing = ("run", "trainer", "data", "card")
+    settings = {key: value for key, value in plain(cfg).items() if key not in changes_nothing}
     return sha256(repr((settings, numerics(cfg), data)).encode()).hexdigest()
 
 
@@ -186,26 +185,13 @@ def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None
     )
 
 
-@contextmanager
-def memory_shortage_named(cfg: DictConfig) -> Iterator[None]:
-    """Raises ValueError that names the values to change where a GPU's memory runs out."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise ValueError(
-            f"out of GPU memory while training {cfg.name}: a batch_size of "
-            f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches; a "
-            f"larger trainer.accumulate takes the same steps in less memory, and so does "
-            f"trainer.checkpoint_activations=true"
-        ) from None
-
-
 def metrics(
     cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, object]
 ) -> dict[str, Any]:
     """Collects the learning curve, its last point, and the hyper-parameters of Table 4."""
     module = plain(cfg.module)
     schedule, optimizer = module.pop("schedule"), module.pop("optimizer")
+    left_out = ("_target_", "_partial_", "lr", "eps", "fused", "betas")  # or under other names
     sizes = {**cfg.get("model", {}), **cfg.get("layers", {}), **cfg.get("positions", {})}
     hyperparameters = {
         **{key: value for key, value in sizes.items() if key not in ("_target_", "kernel")},
@@ -217,21 +203,20 @@ def metrics(
         "warmup_proportion": schedule.get("warmup_proportion"),
         "schedule": class_name(schedule),
         "optimizer": class_name(optimizer),
-        **dict.fromkeys(OPTIMIZER_SETTINGS),
-        **{key: value for key, value in optimizer.items() if key not in NO_SETTINGS},
+        # of every optimizer; null where it has none
+        **dict.fromkeys(("weight_decay", "adamw_rate", "momentum", "max_grad_norm")),
+        **{key: value for key, value in optimizer.items() if key not in left_out},
         "gradient_accumulation": cfg.trainer.accumulate,
         **dict(zip(("beta_1", "beta_2"), optimizer.get("betas", (None, None)), strict=True)),
         **numerics(cfg),
         **facts,
     }
-    final = {key: value for key, value in curve[-1].items() if key != "step"}
-    tokens = cfg.fit.steps * cfg.batches.batch_size * hyperparameters["length"]
     return {
         "model": cfg.name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": cfg.fit.steps,
-        "tokens": tokens,
+        "tokens": cfg.fit.steps * cfg.batches.batch_size * hyperparameters["length"],
         "curve": curve,
         "hyperparameters": hyperparameters,
-        **final,
+        **{key: value for key, value in curve[-1].items() if key != "step"},
     }

@@ -7,6 +7,7 @@ what is built of it. This module imports nothing that takes long.
 
 import json
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -251,6 +252,27 @@ RULES = {
 }
 """Rules by patterns of keys, `*` for any text; the first that matches holds."""
 
+TOGETHER: tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...] = (
+    *(
+        (
+            f"{model}.width",
+            f"{model}.heads",
+            lambda width, heads: width % heads == 0,
+            "{}, must divide it",
+        )
+        for model in ("causal", "masked", "in_context", "benchmark.layer")
+    ),
+    ("causal.context", "causal.length", operator.lt, "it must be below {}"),
+    ("masked.block", "masked.long.length", operator.le, "it must be at most {}"),
+    (
+        "corpus.validation_fraction",
+        "corpus.evaluation_fraction",
+        lambda validation, evaluation: validation + evaluation < 1,
+        "together with {}, it must be below 1",
+    ),
+)
+"""Two keys, whether their values go together, and what is allowed, with {} for the second one"""
+
 RULES_OF_TYPES = {
     bool: SWITCH,
     float: NOT_NEGATIVE,
@@ -270,8 +292,6 @@ REFERENCE = re.compile(r"\$\{((?!paths\.)\w[\w.]*)\}")
 """A value that is that of another key; the folders of an app are its own"""
 MODEL_NAMES = ("causal_", "masked_", "in_context_")
 """Prefixes of the model names that are made of kernel, length, task and attention."""
-READ = {"corpus": ("corpus.path", "corpus.evaluation_path"), "probe": ("probe.text",)}
-"""App -> keys of the files that the user gives it."""
 
 
 @cache
@@ -309,7 +329,9 @@ def check(cfg: DictConfig, shipped: DictConfig, app: str = "") -> list[str]:
             check_value(cfg, shipped, key, before[key], after[key])
     check_targets(OmegaConf.to_container(cfg))
     check_together(cfg)
-    check_cache_names(cfg)
+    for key in ("gaps_of", "only", "after", "pools", "curve.methods"):  # nothing reads others
+        for name in OmegaConf.select(cfg, f"caches.{key}") or ():
+            word(*cfg.caches.methods).check(f"caches.{key}", name)
     check_files(cfg, app)
     return [key for key in added if is_code(OmegaConf.select(cfg, key.rpartition(".")[0]))]
 
@@ -412,41 +434,17 @@ def is_allowed(target: str) -> bool:
 
 def check_together(cfg: DictConfig) -> None:
     """Raises ValueError for values that do not go together, which only hours later would show."""
-    for model in ("causal", "masked", "in_context", "benchmark.layer"):
-        size = OmegaConf.select(cfg, model)
-        if size.width % size.heads:
-            raise ValueError(
-                f"{model}.width is {size.width}; {model}.heads, which is {size.heads}, must "
-                f"divide it"
-            )
-    if cfg.causal.context >= cfg.causal.length:
-        raise ValueError(
-            f"causal.context is {cfg.causal.context}; it must be below causal.length, which is "
-            f"{cfg.causal.length}"
-        )
-    if cfg.masked.block > cfg.masked.long.length:
-        raise ValueError(
-            f"masked.block is {cfg.masked.block}; it must be at most masked.long.length, which is "
-            f"{cfg.masked.long.length}"
-        )
-    if cfg.corpus.evaluation_fraction + cfg.corpus.validation_fraction >= 1:
-        raise ValueError(
-            f"corpus.validation_fraction is {cfg.corpus.validation_fraction}; together with "
-            f"corpus.evaluation_fraction, which is {cfg.corpus.evaluation_fraction}, it must be "
-            f"below 1"
-        )
-
-
-def check_cache_names(cfg: DictConfig) -> None:
-    """Raises ValueError for a cache method that is named and not among them: nothing reads it."""
-    for key in ("gaps_of", "only", "after", "pools", "curve.methods"):
-        for name in OmegaConf.select(cfg, f"caches.{key}") or ():
-            word(*cfg.caches.methods).check(f"caches.{key}", name)
+    for key, other, holds, allowed in TOGETHER:
+        first, second = OmegaConf.select(cfg, key), OmegaConf.select(cfg, other)
+        if not holds(first, second):
+            rule = allowed.format(f"{other}, which is {second}")
+            raise ValueError(f"{key} is {first}; {rule}")
 
 
 def check_files(cfg: DictConfig, app: str) -> None:
     """Checks that there is text at the paths that an app reads; a data set is checked later."""
-    for key in READ.get(app, ()):
+    files = {"corpus": ("corpus.path", "corpus.evaluation_path"), "probe": ("probe.text",)}
+    for key in files.get(app, ()):
         path = OmegaConf.select(cfg, key)
         if path is not None and not path.startswith("hub:"):
             try:

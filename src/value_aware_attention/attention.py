@@ -21,17 +21,6 @@ from value_aware_attention.arguments import check_tensors, described
 from value_aware_attention.kernels import Exponential, Kernel, check_kernel
 
 
-def kernel_attention(
-    query: Float[Tensor, "*#batch N D"],
-    key: Float[Tensor, "*#batch M D"],
-    value: Float[Tensor, "*#batch M V"],
-    kernel: Kernel,
-    visible: Bool[Tensor, "*#batch #N #M"] | None,
-) -> Float[Tensor, "*batch N V"]:
-    """Computes o = sum_i alpha_i v_i, Eq. 1, over the visible pairs (None = all)."""
-    return kernel_weights(query, key, kernel, visible) @ value
-
-
 def kernel_weights(
     query: Float[Tensor, "*#batch N D"],
     key: Float[Tensor, "*#batch M D"],
@@ -106,7 +95,7 @@ def attention_over(
         return _fused(query, key, value, kernel, visible)
     with _without_autocast(value):
         query, key, values = map(working_precision, promoted(query, key, value))
-        return kernel_attention(query, key, values, kernel, visible).to(value.dtype)
+        return (kernel_weights(query, key, kernel, visible) @ values).to(value.dtype)
 
 
 def weights_over(
@@ -240,12 +229,14 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"{shapes}: each must have at least 2 dimensions, (..., length, width)")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"{shapes}: query and key must have the same last dimension (head_dim)")
-    if 0 in (query.shape[-1], value.shape[-1]):
-        raise ValueError(f"{shapes}: the last dimension must be at least 1")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"{shapes}: key and value must have the same number of keys")
+    (keys, head_dim), (values, value_dim) = key.shape[-2:], value.shape[-2:]
+    for holds, rule in (
+        (query.shape[-1] == head_dim, "query and key must have the same last dimension (head_dim)"),
+        (0 not in (query.shape[-1], value_dim), "the last dimension must be at least 1"),
+        (keys == values, "key and value must have the same number of keys"),
+    ):
+        if not holds:
+            raise ValueError(f"{shapes}: {rule}")
     try:
         return torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     except RuntimeError:
@@ -268,12 +259,15 @@ def _check_mask(attn_mask: Tensor, shape: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class AttentionState:
-    """Holds sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale)."""
+    """Holds sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale).
+
+    Attributes:
+        log_scale: Largest log-similarity of a visible key; -inf: no key was seen.
+    """
 
     values: Float[Tensor, "*#batch N V"]
     total: Float[Tensor, "*#batch N 1"]
     log_scale: Float[Tensor, "*#batch #N 1"]
-    """Largest log-similarity of a visible key; -inf: no key was seen"""
 
     def merge(self, other: "AttentionState") -> "AttentionState":
         """Returns the state over the keys of both."""

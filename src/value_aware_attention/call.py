@@ -69,18 +69,21 @@ def max_elements_within(memory_gib: float) -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """Holds facts about a layer that `hugging_face.replace_attention` finds for methods."""
+    """Holds facts about a layer that `hugging_face.replace_attention` finds for methods.
+
+    Attributes:
+        projection: Output projection W_o of each query head, without bias.
+        rotary: None: the model does not rotate queries by their positions.
+        repeated: Queries, keys and values (B, *heads, T, .) of the prefix read again, after itself.
+        number: Its place among the layers of the model; None: bare tensors.
+        kept: `caches.KeptKeys` chosen together with those of the other layers.
+    """
 
     projection: Float[Tensor, "*heads V E"] | None = None
-    """Output projection W_o of each query head, without bias"""
     rotary: Rotary | None = None
-    """None: the model does not rotate queries by their positions."""
     repeated: tuple[Tensor, Tensor, Tensor] | None = None
-    """Queries, keys and values (B, *heads, T, .) of the prefix read again, after itself."""
     number: int | None = None
-    """Its place among the layers of the model; None: bare tensors"""
     kept: Any = None
-    """`caches.KeptKeys` chosen together with those of the other layers"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,13 @@ class Call:
     """Holds queries, keys and values in at least fp32, their kernel, and which pairs are visible.
 
     Masks, weights and centred values are computed when they are first asked for, and kept.
+
+    Attributes:
+        rows: Positions of these queries in the whole call, of which this call may be a part.
+        queries: The number of queries of the whole call.
+        dtype: The precision of the output that the caller expects.
+        layer: Facts about the model's layer that made the call, for methods that use them.
+        first_row: Queries before it only give context: errors and statistics leave them out.
     """
 
     query: Float[Tensor, "*#batch N D"]
@@ -97,15 +107,10 @@ class Call:
     attn_mask: Bool[Tensor, "*#batch #N M"] | None
     is_causal: bool
     rows: Int[Tensor, "*#batch N"]
-    """Positions of these queries in the whole call, of which this call may be a part"""
     queries: int
-    """The number of queries of the whole call."""
     dtype: torch.dtype
-    """The precision of the output that the caller expects."""
     layer: Layer = field(default_factory=Layer)
-    """Facts about the model's layer that made the call, for methods that use them."""
     first_row: int = 0
-    """Queries before it only give context: errors and statistics leave them out."""
 
     @classmethod
     def of(

@@ -64,7 +64,11 @@ def new_file(path: Path | str) -> Iterator[Path]:
     Raises DiskFull, which names the folder.
     """
     target = Path(path)
-    remove_left_overs(target.parent)
+    for left_over in target.parent.glob(f".*{PARTIAL}"):
+        # Nobody has a file of an ended process locked. An error: a process writes the file, it is
+        # a folder, or there are no locks to tell.
+        with suppress(OSError), FileLock(left_over, blocking=False, fallback_to_soft=False):
+            left_over.unlink(missing_ok=True)
     partial = target.with_name(f".{target.name}.{uuid4().hex[:12]}{PARTIAL}")
     with _locked(partial), full_disk_named(target.parent):
         yield partial
@@ -160,14 +164,6 @@ def held(
     refusal = f"{target} belongs to {run} that is still going: wait for it, or {instead}"
     with _locked(target.with_name(f".{target.name}{LOCK}"), refusal):
         yield
-
-
-def remove_left_overs(folder: Path) -> None:
-    """Removes the unfinished files of processes that have ended: nobody has them locked."""
-    for file in folder.glob(f".*{PARTIAL}"):
-        # an error: a process writes the file, it is a folder, or there are no locks to tell
-        with suppress(OSError), FileLock(file, blocking=False, fallback_to_soft=False):
-            file.unlink(missing_ok=True)
 
 
 @contextmanager

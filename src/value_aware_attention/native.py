@@ -24,7 +24,10 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
     unchanged. Where no such folder can be written every process builds its own.
     """
     log = logging.getLogger(__name__)
-    compiler = shlex.split(os.environ.get("CXX", "")) or _installed_compiler()
+    compiler = (
+        shlex.split(os.environ.get("CXX", ""))
+        or [path for name in ("c++", "clang++") if (path := shutil.which(name))][:1]
+    )
     if not compiler:
         log.warning("no C++ compiler: value-aware search runs in torch")
         return None
@@ -39,11 +42,6 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
     except OSError as error:
         log.warning("the value-aware search runs in torch: %s", error)
     return None
-
-
-def _installed_compiler() -> list[str]:
-    path = shutil.which("c++") or shutil.which("clang++")
-    return [path] if path else []
 
 
 def _build(command: list[str], source: Path, scratch: Path) -> Path:
@@ -101,9 +99,8 @@ def _is_ours(path: Path, bits: int = 0o022) -> bool:
 
 def _is_whole(library: Path, written: Path) -> bool:
     """Tells whether a library is ours, and as it was when its sha256 was written beside it."""
-    if not (library.is_file() and written.is_file() and _is_ours(library)):
-        return False
-    return written.read_bytes() == _line(library).encode()
+    is_ours = library.is_file() and written.is_file() and _is_ours(library)
+    return is_ours and written.read_bytes() == _line(library).encode()
 
 
 def _line(library: Path) -> str:

@@ -26,18 +26,21 @@ C = TypeVar("C", bound="MethodCard")
 
 @dataclass(frozen=True, kw_only=True)
 class MethodCard:
-    """Describes a method: `target` called with `arguments`, its name, its place among others."""
+    """Describes a method: `target` called with `arguments`, its name, its place among others.
+
+    Attributes:
+        name: The option's name.
+        path: Its file, as messages name it.
+        label: Its name in tables and figures.
+        place: Its place in tables, legends and records, smallest first.
+    """
 
     name: str
-    """The option's name."""
     path: str
-    """Its file, as messages name it."""
     target: str
     arguments: Mapping[str, Any]
     label: str
-    """Its name in tables and figures."""
     place: float = math.inf
-    """Its place in tables, legends and records, smallest first."""
 
     def build(self, **changes: Any) -> dict[str, Any]:
         """Returns what Hydra instantiates: the target and its arguments, some of them changed."""
@@ -46,12 +49,15 @@ class MethodCard:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCard(MethodCard):
-    """Describes a cache method, whose arguments take the number of keys from `caches.r`."""
+    """Describes a cache method, whose arguments take the number of keys from `caches.r`.
+
+    Attributes:
+        only: The observed queries that it is measured with; None = all.
+        pools: Budgets other than r a head that it is measured with, each with its observed queries.
+    """
 
     only: Sequence[str] | None = None
-    """The observed queries that it is measured with; None = all."""
     pools: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Budgets other than r a head that it is measured with, each with its observed queries."""
 
     def method(self, r: int) -> Any:
         """Builds the method with r keys."""
@@ -61,35 +67,42 @@ class CacheCard(MethodCard):
 
 @dataclass(frozen=True, kw_only=True)
 class Card(MethodCard):
-    """Describes an approximation, and how it is shown, measured and varied."""
+    """Describes an approximation, and how it is shown, measured and varied.
+
+    Attributes:
+        kernels: The kernels that it approximates, as its class says; none = all.
+        causal: Whether it can attend causally, as its class says.
+        keeps: The part of attention that it keeps, in words, for the table of methods.
+        oracle: Whether it needs the exact weights or outputs, which a practical method would
+            predict.
+        mark: `colour` and `shape`; `shades` in place of `colour` where curves have none of their
+            own.
+        curves: Argument -> value -> `label` (and mark) of the curve: settings that no line
+            connects.
+        size: Format of a setting's size after the label; empty = its r, such as "65".
+        axes: Axes of `evaluate`'s grid: argument -> its values, or the config key that has them.
+        decoder: Axes of its cells on a pretrained decoder, as `axes`; None = it has none there.
+        survey: `vary`, the argument that meets a budget (null: it has none), and others that differ
+            there; None = not in the survey.
+        benchmark: Entries of the benchmark, as conf/benchmark.yaml describes them.
+        explored: Its name in the token explorer, which shows methods with r keys; empty = not
+            shown.
+        train: Arguments that differ in a model trained with it; None = it gives no gradients.
+    """
 
     kernels: Sequence[str] = ()
-    """The kernels that it approximates, as its class says; none = all."""
     causal: bool = True
-    """Whether it can attend causally, as its class says."""
     keeps: str = ""
-    """The part of attention that it keeps, in words, for the table of methods."""
     oracle: bool = False
-    """Whether it needs the exact weights or outputs, which a practical method would predict."""
     mark: Mapping[str, Any] = field(default_factory=dict)
-    """`colour` and `shape`; `shades` in place of `colour` where curves have none of their own."""
     curves: Mapping[str, Mapping[Any, Mapping[str, str]]] = field(default_factory=dict)
-    """Argument -> value -> `label` (and mark) of the curve: settings that no line connects."""
     size: str = ""
-    """Format of a setting's size after the label; empty = its r, such as "65"."""
     axes: Mapping[str, Any] = field(default_factory=dict)
-    """Axes of `evaluate`'s grid: argument -> its values, or the config key that has them."""
     decoder: Mapping[str, Any] | None = None
-    """Axes of its cells on a pretrained decoder, as `axes`; None = it has none there."""
     survey: Mapping[str, Any] | None = None
-    """`vary`, the argument that meets a budget (null: it has none), and others that differ there;
-    None = not in the survey."""
     benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Entries of the benchmark, as conf/benchmark.yaml describes them."""
     explored: str = ""
-    """Its name in the token explorer, which shows methods with r keys; empty = not shown."""
     train: Mapping[str, Any] | None = field(default_factory=dict)
-    """Arguments that differ in a model trained with it; None = it gives no gradients."""
 
     def method(self, r: int) -> Any:
         """Builds the method with r keys a query."""
@@ -97,20 +110,21 @@ class Card(MethodCard):
 
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
-        parts = [self.label]
-        for argument, known in self.curves.items():
-            value = setting[argument]
-            parts.append(known.get(value, {}).get("label", f"{value} {argument}"))
-        return ", ".join(parts)
+        labels = (
+            marks.get(setting[argument], {}).get("label", f"{setting[argument]} {argument}")
+            for argument, marks in self.curves.items()
+        )
+        return ", ".join([self.label, *labels])
 
     def marks(self) -> dict[str, Mapping[str, str]]:
         """Collects the marks of the curves that have one of their own."""
         own = {self.label: self.mark} if "colour" in self.mark else {}
-        for argument, known in self.curves.items():
-            for value, mark in known.items():
-                if "colour" in mark:
-                    own[self.curve({argument: value})] = mark
-        return own
+        return own | {
+            self.curve({argument: value}): mark
+            for argument, marks in self.curves.items()
+            for value, mark in marks.items()
+            if "colour" in mark
+        }
 
 
 def cards(folder: Path = APPROXIMATIONS) -> Mapping[str, Card]:

@@ -18,22 +18,25 @@ FEW_DIGITS = 1e-8
 
 
 class Approximation(nn.Module, ABC):
-    """Approximates exact attention, with its inputs and an output of its shape."""
+    """Approximates exact attention, with its inputs and an output of its shape.
+
+    Attributes:
+        supports_causal: False: the choice of keys would depend on later positions, so a causal mask
+            is refused.
+        needs_shared_keys: True: a mask must hide the same keys from every query (padding), shape
+            (..., 1, keys).
+        kernels: The kernels it can approximate; empty = every kernel.
+        queries_alone: True: the output of a query depends on no other query, nor on its place among
+            them.
+        differentiable_weights: False: its weights are searched for or drawn, so only `value` is
+            given a gradient.
+    """
 
     supports_causal: bool = True
-    """False: the choice of keys would depend on later positions, so a causal mask is refused."""
-
     needs_shared_keys: bool = False
-    """True: a mask must hide the same keys from every query (padding), shape (..., 1, keys)."""
-
     kernels: tuple[type, ...] = ()
-    """The kernels it can approximate; empty = every kernel."""
-
     queries_alone: bool = False
-    """True: the output of a query depends on no other query, nor on its place among them."""
-
     differentiable_weights: bool = True
-    """False: its weights are searched for or drawn, so only `value` is given a gradient."""
 
     def forward(
         self,
@@ -97,12 +100,15 @@ class Approximation(nn.Module, ABC):
 
 
 class SparseApproximation(Approximation):
-    """Keeps at most `r` keys per query."""
+    """Keeps at most `r` keys per query.
+
+    Attributes:
+        solves_for_weights: True: weights come from a solver, and an evaluation records its largest
+            support and error.
+    """
 
     queries_alone = True
-
     solves_for_weights: bool = False
-    """True: weights come from a solver, and an evaluation records its largest support and error."""
 
     def __init__(self, r: int) -> None:
         super().__init__()

@@ -37,12 +37,15 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Holds a piece cut into blocks; `rows` are the queries in the order of the blocks."""
+    """Holds a piece cut into blocks; `rows` are the queries in the order of the blocks.
+
+    Attributes:
+        complete: True: the outputs of the blocks, one after the other, are those of all queries.
+    """
 
     blocks: tuple[Block, ...]
     rows: Int[Tensor, " Q"]
     complete: bool
-    """True: the outputs of the blocks, one after the other, are those of all queries."""
 
 
 def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batch N V"]:
@@ -73,9 +76,7 @@ def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
         return call.zeros()
     blocks = (_cut(call, block) for block in layout.blocks)
     outputs = torch.cat([attention_over(*block) for block in blocks], dim=-2)
-    if layout.complete:
-        return outputs
-    return call.zeros().index_copy(-2, layout.rows, outputs)
+    return outputs if layout.complete else call.zeros().index_copy(-2, layout.rows, outputs)
 
 
 def _state(call: Call, piece: Piece) -> AttentionState | None:

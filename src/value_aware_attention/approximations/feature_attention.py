@@ -45,10 +45,13 @@ FeatureMap = Callable[[Float[Tensor, "*batch L D"]], Features]
 
 
 class FeatureAttention(Approximation):
-    """Approximates the kernel by the inner product of features of queries and keys."""
+    """Approximates the kernel by the inner product of features of queries and keys.
+
+    Attributes:
+        smallest_total: Least magnitude of the normaliser, in units of the largest visible key's.
+    """
 
     smallest_total: float = 0.0
-    """Least magnitude of the normaliser, in units of the largest visible key's"""
 
     @abstractmethod
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
@@ -66,7 +69,9 @@ class FeatureAttention(Approximation):
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
         """Lets every query read the sums over all keys; blocks of positions fit in the cache."""
         query_map, key_map = self.feature_maps(call)
-        rows = _rows_in_cache(call)
+        rows = max(call.keys, call.query.shape[-2])
+        if call.key.device.type == "cpu":
+            rows = max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
 
         def sums_over(some: slice) -> AttentionState:
             key, value = key_map(call.key[..., some, :]), call.value[..., some, :]
@@ -169,13 +174,6 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
         for some in query.split(rows, dim=-2)
     ]
     return torch.cat(pairs, dim=-2)
-
-
-def _rows_in_cache(call: Call) -> int:
-    """Counts the positions of a block: a CPU is faster when their features stay in its cache."""
-    if call.key.device.type != "cpu":
-        return max(call.keys, call.query.shape[-2])
-    return max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
 
 
 def _blocks(length: int, rows: int) -> list[slice]:

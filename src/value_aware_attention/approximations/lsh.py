@@ -58,7 +58,12 @@ class LSH(Approximation):
         rounds = (self._round(call, generator) for _ in range(self.rounds))
         state = reduce(AttentionState.merge, rounds)
         output = state.output()
-        return self._or_itself(output, state, call) if self.share_query_key else output
+        if not self.share_query_key:
+            return output
+        alone = state.log_scale[..., 0].isneginf()  # a token that saw no other in any round
+        if call.visible is not None:
+            alone = alone & call.visible[..., 0, :]
+        return call.value.where(alone[..., None], output)
 
     def _round(self, call: Call, generator: torch.Generator) -> AttentionState:
         """Computes the attention of one hash round, each query over its neighbourhood."""
@@ -74,7 +79,9 @@ class LSH(Approximation):
         chunks = query.shape[-3]
         key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
         if self.share_query_key:
-            visible = visible & ~self._itself(key_order, chunk, chunks)
+            positions = _chunks(key_order[..., None], chunk)  # in one order: a query meets itself
+            near = _with_previous(positions)[..., :chunks, :, :]
+            visible = visible & (positions != near.transpose(-2, -1))
         state = attention_state(call.kernel.log_similarity(query, key), value, visible)
         rank = query_order.argsort(dim=-1)
         return state.rearranged(lambda x: _take(x.flatten(-3, -2), rank))
@@ -91,19 +98,6 @@ class LSH(Approximation):
             _with_previous(_chunks(x, chunk))[..., :chunks, :, :] for x in ordered
         )
         return key, value, visible.mT
-
-    def _itself(self, order: Int[Tensor, "*batch M"], chunk: int, chunks: int) -> Tensor:
-        """Finds where a query of chunk i meets its own key: both are sorted in one order."""
-        positions = _chunks(order[..., None], chunk)
-        near = _with_previous(positions)[..., :chunks, :, :]
-        return positions == near.transpose(-2, -1)
-
-    def _or_itself(self, output: Tensor, state: AttentionState, call: Call) -> Tensor:
-        """Lets a visible token that saw no other in any round attend to itself."""
-        alone = state.log_scale[..., 0].isneginf()
-        if call.visible is not None:
-            alone = alone & call.visible[..., 0, :]
-        return call.value.where(alone[..., None], output)
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Counts attended keys of all rounds, hashing a query and its share of hashing the keys.

@@ -97,6 +97,7 @@ class OptimalValueAware(SparseApproximation):
         self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
         """Recomputes errors in fp64 and marks proved rows: error 0, or the nearest value."""
+        dtype = chosen.weights.dtype
         optimal = torch.full_like(small, call.is_empty)  # nothing is reached with nothing
         all_pairs = self.r == 2 and closest_combination.tries_all_pairs(call.value, self.search)
         small = small | (self.r == 1 or all_pairs)
@@ -110,16 +111,12 @@ class OptimalValueAware(SparseApproximation):
             elif all_pairs:
                 proved = error * (1 - TIE) <= _nearest_pair(rows)
             if not proved.all():
-                proved |= error <= _none(rows, chosen.weights.dtype)
+                distance = _squared_distances(rows).clamp_min(0).sqrt()
+                spread = NEGLIGIBLE[dtype] * (rows.weights * distance).sum(dim=-1)
+                norm = (rows.output + rows.centre).norm(dim=-1)
+                proved |= error <= (spread + ROUNDING * torch.finfo(dtype).eps * norm).square()
             optimal[..., rows.place] = proved & here
         return replace(chosen, optimal=optimal)
-
-
-def _none(rows: RowsInFp64, dtype: torch.dtype) -> Float[Tensor, "*batch K"]:
-    """Computes the largest ||o - o~||^2 that counts as none: see `OptimalValueAware`."""
-    spread = (rows.weights * _squared_distances(rows).clamp_min(0).sqrt()).sum(dim=-1)
-    norm = (rows.output + rows.centre).norm(dim=-1)
-    return (NEGLIGIBLE[dtype] * spread + ROUNDING * torch.finfo(dtype).eps * norm).square()
 
 
 def _nearest(

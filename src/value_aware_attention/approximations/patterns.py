@@ -21,15 +21,19 @@ Relation = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Holds pairs of a query and a key that are computed together."""
+    """Holds pairs of a query and a key that are computed together.
+
+    Attributes:
+        period: Divides the distance between the two positions of every pair.
+        queries: The queries that are in any pair, where these are few; None = all queries.
+        listed: The keys of each query (negative = none), given where neighbouring queries share
+            none.
+    """
 
     sees: Relation
     period: int = 1
-    """Divides the distance between the two positions of every pair"""
     queries: tuple[int, ...] | None = None
-    """The queries that are in any pair, where these are few; None = all queries."""
     listed: Int[Tensor, "M R"] | None = None
-    """The keys of each query (negative = none), given where neighbouring queries share none"""
 
     @property
     def kind(self) -> tuple[int, tuple[int, ...] | None, int]:

@@ -13,16 +13,19 @@ from value_aware_attention.weights import dense_weights, renormalised, smallest,
 
 @dataclass(frozen=True)
 class SparseWeights:
-    """Holds at most R keys per query with their weights: a point of C_r (section 3)."""
+    """Holds at most R keys per query with their weights: a point of C_r (section 3).
+
+    Attributes:
+        indices: Keys, each in range; an unused slot has weight 0.
+        weights: >= 0, summing to 1, or to 0 where every key is masked.
+        error: ||o - o~||^2, recomputed from indices and weights.
+        optimal: Where the choice is proved optimal; None for methods that do not claim it.
+    """
 
     indices: Int[Tensor, "*batch N R"]
-    """Keys, each in range; an unused slot has weight 0."""
     weights: Float[Tensor, "*batch N R"]
-    """>= 0, summing to 1, or to 0 where every key is masked."""
     error: Float[Tensor, "*batch N"]
-    """||o - o~||^2, recomputed from indices and weights."""
     optimal: Bool[Tensor, "*batch N"] | None = None
-    """Where the choice is proved optimal; None for methods that do not claim it."""
 
     def dense(self, keys: int) -> Float[Tensor, "*batch N M"]:
         """Returns the weights on every key, zero where not kept."""
@@ -35,10 +38,13 @@ class SparseWeights:
 
 @dataclass(frozen=True)
 class RowsInFp64:
-    """Holds K queries in fp64; a head's values are measured from the smallest of their outputs."""
+    """Holds K queries in fp64; a head's values are measured from the smallest of their outputs.
+
+    Attributes:
+        place: The positions of these queries in the whole call.
+    """
 
     place: Int[Tensor, " K"]
-    """The positions of these queries in the whole call"""
     weights: Float[Tensor, "*batch K M"]
     value: Float[Tensor, "*batch M V"]
     output: Float[Tensor, "*batch K V"]

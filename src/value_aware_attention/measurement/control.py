@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy, deepcopy
 
 import numpy as np
@@ -71,13 +71,11 @@ def chance(task: Task, exact: EndMetric) -> dict[str, Baseline]:
     if task.metric == "cosine":
         return {}
     targets = [row[row >= 0] for text in task.texts for row in text.labels]
-    sums = UnitSums(_losses(targets, task), np.array(exact.unit_counts))
+    if task.metric == "perplexity":
+        losses = [len(row) * math.log(vocabulary_size(task.model)) for row in targets]
+    else:
+        likeliest = torch.cat(targets).mode().values
+        losses = [float((row != likeliest).sum()) for row in targets]
+    sums = UnitSums(np.array(losses), np.array(exact.unit_counts))
     measured = UnitSums(np.array(exact.unit_totals), sums.counts)
     return {CHANCE: Baseline(**end_metric(sums, measured, task.metric))}
-
-
-def _losses(targets: Sequence[torch.Tensor], task: Task) -> np.ndarray:
-    if task.metric == "perplexity":
-        return np.array([len(row) * math.log(vocabulary_size(task.model)) for row in targets])
-    likeliest = torch.cat(list(targets)).mode().values
-    return np.array([float((row != likeliest).sum()) for row in targets])

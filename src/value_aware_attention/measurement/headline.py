@@ -153,21 +153,15 @@ def _loss(record: Record) -> str:
         slot = (
             f"; {r - 1} by weight with the mean of the others {with_ratio(record, trained[SLOT])}"
         )
+    keys, slots = (end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT))
+    beside = f", or {slots!s} with that mean as the last one" if slots else ""
+    matching = keys and f"By weight it takes {keys!s} keys to do as well in this metric{beside}."
     return (
         f"{r} value-aware keys in every layer leave {LOSSES[metric]} "
         f"{with_ratio(record, trained[AWARE])}; {r} by weight "
         f"{with_ratio(record, trained[OBLIVIOUS])}{slot}{_exact(record)}{random}. "
-        f"{_end_matches(record, r)}"
+        f"{matching or ''}"
     ).rstrip()
-
-
-def _end_matches(record: Record, r: int) -> str:
-    """Says how many keys lose as little in the end metric as r value-aware ones."""
-    keys, slots = (end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT))
-    if keys is None:
-        return ""
-    beside = f", or {slots!s} with that mean as the last one" if slots else ""
-    return f"By weight it takes {keys!s} keys to do as well in this metric{beside}."
 
 
 def _exact(record: Record) -> str:

@@ -63,11 +63,13 @@ def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[s
     difference of the two relative errors, with the interval of `ratio_of_sums`, may be 0 (a test
     inverted, as in Fieller's theorem). None for a single unit.
     """
-    ends = ratio_of_sums(oblivious - aware[:, None], squared_norm[:, None])
-    return {
-        name: keys_needed(curve, 0.0)
-        for name, curve in zip(("keys", "low", "high"), ends, strict=True)
-    }
+    return _counts(ratio_of_sums(oblivious - aware[:, None], squared_norm[:, None]), 0.0)
+
+
+def _counts(ends: Sequence[Array], share: float) -> dict[str, int | None]:
+    """Counts the keys that an error and the ends of its interval need, as fields of `KeyCount`."""
+    names = ("keys", "low", "high")
+    return {name: keys_needed(curve, share) for name, curve in zip(names, ends, strict=True)}
 
 
 def matching_keys_of_queries(
@@ -122,6 +124,8 @@ BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
     "leave_one_out_keys": LeaveOneOutKeys,
 }
 """Methods between the two optimal ones"""
+AT_EVERY_SIZE = (OBLIVIOUS, AWARE, KEYS_ONLY, *SLOTS.values())
+"""Methods that are measured at every number of keys, and not at powers of two"""
 AT_FIRST_TOKEN = (1, 4)
 """Numbers of keys at which errors are told apart by whether a query attends to the first token"""
 POOLS: Sequence[tuple[int, ...]] = ((1, 2), (2,), ())
@@ -134,16 +138,18 @@ class LayerErrors:
 
     ||o||^2 (units, heads, 1); ||o - o~||^2 of every method (units, heads, sizes); and for a number
     of value-aware keys, by query, the number of keys by weight that match them (units, queries).
+
+    Attributes:
+        rows: Queries of each head and unit.
+        first_token: Sums of `_first_token`, by unit (units, .).
     """
 
     rows: int
-    """Queries of each head and unit"""
     keys: int
     squared_norm: Array
     paths: Mapping[str, Array]
     matches: Mapping[str, NDArray[np.int64]]
     first_token: Mapping[str, Array] = field(default_factory=dict)
-    """Sums of `_first_token`, by unit (units, .)"""
 
 
 @torch.inference_mode()
@@ -193,15 +199,11 @@ def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
         errors = [method(r).select(**rows.arguments()).error for r in _powers(largest)]
         paths[name] = torch.stack(errors, dim=-1)
     sizes = torch.tensor(_powers(rows.key.shape[-2]), device=rows.value.device)
-    return paths | {MAUREY: _variance(rows)[..., None] / sizes}
-
-
-def _variance(rows: Call) -> Float[Tensor, "B H N"]:
-    """Computes Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head."""
+    # Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head
     value = rows.value - rows.value.mean(dim=-2, keepdim=True)
-    weights = rows.weights
-    second = (weights @ value.square().sum(dim=-1)[..., None])[..., 0]
-    return (second - (weights @ value).square().sum(dim=-1)).clamp_min(0)
+    second = rows.weights @ value.square().sum(dim=-1, keepdim=True)
+    variance = second[..., 0] - (rows.weights @ value).square().sum(dim=-1)
+    return paths | {MAUREY: variance.clamp_min(0)[..., None] / sizes}
 
 
 def _matches(
@@ -326,7 +328,6 @@ def output_error(
     if not norms.any():
         raise ValueError("every layer's attention gives 0: no error is a share of that")
     units, _, heads, _ = norms.shape
-    sized = {name: _sizes_of(name, path.shape[-1]) for name, path in paths.items()}
     curves = list(_curves(norms, paths))
     return OutputError(
         search=search,
@@ -340,7 +341,11 @@ def output_error(
         squared_norm=tuple(map(rounded, norms.mean(axis=(0, 2, 3)))),
         methods={
             name: Curve(
-                sizes=tuple(sized[name]),
+                sizes=tuple(
+                    range(1, path.shape[-1] + 1)
+                    if name in AT_EVERY_SIZE
+                    else (1 << place for place in range(path.shape[-1]))
+                ),
                 layers=tuple(tuple(map(rounded, layer)) for layer in path.mean(axis=(0, 2))),
             )
             for name, path in paths.items()
@@ -355,13 +360,6 @@ def output_error(
         keys_needed=tuple(_keys_needed(curves)),
         errors=tuple(_errors(curves, sizes)),
     )
-
-
-def _sizes_of(method: str, count: int) -> list[int]:
-    """Lists the numbers of keys that a path was measured at."""
-    if method in (OBLIVIOUS, AWARE, KEYS_ONLY, *SLOTS.values()):
-        return list(range(1, count + 1))
-    return [1 << place for place in range(count)]
 
 
 PooledCurve = tuple[int | None, int | None, str, list[Array]]
@@ -381,62 +379,54 @@ def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
 
 def _keys_needed(curves: Sequence[PooledCurve]) -> Iterator[KeysNeeded]:
     """Counts the keys needed for each of `SHARES`."""
-    for layer, head, method, ends in curves:
-        for share in SHARES:
-            keys, low, high = (keys_needed(curve, share) for curve in ends)
-            yield KeysNeeded(
-                layer=layer, head=head, method=method, share=share, keys=keys, low=low, high=high
-            )
+    for (layer, head, method, ends), share in product(curves, SHARES):
+        counts = _counts(ends, share)
+        yield KeysNeeded(layer=layer, head=head, method=method, share=share, **counts)
 
 
 def _errors(curves: Sequence[PooledCurve], sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
     """Yields the errors at `sizes`; beyond a method's largest size it is exact already."""
-    for layer, head, method, ends in curves:
-        for r in sizes:
-            at = min(r, len(ends[0])) - 1
-            error, low, high = (_known(curve[at]) for curve in ends)
-            yield ErrorAtSize(
-                layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
-            )
+    for (layer, head, method, ends), r in product(curves, sizes):
+        error, low, high = (_known(curve[min(r, len(curve)) - 1]) for curve in ends)
+        yield ErrorAtSize(
+            layer=layer, head=head, method=method, r=r, error=error, low=low, high=high
+        )
 
 
 def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
     """Counts `matching_keys` of all layers pooled, then of each, with quartiles over queries."""
-    for layer, pool in _pools(layers):
-        oblivious = sum(errors.paths[OBLIVIOUS].sum(axis=1) for errors in pool)
-        aware = sum(errors.paths[AWARE].sum(axis=1) for errors in pool)
-        norm = sum(errors.squared_norm.sum(axis=1) for errors in pool)
-        for r in map(int, layers[0].matches):
-            counts = np.concatenate([errors.matches[str(r)].ravel() for errors in pool])
-            quartiles = np.quantile(counts, (0.25, 0.5, 0.75), method="inverted_cdf")
-            lower, median, upper = map(int, quartiles)
-            ends = matching_keys(oblivious, aware[:, r - 1], norm[:, 0])
-            yield MatchingKeys(
-                layer=layer, r=r, lower_quartile=lower, median=median, upper_quartile=upper, **ends
-            )
-
-
-def _pools(layers: Sequence[LayerErrors]) -> Iterator[tuple[int | None, Sequence[LayerErrors]]]:
-    """Yields all layers as one pool, then each by its number."""
-    yield None, layers
-    for number, layer in enumerate(layers):
-        yield number, [layer]
+    for layer, pool, _, r, counts in _matched(layers, {"weight": OBLIVIOUS}):
+        by_query = np.concatenate([errors.matches[str(r)].ravel() for errors in pool])
+        quartiles = np.quantile(by_query, (0.25, 0.5, 0.75), method="inverted_cdf")
+        lower, median, upper = map(int, quartiles)
+        yield MatchingKeys(
+            layer=layer, r=r, lower_quartile=lower, median=median, upper_quartile=upper, **counts
+        )
 
 
 def _matching_slots(layers: Sequence[LayerErrors]) -> Iterator[MatchingSlots]:
     """Counts the slots that match value-aware keys, where they were measured."""
-    masses = [mass for mass in SLOTS if SLOTS[mass] in layers[0].paths]
-    for (layer, pool), mass in product(_pools(layers), masses):
-        slots, aware, norm = (
+    slots = {mass: path for mass, path in SLOTS.items() if path in layers[0].paths}
+    for layer, _, mass, r, counts in _matched(layers, slots):
+        yield MatchingSlots(layer=layer, r=r, mass=mass, **counts)
+
+
+Matched = tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | None]]
+"""Layer (None = all), its errors, choice, number of value-aware keys, and what matches them"""
+
+
+def _matched(layers: Sequence[LayerErrors], choices: Mapping[str, str]) -> Iterator[Matched]:
+    """Counts `matching_keys` of each choice, name -> path, in all layers pooled, then in each."""
+    pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
+    for (layer, pool), (name, path) in product(pools, choices.items()):
+        few, aware, norm = (
             sum(sums.sum(axis=1) for sums in arrays)
             for arrays in zip(
-                *((e.paths[SLOTS[mass]], e.paths[AWARE], e.squared_norm) for e in pool),
-                strict=True,
+                *((e.paths[path], e.paths[AWARE], e.squared_norm) for e in pool), strict=True
             )
         )
         for r in map(int, layers[0].matches):
-            ends = matching_keys(slots, aware[:, r - 1], norm[:, 0])
-            yield MatchingSlots(layer=layer, r=r, mass=mass, **ends)
+            yield layer, pool, name, r, matching_keys(few, aware[:, r - 1], norm[:, 0])
 
 
 def _of_first_token(layer: int, sums: Mapping[str, Array]) -> FirstToken:
@@ -541,9 +531,8 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
 
 
 def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
-    if not norm:  # of outputs that are 0 no error is a share
-        return {}
-    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes}
+    # of outputs that are 0 no error is a share
+    return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes} if norm else {}
 
 
 def _uniform(rows: Call, first: Int[Tensor, "B H N"]) -> dict[str, float]:

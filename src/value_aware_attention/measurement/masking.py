@@ -29,26 +29,17 @@ def mask_tokens(
     specials = torch.tensor(sorted(set(special_tokens)), dtype=torch.long)
     ordinary = ~torch.isin(tokens, specials)
     drawn = torch.rand(tokens.shape, generator=generator)
-    chosen = _lowest(drawn, ordinary, fraction, generator)
+    rounding = torch.rand(tokens.shape[:-1], generator=generator)
+    counts = (fraction * ordinary.sum(-1) + rounding).floor()
+    ranks = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1)
+    chosen = ranks < counts[..., None]
     labels = torch.where(chosen, tokens, IGNORED)
     kind = torch.rand(tokens.shape, generator=generator)
-    replacements = _ordinary_tokens(vocabulary_size, specials)
+    replacements = torch.arange(vocabulary_size)
+    replacements = replacements[~torch.isin(replacements, specials)]
+    if not len(replacements):
+        raise ValueError(f"a vocabulary of {vocabulary_size} holds nothing but special tokens")
     picks = torch.randint(len(replacements), tokens.shape, generator=generator)
     inputs = torch.where(chosen & (kind < 0.8), mask_token, tokens)
     inputs = torch.where(chosen & (kind >= 0.9), replacements[picks], inputs)
     return inputs, labels
-
-
-def _lowest(drawn: Tensor, ordinary: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
-    rounding = torch.rand(drawn.shape[:-1], generator=generator)
-    counts = (fraction * ordinary.sum(-1) + rounding).floor()
-    ranks = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1)
-    return ranks < counts[..., None]
-
-
-def _ordinary_tokens(vocabulary_size: int, specials: Tensor) -> Tensor:
-    tokens = torch.arange(vocabulary_size)
-    tokens = tokens[~torch.isin(tokens, specials)]
-    if not len(tokens):
-        raise ValueError(f"a vocabulary of {vocabulary_size} holds nothing but special tokens")
-    return tokens

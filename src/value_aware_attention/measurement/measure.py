@@ -165,16 +165,6 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
     }
 
 
-def _predictions(sums: UnitSums) -> dict[str, Prediction]:
-    """Averages the comparisons of predictions over all targets."""
-    return {
-        name: Prediction(
-            **asdict(estimate(totals, sums.counts, least=0.0)), unit_totals=tuple(totals.tolist())
-        )
-        for name, totals in sums.predictions.items()
-    }
-
-
 Method = Callable[[int, int], nn.Module]
 """(number of keys r, layer index) -> the approximation."""
 
@@ -277,7 +267,7 @@ def _record(
             units=len(exact.unit_counts),
             recorded_units=attention[0].output_error.units if attention else recorded,
         ),
-        run_on=run_on(_device(task)),
+        run_on=run_on(task.device.type),
         attention=attention,
     )
 
@@ -343,7 +333,10 @@ class _Measurement:
                     layers, self.first, search=options.search, unit=self.task.unit, sizes=sizes
                 ),
                 skewness=tuple(
-                    Skewness(layer=layer, **_means(of_texts))
+                    Skewness(
+                        layer=layer,
+                        **{n: float(np.mean([of[n] for of in of_texts])) for n in of_texts[0]},
+                    )
                     for layer, of_texts in enumerate(shapes)
                 ),
                 skewness_gap=gap,
@@ -380,7 +373,13 @@ class _Measurement:
                     approximation=setting.approximation,
                     parameters=dict(setting.parameters),
                     error=self._error(setting) if errors else None,
-                    predictions=_predictions(sums),
+                    predictions={
+                        name: Prediction(
+                            **asdict(estimate(totals, sums.counts, least=0.0)),
+                            unit_totals=tuple(totals.tolist()),
+                        )
+                        for name, totals in sums.predictions.items()
+                    },
                     **end_metric(sums, baseline, self.task.metric),
                 )
                 to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name
@@ -449,10 +448,6 @@ def setting_key(setting: Setting, layers: int) -> dict[str, object]:
     return {"methods": [repr(method) for method in built], "source": sources}
 
 
-def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-
-
 def _work_of(method: nn.Module) -> float:
     """Estimates the relative cost of a method, for the progress bar."""
     return 1.0 + method.r if isinstance(method, OptimalValueAware) else 1.0
@@ -463,18 +458,13 @@ def _layer_work(rows: int, calls: Sequence[Call]) -> float:
     return 1 + share * (calls[0].value.shape[-1] + 2)
 
 
-def _device(task: Task) -> str:
-    device: torch.device = next(task.model.parameters()).device
-    return device.type
-
-
 def _identity(task: Task, weights: str | None) -> dict[str, object]:
     """Lists the inputs that all numbers depend on: weights, kernel, device, engine, source."""
     return {
         "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),
-        "device": _device(task),
-        "engine": engine(_device(task)),
+        "device": task.device.type,
+        "engine": engine(task.device.type),
         "source": source_hash(type(task).__module__, __name__),
     }
 

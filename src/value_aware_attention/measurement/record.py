@@ -28,12 +28,15 @@ NUMBERS = {float: (float, int)}
 
 
 class JsonRecord:
-    """A frozen dataclass that one JSON file holds, with the version of its schema."""
+    """A frozen dataclass that one JSON file holds, with the version of its schema.
+
+    Attributes:
+        version: Version of the schema, raised whenever older records cannot be read as new ones.
+        made_by: The command that makes it again.
+    """
 
     version: ClassVar[int]
-    """Version of the schema, raised whenever older records cannot be read as new ones"""
     made_by: ClassVar[str]
-    """The command that makes it again"""
 
     def to_json(self) -> str:
         """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
@@ -64,7 +67,6 @@ class JsonRecord:
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +75,20 @@ class EndMetric(Estimate):
 
     `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
     the share of wrong ones for "error", itself for "cosine". value = exact + difference.
+
+    Attributes:
+        count: Targets.
+        unit_totals: The summed loss (nats, or wrong predictions) of each unit of text.
+        unit_counts: Targets of each unit.
     """
 
     value: float
     count: int
-    """Targets"""
     difference: float
     difference_low: float | None
     difference_high: float | None
     unit_totals: Numbers
-    """The summed loss (nats, or wrong predictions) of each unit of text"""
     unit_counts: Numbers
-    """Targets of each unit"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +97,16 @@ class CellError:
 
     Sums over queries and heads of all layers, with the 95% interval over units (Student's t), and
     of each layer alone.
+
+    Attributes:
+        unit_squared_errors: ||o - o~||^2 by layer and recorded unit.
+        unit_squared_norms: ||o||^2 by layer and recorded unit.
+        queries: In a layer.
+        cosine_by_layer: Mean cosine of o~ and o over the queries and heads of each layer.
+        length_by_layer: sqrt(sum ||o~||^2 / sum ||o||^2) over the queries and heads of each layer.
+        largest_support: Most keys that a query keeps, of a method that solves for its weights.
+        largest_error: Largest error of solved weights, relative to the longest value: max ||o -
+            o~|| / max ||v||.
     """
 
     relative: float | None
@@ -100,19 +114,12 @@ class CellError:
     high: float | None
     by_layer: tuple[float | None, ...]
     unit_squared_errors: tuple[tuple[float | None, ...], ...]
-    """||o - o~||^2 by layer and recorded unit"""
     unit_squared_norms: tuple[tuple[float | None, ...], ...]
-    """||o||^2 by layer and recorded unit"""
     queries: int
-    """In a layer"""
     cosine_by_layer: tuple[float | None, ...] = ()
-    """Mean cosine of o~ and o over the queries and heads of each layer"""
     length_by_layer: tuple[float | None, ...] = ()
-    """sqrt(sum ||o~||^2 / sum ||o||^2) over the queries and heads of each layer"""
     largest_support: int | None = None
-    """Most keys that a query keeps, of a method that solves for its weights"""
     largest_error: float | None = None
-    """Largest error of solved weights, relative to the longest value: max ||o - o~|| / max ||v||"""
 
     @property
     def cosine(self) -> float | None:
@@ -132,24 +139,31 @@ def _mean(layers: Sequence[float | None]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction(Estimate):
-    """Compares predictions with the exact model's: the mean per target, by `task.PREDICTIONS`."""
+    """Compares predictions with the exact model's: the mean per target, by `task.PREDICTIONS`.
+
+    Attributes:
+        unit_totals: Sums over the targets of each unit of text.
+    """
 
     unit_totals: Numbers
-    """Sums over the targets of each unit of text"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(EndMetric):
-    """One approximation with one setting of its parameters, in all layers of the model."""
+    """One approximation with one setting of its parameters, in all layers of the model.
+
+    Attributes:
+        budget: Keys a query that the setting was chosen to cost; `cost` is its real one
+            (`error.budget`).
+        predictions: "kl", in nats, and "same_top_token", of a task that compares predictions.
+    """
 
     approximation: str
     parameters: Parameters
     error: CellError | None = None
     budget: float | None = None
-    """Keys a query that the setting was chosen to cost; `cost` is its real one (`error.budget`)"""
     cost: float | None = None
     predictions: Mapping[str, Prediction] = field(default_factory=dict)
-    """"kl", in nats, and "same_top_token", of a task that compares predictions"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +187,15 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyCount:
-    """A count of keys, and the counts at the ends of the 95% interval of its error over units."""
+    """A count of keys, and the counts at the ends of the 95% interval of its error over units.
 
+    Attributes:
+        layer: None: pooled over all layers.
+        keys: None: every output is 0, so that no error is a share of it.
+    """
+
+    layer: int | None
     keys: int | None
-    """None: every output is 0, so that no error is a share of it"""
     low: int | None
     high: int | None
 
@@ -189,11 +208,10 @@ class KeyCount:
 class MatchingKeys(KeyCount):
     """The fewest keys by weight with at most the error of `r` value-aware ones.
 
-    Errors pooled over the queries of a layer (None: of all layers), with the 95% interval over
-    units; and over single queries, each matched alone, the quartiles.
+    Errors pooled over queries, with the 95% interval over units; and over single queries, each
+    matched alone, the quartiles.
     """
 
-    layer: int | None
     r: int
     lower_quartile: int
     median: int
@@ -206,12 +224,13 @@ class MatchingSlots(KeyCount):
 
     Its last slot counts: `keys` slots are one fewer of the largest weights and the mean of the
     other values. Errors are pooled as in `MatchingKeys`.
+
+    Attributes:
+        mass: Of the slot, of `SLOTS`.
     """
 
-    layer: int | None
     r: int
     mass: str
-    """Of the slot, of `SLOTS`"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,18 +239,20 @@ class FirstToken:
 
     Means over the sampled queries of all heads and units. A query that attends most to the first
     token attends to the sink.
+
+    Attributes:
+        mass: Mean weight on the first token.
+        top: Share of queries whose largest weight is on the first token.
+        value_norm: ||v_0|| over the mean ||v_i|| of all keys; None where all values are 0.
+        errors: By method and number of keys: the relative output error of queries that attend most
+            to the first token, and of the others.
     """
 
     layer: int
     mass: float
-    """Mean weight on the first token"""
     top: float
-    """Share of queries whose largest weight is on the first token"""
     value_norm: float | None
-    """||v_0|| over the mean ||v_i|| of all keys; None where all values are 0"""
     errors: Mapping[str, Mapping[str, tuple[float | None, ...]]]
-    """By method and number of keys: the relative output error of queries that attend most to the
-    first token, and of the others"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +262,6 @@ class KeysNeeded(KeyCount):
     `head` None pools the heads, `layer` None the layers too.
     """
 
-    layer: int | None
     head: int | None
     method: str
     share: float
@@ -249,14 +269,17 @@ class KeysNeeded(KeyCount):
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorAtSize:
-    """The relative output error of a method with `r` keys, and its 95% interval over units."""
+    """The relative output error of a method with `r` keys, and its 95% interval over units.
+
+    Attributes:
+        error: None: every output is 0.
+    """
 
     layer: int | None
     head: int | None
     method: str
     r: int
     error: float | None
-    """None: every output is 0"""
     low: float | None
     high: float | None
 
@@ -266,28 +289,34 @@ class SearchGap:
     """Compares a search for `r` value-aware keys with the best one, on sampled rows of all layers.
 
     The best search is the optimum at r = 2 and up to 512 keys, otherwise the best that is known.
+
+    Attributes:
+        excess: Pooled error over that of the best search, minus 1.
+        off: Share of rows with an error above the best by more than 0.1%.
+        worst: Largest ratio of errors of a row.
+        proved: Share of rows of which the best search is proved optimal.
     """
 
     r: int
     search: str
     excess: float
-    """Pooled error over that of the best search, minus 1"""
     off: float
-    """Share of rows with an error above the best by more than 0.1%"""
     worst: float
-    """Largest ratio of errors of a row"""
     proved: float
-    """Share of rows of which the best search is proved optimal"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputError:
-    """Output errors against the number of keys, on sampled queries of every head and unit."""
+    """Output errors against the number of keys, on sampled queries of every head and unit.
+
+    Attributes:
+        search: Search for the value-aware optimum.
+        rows: Queries in a layer, over units and heads.
+        squared_norm: Mean ||o||^2 by layer.
+    """
 
     search: str
-    """Search for the value-aware optimum"""
     rows: int
-    """Queries in a layer, over units and heads"""
     units: int
     unit: str
     keys: int
@@ -295,7 +324,6 @@ class OutputError:
     head_dim: int
     causal: bool
     squared_norm: Numbers
-    """Mean ||o||^2 by layer"""
     methods: Mapping[str, Curve]
     matching_keys: tuple[MatchingKeys, ...]
     keys_needed: tuple[KeysNeeded, ...]
@@ -310,35 +338,43 @@ class OutputError:
 
 @dataclass(frozen=True, kw_only=True)
 class Skewness:
-    """How skewed a layer's attention weights alpha are: means over its queries (section 3)."""
+    """How skewed a layer's attention weights alpha are: means over its queries (section 3).
+
+    Attributes:
+        rows_over_half: Share of queries with a weight above 0.5, where values are expected to
+            matter least.
+        effective_keys: exp(entropy of alpha).
+        keys_for_90_percent: The fewest keys that hold 90% of the mass.
+    """
 
     layer: int
     largest_weight: float
     rows_over_half: float
-    """Share of queries with a weight above 0.5, where values are expected to matter least"""
     effective_keys: float
-    """exp(entropy of alpha)"""
     keys_for_90_percent: float
-    """The fewest keys that hold 90% of the mass"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GapCell:
-    """A layer weighed by one kernel: its skewness, and the gain of choosing by the output."""
+    """A layer weighed by one kernel: its skewness, and the gain of choosing by the output.
+
+    Attributes:
+        own: False: put in the place of the model's kernel (post hoc).
+        oblivious: Relative output error of attention's top keys, by their number; empty if every
+            output is 0.
+        same_first_key: Share of queries where both choices keep the same key at r = 1.
+    """
 
     layer: int
     kernel: str
     degree: int | None
     own: bool
-    """False: put in the place of the model's kernel (post hoc)"""
     largest_weight: float
     effective_keys: float
     rows_over_half: float
     oblivious: Mapping[str, float]
-    """Relative output error of attention's top keys, by their number; empty if every output is 0"""
     aware: Mapping[str, float]
     same_first_key: float
-    """Share of queries where both choices keep the same key at r = 1"""
     smallest_norm_key: float | None = None
     closest_to_mean_key: float | None = None
 
@@ -382,69 +418,78 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOn:
-    """Hardware and versions, without anything that names a machine or a time."""
+    """Hardware and versions, without anything that names a machine or a time.
+
+    Attributes:
+        engine: Engine of the solver: "compiled" or "torch".
+    """
 
     hardware: str
     threads: int
     versions: Mapping[str, str]
     engine: str = ""
-    """Engine of the solver: "compiled" or "torch\""""
     processor: Mapping[str, str | None] = field(default_factory=dict)
     processes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextRead:
-    """Text that a model read: its amount and its origin."""
+    """Text that a model read: its amount and its origin.
+
+    Attributes:
+        recorded_units: Units on which output errors were measured.
+        tokens: Tokens of the whole text, of which the share `share_read` is in the units.
+    """
 
     description: str
     targets: int
     units: int
     recorded_units: int | None = None
-    """Units on which output errors were measured"""
     available_units: int | None = None
     tokens: int | None = None
-    """Tokens of the whole text, of which the share `share_read` is in the units"""
     share_read: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record(JsonRecord):
-    """One model measured on one text. `cells` begin with exact attention."""
+    """One model measured on one text. `cells` begin with exact attention.
+
+    Attributes:
+        task: "causal", "masked" or "encoder".
+        metric: "perplexity", "error" (percent) or "cosine".
+        unit: Unit of the intervals: "window" or "sequence".
+        attention: Kernels measured in the layers, first that of the cells.
+        hashes: sha256 of the checkpoint and of the data.
+        trained_with: Name of the method that replaced attention in training, with its `arguments`.
+        control: The same architecture with random weights, measured on the same text.
+        controls: The same with weights of other seeds.
+        budgets: Every head with a number of keys of its own (`head_budgets.budget_settings`).
+    """
 
     version: ClassVar[int] = 1
     made_by: ClassVar[str] = "dvc repro, or the app that wrote it"
     model: str
     task: str
-    """"causal", "masked" or "encoder\""""
     kernel: str | None
     metric: str
-    """"perplexity", "error" (percent) or "cosine\""""
     unit: str
-    """Unit of the intervals: "window" or "sequence\""""
     length: int
     head_dim: int
     cells: tuple[Cell, ...]
     text: TextRead
     run_on: RunOn
     attention: tuple[Attention, ...] = ()
-    """Kernels measured in the layers, first that of the cells"""
     scale: str = ""
     architecture: str = ""
     hashes: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of the checkpoint and of the data"""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     picture: Picture | None = None
     trained_with: str = ""
-    """Name of the method that replaced attention in training, with its `arguments`"""
     arguments: Parameters = field(default_factory=dict)
     control: "Record | None" = None
-    """The same architecture with random weights, measured on the same text"""
     controls: tuple["Record", ...] = ()
-    """The same with weights of other seeds"""
     search_gaps: tuple[SearchGap, ...] = ()
     budgets: tuple[Cell, ...] = ()
-    """Every head with a number of keys of its own (`head_budgets.budget_settings`)"""
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""

@@ -19,8 +19,7 @@ QUERIES = 64
 
 def evenly_spaced(available: int, count: int | None) -> list[int]:
     """Returns at most `count` different indices spread over range(available); None = all."""
-    if count is None or count >= available:
-        return list(range(available))
+    count = available if count is None else min(count, available)
     return [index * available // count for index in range(count)]
 
 
@@ -51,14 +50,17 @@ def answers_alone(method: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class ExactRows:
-    """Exact outputs of some queries of a recorded call, against which methods are measured."""
+    """Exact outputs of some queries of a recorded call, against which methods are measured.
+
+    Attributes:
+        rows: Those queries in the precision of the call: a method errs as it does in the model.
+        by_head: True: sums are kept apart by key-value head, not by unit alone.
+    """
 
     call: Call
     rows: Call
-    """Those queries in the precision of the call: a method errs as it does in the model."""
     output: Float[Tensor, "B H *G n V"]
     by_head: bool = False
-    """True: sums are kept apart by key-value head, not by unit alone."""
 
     @classmethod
     def of(cls, call: Call) -> "ExactRows":

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -23,23 +23,18 @@ def run_on(device: str = "cpu") -> RunOn:
     `device` is the one that computes: its solver is named.
     """
     used = processor()
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return RunOn(
         hardware=torch.cuda.get_device_name() if torch.cuda.is_available() else cores_of(used),
         processor=used,
         threads=torch.get_num_threads(),
-        versions={"python": platform.python_version()} | dict(_versions()),
+        versions=versions,
         engine=engine(device),
         processes=processes(),
     )
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    """Yields the versions of the installed packages."""
-    for name in PACKAGES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
 
 
 def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:

@@ -31,10 +31,12 @@ class _ScoredRows(nn.Module):
 
     Nothing after the attention of the last layer mixes positions. Methods that answer each query
     alone get the scored rows only, and leave 0 in the others; other methods get the whole call.
+
+    Attributes:
+        asked: Scored positions of the batch that the model reads next.
     """
 
     asked: Bool[Tensor, "B N"]
-    """Scored positions of the batch that the model reads next"""
     method: nn.Module
 
     def in_last_layer(self, methods: "Layerwise", layers: int) -> "Layerwise":
@@ -83,12 +85,16 @@ Ends = Callable[[Tensor, "Text"], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class UnitSums:
-    """The summed loss (nats, or wrong predictions) and the number of targets of each unit."""
+    """The summed loss (nats, or wrong predictions) and the number of targets of each unit.
+
+    Attributes:
+        predictions: Sums of `PREDICTIONS` over the targets of each unit, where a task compares
+            them.
+    """
 
     totals: NDArray[np.float64]
     counts: NDArray[np.float64]
     predictions: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Sums of `PREDICTIONS` over the targets of each unit, where a task compares them"""
 
     def mean(self) -> float:
         """Averages the loss over all targets."""
@@ -148,15 +154,18 @@ def measured_by_text(
 
 @dataclass(frozen=True)
 class Text:
-    """Holds rows of tokens to read, and the labels of the positions that are scored."""
+    """Holds rows of tokens to read, and the labels of the positions that are scored.
+
+    Attributes:
+        labels: The token that each position should predict, IGNORED where it is not scored.
+        pieces: Rows that a unit was cut into.
+        seed: The seed that the units were drawn by.
+    """
 
     inputs: Sequence[Int[Tensor, " L"]] | Int[Tensor, "R L"]
     labels: Sequence[Int[Tensor, " L"]] | Int[Tensor, "R L"]
-    """The token that each position should predict, IGNORED where it is not scored"""
     pieces: int = 1
-    """Rows that a unit was cut into"""
     seed: int = 0
-    """The seed that the units were drawn by"""
 
     @classmethod
     def of_tokens(cls, tokens: Int[Tensor, "R L"], seed: int = 0, context: int = 0) -> Self:
@@ -352,7 +361,13 @@ class Task:
             inputs, labels = (x.to(self.device) for x in self.texts[number].take([row]))
             with recording(self.model, kernel=self.given_kernel) as calls:
                 output = self.read(self.model, inputs, labels >= 0)
-            _check_numbers(output, calls)
+            if output.isnan().any():
+                lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
+                layer = max(lost[0] - 1, 0) if lost else len(calls) - 1
+                raise ValueError(
+                    f"the model's output is not a number from layer {layer} on: scores of its "
+                    f"attention overflow, or weights are no numbers"
+                )
             layers.append(calls)
         joined = map(Call.joined, zip(*layers, strict=True))
         return [replace(call, first_row=self.first_row) for call in joined]
@@ -375,16 +390,6 @@ class Task:
 def _compared(measure: Callable[[Tensor, Tensor], Tensor], output: Tensor, exact: Tensor) -> Tensor:
     pairs = zip(output.split(COMPARED), exact.split(COMPARED), strict=True)
     return torch.cat([measure(*(x.float() for x in pair)) for pair in pairs])
-
-
-def _check_numbers(output: Tensor, calls: Sequence[Call]) -> None:
-    if output.isnan().any():
-        lost = [i for i, call in enumerate(calls) if call.query.isnan().any()]
-        layer = max(lost[0] - 1, 0) if lost else len(calls) - 1
-        raise ValueError(
-            f"the model's output is not a number from layer {layer} on: scores of its "
-            f"attention overflow, or weights are no numbers"
-        )
 
 
 def exactly(layer: int) -> nn.Module:

@@ -183,11 +183,13 @@ def _layer_lines(record: Record) -> Iterator[str]:
     yield from filter(None, [by_layer(record)])
 
 
-def own_budgets(record: Record) -> Iterator[Cell]:
-    """Yields the cells of the choice by weight where each head gets the keys that it needs."""
-    for cell in record.budgets:
-        if cell.approximation == OBLIVIOUS and cell.parameters["each"] == "own":
-            yield cell
+def own_budgets(record: Record) -> list[Cell]:
+    """Lists the cells of the choice by weight where each head gets the keys that it needs."""
+    return [
+        cell
+        for cell in record.budgets
+        if cell.approximation == OBLIVIOUS and cell.parameters["each"] == "own"
+    ]
 
 
 def cache_table(record: CacheRecord) -> Iterator[str]:
@@ -206,7 +208,15 @@ def cache_table(record: CacheRecord) -> Iterator[str]:
     for cell in record.cells:
         rows.setdefault(_method(cell), {})[cell.r] = cell
     lines = [
-        [*names, *(_distance(cells.get(r), distance) for r in sizes)]
+        [
+            *names,
+            *(
+                f"{cells[r].ends[distance]:[]}  {cells[r].error.value:6.1%}"
+                if r in cells
+                else "not measured"
+                for r in sizes
+            ),
+        ]
         for names, cells in rows.items()
     ]
     yield from _aligned([["method", "queries seen", *(f"r = {r:,}" for r in sizes)], *lines], 2)
@@ -216,12 +226,6 @@ def _method(cell: CacheCell) -> tuple[str, str]:
     budget = f", budget: {cell.pool}" if cell.pool else ""
     queries = "oracle: the later" if cell.observed == "hindsight" else cell.observed
     return f"{cell.method}{budget}", queries
-
-
-def _distance(cell: CacheCell | None, distance: str) -> str:
-    if cell is None:
-        return "not measured"
-    return f"{cell.ends[distance]:[]}  {cell.error.value:6.1%}"
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:

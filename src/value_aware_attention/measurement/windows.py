@@ -27,14 +27,17 @@ from value_aware_attention.models.checkpoints import auto_class
 
 @dataclass(frozen=True)
 class TextWindows:
-    """Holds the windows read, their places among all of the text's windows, and its size."""
+    """Holds the windows read, their places among all of the text's windows, and its size.
+
+    Attributes:
+        special_tokens: Special tokens that the tokenizer put around each window.
+    """
 
     tokens: Int[Tensor, "W L"]
     places: tuple[int, ...]
     available: int
     text_tokens: int
     special_tokens: int
-    """Special tokens that the tokenizer put around each window"""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -88,7 +91,11 @@ def text_windows(
             f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, a window of {length} "
             f"needs {read} of them: give a longer text or a smaller length"
         )
-    places = _places(available, windows, seed)
+    if windows is not None and windows < 1:
+        raise ValueError(f"windows is {windows}; it must be at least 1")
+    places = evenly_spaced(available, windows)
+    if seed is not None and windows is not None and windows < available:
+        places = sorted(Random(seed).sample(range(available), windows))
     rows = [before + tokens[place * read : (place + 1) * read] + after for place in places]
     return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), length - read)
 
@@ -107,14 +114,6 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
                 before, after = special.index(0), special[::-1].index(0)
                 return list(tokens[:before]), list(tokens[len(tokens) - after :])
     return [], []
-
-
-def _places(available: int, windows: int | None, seed: int | None) -> list[int]:
-    if windows is not None and windows < 1:
-        raise ValueError(f"windows is {windows}; it must be at least 1")
-    if seed is None or windows is None or windows >= available:
-        return evenly_spaced(available, windows)
-    return sorted(Random(seed).sample(range(available), windows))
 
 
 MASKED_FRACTION = 0.15

@@ -168,7 +168,10 @@ class _CausalAttention(nn.Module):
     def __init__(self, config: CausalLanguageModelConfig, index: int) -> None:
         super().__init__()
         self.config, self.heads = config, config.heads
-        self.kernel = _kernel_from_dict(config.kernel)
+        name, kernels = config.kernel["name"], {kernel.__name__: kernel for kernel in KERNELS}
+        if name not in kernels:
+            raise ValueError(f"kernel {name!r} is not one of value_aware_attention.kernels")
+        self.kernel: Kernel = kernels[name](**config.kernel["arguments"])
         # Xavier over the stacked matrix is fairseq's gain of 1/sqrt(2) for each of q, k and v
         self.query_key_value = _linear(config.width, 3 * config.width)
         self.output = _linear(config.width, config.width)
@@ -200,13 +203,6 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _kernel_from_dict(config: Mapping[str, Any]) -> Kernel:
-    kernels = {kernel.__name__: kernel for kernel in KERNELS}
-    if config["name"] not in kernels:
-        raise ValueError(f"kernel {config['name']!r} is not one of value_aware_attention.kernels")
-    return kernels[config["name"]](**config["arguments"])
 
 
 AutoConfig.register(CausalLanguageModelConfig.model_type, CausalLanguageModelConfig)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -95,8 +95,7 @@ def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
     # They are not quantised any more, and transformers would refuse to save or draw them again.
     model.is_quantized, model.hf_quantizer = False, None
     del model.config.quantization_config
-    dequantised: PreTrainedModel = model
-    return dequantised
+    return cast(PreTrainedModel, model)
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

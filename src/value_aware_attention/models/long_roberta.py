@@ -107,7 +107,10 @@ def warm_start(
             f"{checkpoint} was trained with {config.vocab_size} tokens, "
             f"the vocabulary has {vocabulary_size}"
         )
-    _check_sizes(checkpoint, config, sizes)
+    of_config = {name: getattr(config, SIZES[name]) for name in sizes}
+    if of_config != sizes:
+        has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (of_config, sizes))
+        raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
     vars(config).pop("trained_attention", None)  # the checkpoint's, not that of what follows
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     return _lengthen(_read_weights(checkpoint, config), length, block)
@@ -155,13 +158,6 @@ def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMa
     except (OSError, SafetensorError) as error:
         reason = why_not(checkpoint, error)
         raise OSError(f"the weights at {checkpoint} cannot be loaded: {reason}") from None
-
-
-def _check_sizes(checkpoint: str | Path, config: RobertaConfig, sizes: dict[str, int]) -> None:
-    of_config = {name: getattr(config, SIZES[name]) for name in sizes}
-    if of_config != sizes:
-        has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (of_config, sizes))
-        raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
 
 
 def _lengthen(model: RobertaForMaskedLM, length: int, block: int) -> RobertaForMaskedLM:

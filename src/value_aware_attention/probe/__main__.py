@@ -73,7 +73,14 @@ def run(options: Namespace) -> None:
     if models and not options.text:
         raise ValueError(f"--text is missing; {models[0]} is measured on the text of a file")
     if options.json is not None:
-        check_json(Path(options.json), len(models), len(options.models))
+        file, names = Path(options.json), len(options.models)
+        if (len(models), names) != (1, 1):
+            raise ValueError(
+                f"--json keeps the record of one model that is measured, not {len(models)} of "
+                f"{names}"
+            )
+        if file.is_dir() or not file.parent.is_dir():
+            raise ValueError(f"--json is {file}; give a file in a folder that is there")
     # first, as reading is fast
     records = {name: earlier(name) for name in options.models if is_record(name)}
     texts = texts_of(options) if models else []
@@ -86,16 +93,6 @@ def run(options: Namespace) -> None:
 def is_record(name: str) -> bool:
     """Tells a record of an earlier probe from a model, whose folder may end alike."""
     return name.endswith(".json") and not Path(name).is_dir()
-
-
-def check_json(file: Path, models: int, names: int) -> None:
-    """Raises ValueError where no single record is measured, or the file cannot be written."""
-    if (models, names) != (1, 1):
-        raise ValueError(
-            f"--json keeps the record of one model that is measured, not {models} of {names}"
-        )
-    if file.is_dir() or not file.parent.is_dir():
-        raise ValueError(f"--json is {file}; give a file in a folder that is there")
 
 
 def earlier(file: str) -> Record:

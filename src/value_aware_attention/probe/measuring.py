@@ -68,11 +68,14 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Report:
-    """Holds the record of a probe; `record.to_json()` keeps it."""
+    """Holds the record of a probe; `record.to_json()` keeps it.
+
+    Attributes:
+        caches: What cache methods lose, where that was measured.
+    """
 
     record: Record
     caches: CacheRecord | None = None
-    """What cache methods lose, where that was measured"""
 
     @property
     def headline(self) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
@@ -105,11 +105,11 @@ def _modules(package: str) -> list[Path]:
         for location in spec.submodule_search_locations
         for file in Path(location).rglob("*.py")
     }
-    return [file for name, file in sorted(files.items()) if not _is_test(PurePosixPath(name))]
-
-
-def _is_test(file: PurePosixPath) -> bool:
-    return not TEST_FOLDERS.isdisjoint(file.parts) or file.name.startswith("test_")
+    return [
+        file
+        for name, file in sorted(files.items())
+        if TEST_FOLDERS.isdisjoint(name.split("/")) and not file.name.startswith("test_")
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

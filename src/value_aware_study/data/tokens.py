@@ -94,10 +94,8 @@ def write_tokens(
                 target = (instance_folder or scratch) / str(length)
                 if split == "validation":
                     _write_validation(streams, built, length, target)
-                    continue
-                written = _write_instances(streams, sources, split, built, length, target)
-                for name, count in written.items():
-                    counts[name][split] |= count
+                else:
+                    _write_instances(streams, sources, split, built, length, target, counts)
     return {"vocabulary_size": len(built), "sources": counts}
 
 
@@ -129,17 +127,16 @@ def _write_instances(
     tokenizer: "PreTrainedTokenizerFast",
     length: int,
     folder: Path,
-) -> Counts:
-    """Writes the instances of one length and split, each source apart; counts them per source."""
-    counts: Counts = {}
+    counts: Mapping[str, Counts],
+) -> None:
+    """Writes the instances of one length and split, each source apart, and adds to its `counts`."""
     for name, stream in streams.items():
         path = inside(folder, name) / f"{split}.npy"
-        quota = getattr(sources[name], split)
         rows = write_instances(
-            stream, path, tokenizer=tokenizer, instance_length=length, quota=quota
-        )
-        counts[name] = {"instances": rows, "instance_tokens": rows * (length - 2)}
-    return counts
+            stream, path, tokenizer=tokenizer, instance_length=length,
+            quota=getattr(sources[name], split),
+        )  # fmt: skip
+        counts[name][split] |= {"instances": rows, "instance_tokens": rows * (length - 2)}
 
 
 def _write_validation(
@@ -344,17 +341,16 @@ def merged_counts(
     documents: Mapping[str, Counts], causal: Mapping[str, Any], masked: Mapping[str, Any]
 ) -> dict[str, object]:
     """Merges the counts of the corpus with those of the causal and of the masked tokens."""
-    merged = {
-        name: {
-            split: documents[name][split]
-            | causal["sources"].get(name, {}).get(split, {})
-            | masked["sources"].get(name, {}).get(split, {})
-            for split in splits
-        }
-        for name, splits in documents.items()
-    }
     return {
-        "sources": merged,
+        "sources": {
+            name: {
+                split: documents[name][split]
+                | causal["sources"].get(name, {}).get(split, {})
+                | masked["sources"].get(name, {}).get(split, {})
+                for split in splits
+            }
+            for name, splits in documents.items()
+        },
         "vocabulary_size": masked["vocabulary_size"],
         "causal_vocabulary_size": causal["vocabulary_size"],
     }

@@ -35,12 +35,15 @@ RANDOM_OR_KEPT = 0.1
 
 
 class _Discounted(NamedTuple):
-    """Holds the discounted counts of the n-grams of one order."""
+    """Holds the discounted counts of the n-grams of one order.
+
+    Attributes:
+        discounted: max(c - D(c), 0) / c(context) of each n-gram.
+        rest: Mass that the discounts leave to the lower order, by number of the context.
+    """
 
     discounted: Probabilities
-    """max(c - D(c), 0) / c(context) of each n-gram"""
     rest: Probabilities
-    """Mass that the discounts leave to the lower order, by number of the context"""
 
 
 class _Order(NamedTuple):

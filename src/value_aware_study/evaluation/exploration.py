@@ -14,21 +14,27 @@ WHOLE = 100
 
 
 class Kept(NamedTuple):
-    """Holds the keys that a method keeps for one query; in JSON an array of three."""
+    """Holds the keys that a method keeps for one query; in JSON an array of three.
+
+    Attributes:
+        error: ||o - o~||^2 / ||o||^2; None where only o is zero.
+    """
 
     keys: tuple[int, ...]
     weights: tuple[int, ...]
     error: float | None
-    """||o - o~||^2 / ||o||^2; None where only o is zero."""
 
 
 class Query(NamedTuple):
-    """Holds one query; in JSON an array of two."""
+    """Holds one query; in JSON an array of two.
+
+    Attributes:
+        weights: Exact attention weights; keys after the last are not seen, or have weight 0.
+        kept: For each size, each method.
+    """
 
     weights: tuple[int, ...]
-    """Exact attention weights; keys after the last are not seen, or have weight 0."""
     kept: tuple[tuple[Kept, ...], ...]
-    """For each size, each method."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,17 @@ class Head:
 
 @dataclass(frozen=True)
 class Model:
-    """Holds a text as a model reads it, and the queries of some heads."""
+    """Holds a text as a model reads it, and the queries of some heads.
+
+    Attributes:
+        tokens: One that begins a word begins with a space.
+        label: What a reader sees in place of the name.
+    """
 
     name: str
     tokens: tuple[str, ...]
-    """One that begins a word begins with a space."""
     heads: tuple[Head, ...]
     label: str = ""
-    """What a reader sees in place of the name"""
 
     def median_errors(self, size: int) -> list[float]:
         """Returns the median error over all queries, by method; `size` is a place in `sizes`."""
@@ -63,10 +72,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Holds everything that the explorer shows: some 0.3 KB for each query of each head."""
+    """Holds everything that the explorer shows: some 0.3 KB for each query of each head.
+
+    Attributes:
+        sizes: Keys a query may keep.
+    """
 
     sizes: tuple[int, ...]
-    """Keys a query may keep."""
     methods: tuple[str, ...]
     models: tuple[Model, ...]
 

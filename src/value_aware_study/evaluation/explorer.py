@@ -70,10 +70,13 @@ def _explored_layer(
     layer: int, call: Call, methods: Mapping[str, SizedMethod], sizes: Sequence[int]
 ) -> list[Head]:
     exact = call.weights[0]
+    squared = (exact.double() @ call.value[0].double()).square().sum(dim=-1)
 
     def chosen(method: SparseApproximation) -> Chosen:
         weights = method.select(**call.arguments()).dense(call.keys)[0]
-        return weights, _relative_error(weights, exact, call.value[0])
+        # in fp64, from the difference of the weights: no digits cancel
+        difference = (exact.double() - weights) @ call.value[0].double()
+        return weights, difference.square().sum(dim=-1) / squared
 
     by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]
     heads, queries, _ = exact.shape
@@ -81,15 +84,6 @@ def _explored_layer(
         Head(layer, head, tuple(_query((head, row), exact, by_size) for row in range(queries)))
         for head in range(heads)
     ]
-
-
-def _relative_error(
-    weights: Float[Tensor, "H N M"], exact: Float[Tensor, "H N M"], value: Float[Tensor, "H M V"]
-) -> Float[Tensor, "H N"]:
-    """||o - o~||^2 / ||o||^2 in fp64, from the difference of the weights: no digits cancel."""
-    difference = (exact.double() - weights) @ value.double()
-    output = exact.double() @ value.double()
-    return difference.square().sum(dim=-1) / output.square().sum(dim=-1)
 
 
 def _query(
@@ -168,11 +162,14 @@ def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 
 class Passage(NamedTuple):
-    """Holds a text in a model's tokens, and what a reader sees of each."""
+    """Holds a text in a model's tokens, and what a reader sees of each.
+
+    Attributes:
+        pieces: Parts of the text; one that begins a word begins with a space.
+    """
 
     ids: list[int]
     pieces: list[str]
-    """Parts of the text; one that begins a word begins with a space."""
 
 
 def passage(
@@ -237,8 +234,8 @@ def _tokenized(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> Pass
     if not is_fast:
         return Passage(ids, [str(tokenizer.decode([token])) for token in ids])
     padded = f" {text}"  # so that every word has a space before it
-    pieces = []
-    for start, end in encoding["offset_mapping"][:most]:
-        begins = padded[start].isspace() or padded[start + 1 : start + 2].isspace()
-        pieces.append(" " * begins + text[start:end].strip())
-    return Passage(ids, pieces)
+    pieces = (
+        (padded[start].isspace() or padded[start + 1 : start + 2].isspace(), text[start:end])
+        for start, end in encoding["offset_mapping"][:most]
+    )
+    return Passage(ids, [" " * begins + piece.strip() for begins, piece in pieces])

@@ -63,9 +63,10 @@ def in_parts(
     for setting in settings:
         if setting.approximation in (OBLIVIOUS, AWARE) and setting.parameters["r"] in sizes:
             for name, (first, end) in parts.items():
-                build = partial(_in_part, setting, range(first, end))
                 yield replace(
-                    setting, parameters={**setting.parameters, "layers": name}, build=build
+                    setting,
+                    parameters={**setting.parameters, "layers": name},
+                    build=partial(_in_part, setting, range(first, end)),
                 )
 
 
@@ -82,10 +83,10 @@ def measure_pretrained(
     `rows` queries of each head and window are measured in the layers, none for 0. Random weights
     are measured on the first windows, with the settings of few keys. `options` are `measure`'s.
     """
-    layers = None
     settings = [*settings, Setting(ZERO, {}, lambda layer: ZeroOutput())]
-    if rows:
-        layers = LayerOptions(rows, search, between=False, skewness_gap=False, slots=True)
+    layers = (
+        LayerOptions(rows, search, between=False, skewness_gap=False, slots=True) if rows else None
+    )
     whole = [setting for setting in settings if "layers" not in setting.parameters]
     record = measure(task, whole, layers=layers, **options)
     parts = [setting for setting in settings if setting not in whole]

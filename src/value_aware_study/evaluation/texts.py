@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import RobertaForMaskedLM
@@ -80,17 +79,14 @@ def causal_task(
         labels[-1][: first - start] = IGNORED
     model.to(device)  # type: ignore[arg-type]
     return Task(
-        model, [Text(inputs, labels)], "perplexity", read=_causal_logits, batch_size=batch_size,
+        model, [Text(inputs, labels)], "perplexity", batch_size=batch_size,
+        # the output layer at the scored positions alone
+        read=lambda model, tokens, asked: linear(
+            model.hidden(tokens)[asked], model.embedding.weight
+        ),
         recorded_units=recorded_units, first_row=context, length=length, scored_rows=True,
         head_dim=model.config.width // model.config.heads,
     )  # fmt: skip
-
-
-def _causal_logits(
-    model: CausalLanguageModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
-) -> Float[Tensor, "S vocabulary"]:
-    """Applies the output layer to the scored positions alone."""
-    return linear(model.hidden(tokens)[asked], model.embedding.weight)
 
 
 def masked_task(
@@ -130,16 +126,13 @@ def masked_task(
     model.to(device)  # type: ignore[arg-type]
     return Task(
         model, [Text(inputs, labels, whole // length)], "error", unit="sequence",
-        read=_masked_logits, batch_size=batch_size, recorded_units=recorded_units, scored_rows=True,
+        batch_size=batch_size, recorded_units=recorded_units, scored_rows=True,
+        # the output layer at the masked positions alone
+        read=lambda model, tokens, asked: model.lm_head(
+            model.roberta(tokens).last_hidden_state[asked]
+        ),
         head_dim=model.config.hidden_size // model.config.num_attention_heads,
     )  # fmt: skip
-
-
-def _masked_logits(
-    model: RobertaForMaskedLM, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"]
-) -> Float[Tensor, "S vocabulary"]:
-    """Applies the output layer to the masked positions alone."""
-    return model.lm_head(model.roberta(tokens).last_hidden_state[asked])
 
 
 def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> None:

@@ -65,8 +65,7 @@ NOT_JOINED = "Curves of fewer than three settings are not joined."
 
 def keys(records: Iterable[Record], paper: int) -> str:
     """Says that r is a number of keys, whose share depends on the length of the sequence."""
-    lengths = sorted({record.length for record in records})
-    ours = " and ".join(map(str, lengths)) or "no"
+    ours = " and ".join(map(str, sorted({record.length for record in records}))) or "no"
     return f"r is a number of keys, not a share: our sequences have {ours}, the paper's {paper}."
 
 
@@ -115,11 +114,12 @@ def machine_of(record: Record | CacheRecord | DecodingRecord) -> str:
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
     """Returns scale and data of these records with their machine, each pair once."""
-    pairs = (
-        (f"Scale {record.scale}; data: {record.text.description}", machine_of(record))
-        for record in records
+    return list(
+        dict.fromkeys(
+            (f"Scale {record.scale}; data: {record.text.description}", machine_of(record))
+            for record in records
+        )
     )
-    return list(dict.fromkeys(pairs))
 
 
 def _setting(record: Record) -> str:
@@ -141,7 +141,7 @@ def ours(records: Iterable[Record]) -> str:
         )
         for record in records
     )
-    sentences = [f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items()]
+    sentences = (f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
     return " ".join(sentences) or "No model of this kind was evaluated."
 
 

@@ -21,8 +21,6 @@ from value_aware_study.report.words import sentences
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
 OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
 ENDS = ("low", "high")
-HEIGHT = 300
-"""Height of a figure of curves, in pixels."""
 JOINED = 3
 """A series of fewer points is not joined: nothing was measured between them."""
 STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
@@ -56,17 +54,24 @@ def powers_of_two(values: Iterable[float]) -> list[int]:
 
 def log_axis(title: str) -> alt.X:
     """Builds a logarithmic axis of values, labelled with powers of ten."""
-    axis = alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8)
-    return alt.X("value:Q", title=title, scale=alt.Scale(type="log"), axis=axis)
+    return alt.X(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type="log"),
+        axis=alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8),
+    )
 
 
 def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt.X:
     """Builds a logarithmic axis of counts, marked at the powers of two."""
     low, high = min(values, default=1.0), max(values, default=2.0)
-    scale = alt.Scale(type="log", base=2, domain=[low / 1.2, high * 1.2], nice=False)
     ticks: dict[str, Any] = {"values": powers_of_two(values), "format": "d", "grid": False}
-    axis = alt.Axis(**ticks, labelOverlap="parity", labelSeparation=6)
-    return alt.X(f"{field}:Q", title=title, scale=scale, axis=axis)
+    return alt.X(
+        f"{field}:Q",
+        title=title,
+        scale=alt.Scale(type="log", base=2, domain=[low / 1.2, high * 1.2], nice=False),
+        axis=alt.Axis(**ticks, labelOverlap="parity", labelSeparation=6),
+    )
 
 
 def powers(kind: Any, field: str, title: str, values: Collection[float], room: float = 1.5) -> Any:
@@ -74,10 +79,16 @@ def powers(kind: Any, field: str, title: str, values: Collection[float], room: f
     positive = [value for value in values if value > 0] or [1.0]
     first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
     ticks, grid = [10.0**power for power in range(first, last + 1)], kind is alt.Y
-    axis = alt.Axis(values=ticks, labelExpr=POWER, labelOverlap="parity", grid=grid)
-    domain = [min(values, default=1.0) / room, max(values, default=1.0) * room]
-    scale = alt.Scale(type="log", domain=domain, nice=False)
-    return kind(f"{field}:Q", title=title, scale=scale, axis=axis)
+    return kind(
+        f"{field}:Q",
+        title=title,
+        scale=alt.Scale(
+            type="log",
+            domain=[min(values, default=1.0) / room, max(values, default=1.0) * room],
+            nice=False,
+        ),
+        axis=alt.Axis(values=ticks, labelExpr=POWER, labelOverlap="parity", grid=grid),
+    )
 
 
 def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
@@ -88,12 +99,15 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
     finite = [float(value) for value in values if value is not None and math.isfinite(value)]
     low, high = min([0.0, *finite]), max([around, *finite])
     ends = [min(1.15 * low, -around / 3), 1.15 * high]
-    scale = alt.Scale(type="symlog", constant=around, domain=ends, nice=False)
     ticks = [step for step in STEPS if around <= step <= 1.15 * high]
     below = [-step for step in STEPS if around <= step <= -low]
     label = "datum.value ? format(datum.value, '~r') : 'exact'"
-    axis = alt.Axis(values=[*below, 0.0, *ticks], labelExpr=label, labelOverlap="greedy")
-    return alt.Y("value:Q", title=title, scale=scale, axis=axis)
+    return alt.Y(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type="symlog", constant=around, domain=ends, nice=False),
+        axis=alt.Axis(values=[*below, 0.0, *ticks], labelExpr=label, labelOverlap="greedy"),
+    )
 
 
 def extent(*frames: pd.DataFrame) -> list[float]:
@@ -104,17 +118,19 @@ def extent(*frames: pd.DataFrame) -> list[float]:
 
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
     """Builds the colours of these series, with the legend's options."""
-    scale = alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()])
     return alt.Color(
-        "series:N", scale=scale, legend=alt.Legend(**legend) if legend else alt.Undefined
+        "series:N",
+        scale=alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()]),
+        legend=alt.Legend(**legend) if legend else alt.Undefined,
     )
 
 
 def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
     """Builds the shapes of these series, with the legend's options."""
-    scale = alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()])
     return alt.Shape(
-        "series:N", scale=scale, legend=alt.Legend(**legend) if legend else alt.Undefined
+        "series:N",
+        scale=alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()]),
+        legend=alt.Legend(**legend) if legend else alt.Undefined,
     )
 
 
@@ -130,14 +146,17 @@ def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
 
     Where the interval is too short to go on behind the number, the number stands after it.
     """
-    y = alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False))
     is_short = frame["high"] - frame["value"] < 0.2 * frame[["value", *ENDS]].max().max()
     frame, marks = (
         frame.assign(end=frame["high"].where(is_short, frame["value"])),
         _drawn(marks, frame),
     )
     base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
-    base = base.encode(y=y, yOffset=alt.YOffset("series:N", sort=list(marks)), tooltip="said:N")
+    base = base.encode(
+        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False)),
+        yOffset=alt.YOffset("series:N", sort=list(marks)),
+        tooltip="said:N",
+    )
     ends = {"x": of_field(x, "low"), "x2": "high:Q", "color": alt.value("var(--ink)")}
     label: Any = {"align": "left", "dx": 5, "fontWeight": "bold"}
     halo = base.mark_text(
@@ -293,15 +312,14 @@ def upright(count: int) -> Drawn:
     return [base.mark_rule(), label.encode(y=alt.value(0), text="name:N")]
 
 
-def figure(layers: Sequence[alt.Chart], title: str = "", height: int = HEIGHT) -> Panel:
+def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> Panel:
     """Joins layers into one panel as wide as its place; its legend toggles series.
 
     Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
     """
     coloured = [layer.encoding.color is not alt.Undefined for layer in layers]
     place = coloured.index(True)
-    bound = layers[place].add_params(SHOWN)
-    panel = alt.layer(*layers[:place], bound, *layers[place + 1 :])
+    panel = alt.layer(*layers[:place], layers[place].add_params(SHOWN), *layers[place + 1 :])
     panel = panel.properties(width="container", height=height)
     return panel.properties(title=title) if title else panel
 
@@ -319,7 +337,6 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
     heads = int(frame["head"].max()) + 1
     first = max(float(among.quantile(0.01)), 1e-6)
     last = max(float(among.max()), first * 1.01)
-    scale = alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True)
     told = sentences(frame, f"{title}, layer {{layer}}, head {{head}}", unit)
     places = alt.Axis(labelAngle=0, labelOverlap=True, ticks=False)
     base = alt.Chart(frame[["layer", "head", "value", "text"]].assign(said=told)).encode(
@@ -327,7 +344,15 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
         y=alt.Y("layer:O", title="layer", axis=places),
         tooltip="said:N",
     )
-    cells = [base.mark_rect().encode(color=alt.Color("value:Q", scale=scale, legend=None))]
+    cells = [
+        base.mark_rect().encode(
+            color=alt.Color(
+                "value:Q",
+                scale=alt.Scale(type="log", scheme="viridis", domain=[first, last], clamp=True),
+                legend=None,
+            )
+        )
+    ]
     if heads <= 16:  # the numbers of more would not be read
         bright = f"log(datum.value / {first}) > 0.55 * log({last} / {first})"
         black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))

@@ -120,8 +120,7 @@ def margin(error: float, units: int, spread: Spread | None, trainings: int) -> f
     text = quantile(units) * error if units > 1 else math.nan
     if spread is None:
         return text
-    training = quantile(spread.seeds) * spread.deviation / math.sqrt(trainings)
-    return math.hypot(text, training)
+    return math.hypot(text, quantile(spread.seeds) * spread.deviation / math.sqrt(trainings))
 
 
 def quantile(count: int) -> float:
@@ -211,10 +210,8 @@ class Answer:
         verdict = "holds" if all(held) else "in part"
         if not any(held):
             verdict = "contradicted here" if False in held else "undecided"
-        made = len(held)
-        if made >= self.expected:
-            return verdict
-        return f"{verdict} ({made} of {self.expected} compared)"
+        few = f" ({len(held)} of {self.expected} compared)" if len(held) < self.expected else ""
+        return verdict + few
 
     @property
     def agreement(self) -> str:

@@ -45,8 +45,6 @@ HOW, HOW_TITLE = (
     "How it was measured",
 )
 
-FIRST = "The first figure is of models that others trained, with four keys in every layer. "
-
 Exhibits = Exhibit | Sequence[Exhibit] | None
 Named = tuple[str, Exhibits]
 """An exhibit, or several, and the name that the section's lead has for one not measured yet."""
@@ -72,9 +70,12 @@ def report_page(results: Results, origin: str = "") -> Page:
         sections.append(decoding_section(results.decoded))
     for place, record in enumerate(results.probed, start=1):
         sections.append(model_section(record, "model" if place == 1 else f"model_{place}"))
+    unchecked = (
+        f"These files have no checksum and are read as they are: {', '.join(results.unchecked)}."
+        if results.unchecked
+        else ""
+    )
     machines = [pair for section in sections for pair in section.machines]
-    files = ", ".join(results.unchecked)
-    unchecked = f"These files have no checksum and are read as they are: {files}." if files else ""
     sections.append(
         _section("how", HOW_TITLE, HOW, [("", model.models(results, machines))], unchecked)
     )
@@ -95,6 +96,7 @@ def _answer(results: Results) -> Section:
     The first exhibit is of a probed model, or else a causal one; so the explorer's first model.
     """
     labels = {record.model: record.model for record in results.probed} | results.names()
+    first = "The first figure is of models that others trained, with four keys in every layer. "
     exhibits: list[Named] = [
         ("", pretrained.few_keys(results.pretrained, "hero")),
         ("how many keys match", layers.hero(results, "matching" if results.pretrained else "hero")),
@@ -105,7 +107,7 @@ def _answer(results: Results) -> Section:
     return _section(
         "answer",
         "The claims",
-        f"{FIRST if results.pretrained else ''}"
+        f"{first if results.pretrained else ''}"
         "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for "
         "the output (OVA), in the trained network and in one with random weights; the loss of the "
         "model that keeps few keys stands beside them where it was measured. Below the bars every "
@@ -116,41 +118,40 @@ def _answer(results: Results) -> Section:
 
 def pretrained_section(records: Sequence[Record]) -> Section:
     """Builds the section of pretrained models beside the strongest trivial baselines."""
-    exhibits = [
-        pretrained.predictions(records),
-        pretrained.matches(records),
-        pretrained.gap_closed(records),
-        pretrained.first_token(records),
-        pretrained.every_setting(records),
-    ]
-    machines = [(pretrained.label(record), captions.machine_of(record)) for record in records]
     return _section(
         "pretrained",
         "On a pretrained decoder",
         "The paper's question in a model that others trained: keys chosen by weight and for the "
         "output beside rules that cost next to nothing, in the model's predictions and its layers.",
-        _unnamed(exhibits),
-        machines=machines,
+        _unnamed(
+            [
+                pretrained.predictions(records),
+                pretrained.matches(records),
+                pretrained.gap_closed(records),
+                pretrained.first_token(records),
+                pretrained.every_setting(records),
+            ]
+        ),
+        machines=[(pretrained.label(record), captions.machine_of(record)) for record in records],
     )
 
 
 def _paper(results: Results) -> Section:
-    exhibits: list[Named] = [
-        ("Table 1", paper.table_1(results)),
-        ("Figure 1", paper.figure_1(results)),
-        ("Table 2", paper.table_2(results)),
-        ("Figure 2", paper.figure_2(results)),
-        ("Figure 3", paper.figure_3(results)),
-        ("Table 3", paper.table_3(results.tokens)),
-        ("Table 4", paper.table_4(results.training)),
-    ]
     return _section(
         "paper",
         "The paper",
         "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger. "
         "Compare the order of the methods and the ratios to exact attention, not the levels; "
         "hollow marks are the paper's.",
-        exhibits,
+        [
+            ("Table 1", paper.table_1(results)),
+            ("Figure 1", paper.figure_1(results)),
+            ("Table 2", paper.table_2(results)),
+            ("Figure 2", paper.figure_2(results)),
+            ("Figure 3", paper.figure_3(results)),
+            ("Table 3", paper.table_3(results.tokens)),
+            ("Table 4", paper.table_4(results.training)),
+        ],
     )
 
 
@@ -185,7 +186,6 @@ def survey_section(results: Results) -> Section:
     of_evaluated = grouped((r.hashes.get("checkpoint") in evaluated, r) for r in results.surveyed)
     records, others = of_evaluated.get(True, []), of_evaluated.get(False, [])
     names = ", ".join(record.model for record in others)
-    left_out = f"Left out, of other checkpoints than the evaluation's: {names}." if names else ""
     machines = captions.machines([*records, *results.variants])
     exhibits: list[Named] = [
         ("the distance to the optimum", survey.distance(Results.of(records))),
@@ -211,7 +211,7 @@ def survey_section(results: Results) -> Section:
         "Time and memory of one layer follow: a mark to the right of the dashed line costs more "
         "than dense attention of that length.",
         exhibits,
-        left_out,
+        f"Left out, of other checkpoints than the evaluation's: {names}." if names else "",
         machines,
     )
 
@@ -220,18 +220,6 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
     """Builds the section on keys that a cache should keep, from records of models and texts."""
     records = caches.in_order(records)
     firsts = [record for record in records if not caches.is_again(record)] or records
-    exhibits = [
-        caches.by_memory(firsts),
-        caches.pooled_gains(records),
-        caches.keys_by_head(firsts),
-        caches.by_text(firsts),
-        caches.answers(records),
-        caches.gain(records),
-        caches.refit_gain(records),
-        caches.gaps(firsts),
-        caches.agreement(firsts),
-        caches.every_cell(records),
-    ]
     return _section(
         "caches",
         "Caches",
@@ -239,7 +227,20 @@ def cache_section(records: Sequence[CacheRecord]) -> Section:
         "keeps the same number of keys in all and is judged on queries that it has not seen: a "
         "mark further left, or lower, is closer to the exact model, and its colour says which "
         "queries were observed.",
-        _unnamed(exhibits),
+        _unnamed(
+            [
+                caches.by_memory(firsts),
+                caches.pooled_gains(records),
+                caches.keys_by_head(firsts),
+                caches.by_text(firsts),
+                caches.answers(records),
+                caches.gain(records),
+                caches.refit_gain(records),
+                caches.gaps(firsts),
+                caches.agreement(firsts),
+                caches.every_cell(records),
+            ]
+        ),
     )
 
 
@@ -273,28 +274,32 @@ def pretrained_page(records: Sequence[Record], origin: str = "") -> Page:
     if not records:
         raise ValueError("no records of pretrained models given; make decoder writes them")
     hero, section = pretrained.few_keys(records, "hero"), pretrained_section(records)
-    exhibits = [*([hero] if hero else []), *section.exhibits]
-    machines = "; ".join(dict.fromkeys(machine for _, machine in section.machines))
     return Page(
         "Which keys does a pretrained decoder need?",
         section.lead,
-        [replace(section, exhibits=exhibits), Section("how", HOW_TITLE, machines, [])],
+        [
+            replace(section, exhibits=[*([hero] if hero else []), *section.exhibits]),
+            Section(
+                "how",
+                HOW_TITLE,
+                "; ".join(dict.fromkeys(machine for _, machine in section.machines)),
+                [],
+            ),
+        ],
         origin,
     )
 
 
 def decoding_section(records: Sequence[DecodingRecord]) -> Section:
     """Builds the section on models that decode with compressed caches."""
-    machines = [(f"{record.model}, decoding", captions.machine_of(record)) for record in records]
-    exhibits = _unnamed([decoding.by_cache(records)])
     return _section(
         "decode",
         "Decoding",
         "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt "
         "has filled. A lower point is closer to the model with its full cache, one further left "
         "takes less memory or time.",
-        exhibits,
-        machines=machines,
+        [("", decoding.by_cache(records))],
+        machines=[(f"{record.model}, decoding", captions.machine_of(record)) for record in records],
     )
 
 
@@ -317,11 +322,15 @@ def model_section(
         layers.output_error(kernels, f"{name}_output_error", setting),
         layers.skewness_gap(kernels, f"{name}_skewness_gap", setting),
     ]
-    post_hoc = [POST_HOC] if record.attention[0].post_hoc else []
-    lead = [f"{headline(record).rstrip('.')}.", READ, *post_hoc]
-    machines = [(record.model, captions.machine_of(record))]
-    title = f"Your model: {record.model}"
-    return _section(name, title, " ".join(lead), _unnamed(exhibits), machines=machines)
+    lead = [f"{headline(record).rstrip('.')}.", READ]
+    lead += [POST_HOC] if record.attention[0].post_hoc else []
+    return _section(
+        name,
+        f"Your model: {record.model}",
+        " ".join(lead),
+        _unnamed(exhibits),
+        machines=[(record.model, captions.machine_of(record))],
+    )
 
 
 def _unnamed(exhibits: Sequence[Exhibits]) -> list[Named]:
@@ -339,10 +348,15 @@ def _section(
 ) -> Section:
     """Builds a section of the exhibits measured; its lead names the others, then says `more`."""
     absent = ", ".join(title for title, exhibits in named if title and not exhibits)
-    leads = [lead, f"Not measured yet: {absent}." if absent else "", more]
     several = ([some] if isinstance(some, Exhibit) else some or [] for _, some in named)
     exhibits = [exhibit for some in several for exhibit in some]
-    return Section(name, title, " ".join(filter(None, leads)), exhibits, machines)
+    return Section(
+        name,
+        title,
+        " ".join(filter(None, [lead, f"Not measured yet: {absent}." if absent else "", more])),
+        exhibits,
+        machines,
+    )
 
 
 def write_probe(
@@ -357,21 +371,22 @@ def write_probe(
     (`evaluation.explorer.exploration` of the same model) the token explorer and explorer.json. The
     same record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
     """
-    rows = [vars(at) for at in record.attention[0].output_error.errors if at.head is not None]
-    heads = pd.DataFrame(rows, columns=["layer", "head", "method", "r", "error", "low", "high"])
+    heads = pd.DataFrame(
+        [vars(at) for at in record.attention[0].output_error.errors if at.head is not None],
+        columns=["layer", "head", "method", "r", "error", "low", "high"],
+    )
     texts = {
         "record.json": with_checksum(record.to_json()),
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
     }
     if cached is not None:
         texts["caches.json"] = with_checksum(cached.to_json())
-    title = f"{record.model}: how many keys its attention needs"
     section = model_section(record, explored=explored)
     last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
     sections = [section, *([cache_section([cached])] if cached else []), last]
     write_page(
         Page(
-            title,
+            f"{record.model}: how many keys its attention needs",
             "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at "
             "exact attention: they measure what a method could reach, not what it costs.",
             sections,

@@ -23,12 +23,17 @@ MATHEMATICAL = str.maketrans(
 
 @dataclass(frozen=True)
 class Table:
-    """`data` holds the numbers and goes to CSV; `display` is text, ready to read, row for row."""
+    """`data` holds the numbers and goes to CSV; `display` is text, ready to read, row for row.
+
+    Both may be given as anything that makes a data frame: columns by name, or rows.
+    """
 
     data: pd.DataFrame
     display: pd.DataFrame
 
     def __post_init__(self) -> None:
+        for name in ("data", "display"):
+            object.__setattr__(self, name, pd.DataFrame(getattr(self, name)))
         if len(self.data) != len(self.display):
             raise ValueError(
                 f"a table has {len(self.data)} rows of data and {len(self.display)} of text; "
@@ -48,9 +53,9 @@ class Table:
     def latex(self) -> str:
         """Writes the text as a LaTeX tabular with the rules of booktabs."""
         style = self._text().style.hide(axis="index").format(escape="latex")
-        columns = "".join("r" if numbers else "l" for numbers in self.numeric())
         text: str = style.format_index(escape="latex", axis="columns").to_latex(
-            hrules=True, column_format=columns
+            hrules=True,
+            column_format="".join("r" if numbers else "l" for numbers in self.numeric()),
         )
         return text.translate(MATHEMATICAL)
 

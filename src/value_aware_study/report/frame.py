@@ -91,8 +91,7 @@ class Results:
         places = {name: place for place, name in enumerate(MODEL_ORDER)}
         ordered = sorted(records, key=lambda r: (places.get(r.model, len(places)), r.model))
         again = [r for r in ordered if any(is_replicate(r, first) for first in ordered)]
-        firsts = [record for record in ordered if record not in again]
-        return cls(firsts, *others, replicates=again, **more)
+        return cls([r for r in ordered if r not in again], *others, replicates=again, **more)
 
     def trainings(self) -> list["Results"]:
         """Groups the models by training, each under the name of the model that it repeats.
@@ -287,8 +286,10 @@ def with_range(frame: pd.DataFrame, same: Sequence[str], value: str) -> pd.DataF
     several = groups.transform("size") > 1
     if not several.any():
         return frame
-    ends = zip(RANGE, ("min", "max"), strict=True)
-    ranges = {name: groups.transform(end).where(several) for name, end in ends}
+    ranges = {
+        name: groups.transform(end).where(several)
+        for name, end in zip(RANGE, ("min", "max"), strict=True)
+    }
     return frame.assign(**ranges).drop_duplicates(list(same), ignore_index=True)
 
 
@@ -366,16 +367,17 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
 
 def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
     """Tabulates effective keys (% of all keys) and OVO over OVA error by layer and kernel."""
-    rows = [
-        {"model": item.label, "layer": cell.layer, "degree": cell.degree, "own": cell.own}
-        | {"series": "own kernel" if cell.own else f"degree {cell.degree}"}
-        | {"share": 100 * cell.effective_keys / item.output_error.keys}
-        | {"gap": max(cell.oblivious[SIZE], FLOOR) / max(cell.aware[SIZE], FLOOR)}
-        | {"same": cell.same_first_key}
-        for item in measured
-        if item.attention.skewness_gap
-        for cell in item.attention.skewness_gap.cells
-        if SIZE in cell.oblivious
-    ]
-    columns = ["model", "layer", "degree", "own", "series", "share", "gap", "same"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(
+        [
+            {"model": item.label, "layer": cell.layer, "degree": cell.degree, "own": cell.own}
+            | {"series": "own kernel" if cell.own else f"degree {cell.degree}"}
+            | {"share": 100 * cell.effective_keys / item.output_error.keys}
+            | {"gap": max(cell.oblivious[SIZE], FLOOR) / max(cell.aware[SIZE], FLOOR)}
+            | {"same": cell.same_first_key}
+            for item in measured
+            if item.attention.skewness_gap
+            for cell in item.attention.skewness_gap.cells
+            if SIZE in cell.oblivious
+        ],
+        columns=["model", "layer", "degree", "own", "series", "share", "gap", "same"],
+    )

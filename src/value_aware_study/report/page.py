@@ -28,8 +28,6 @@ from value_aware_study.report.look import COLOURS, THEME, png, specification
 
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and a mark that only our pages have."""
-ENDINGS = (".csv", ".md", ".png", "_dark.png", ".json")
-"""Endings of an exhibit's files."""
 LARGEST = 8 * 2**20
 """Most bytes of index.html, so that a mail takes it and it opens at once."""
 PAPER = "https://aclanthology.org/2021.emnlp-main.753"
@@ -71,7 +69,8 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     folder = Path(folder)
     earlier = earlier_files(folder)
     if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
-        names = {exhibit.name + ending for exhibit in page.exhibits() for ending in ENDINGS}
+        endings = (".csv", ".md", ".png", "_dark.png", ".json")
+        names = {exhibit.name + ending for exhibit in page.exhibits() for ending in endings}
         needed = {*names, *(beside or {})} - set(earlier)
         if taken := sorted(name for name in needed if (folder / name).is_file()):
             raise ValueError(
@@ -142,7 +141,9 @@ def _html(page: Page) -> str:
         theme=THEME,
         content=_content,
         shown=_shown,
-        asset=_asset,
+        asset=lambda name: Markup(
+            files("value_aware_study.report").joinpath(name).read_text(encoding="utf-8")
+        ),
         vega=Markup(_vega()) if any(exhibit.charts for exhibit in page.exhibits()) else "",
     )
 
@@ -164,10 +165,6 @@ def _shown(table: Table) -> bool:
     return len(table.data) <= MOST_ROWS
 
 
-def _asset(name: str) -> Markup:
-    return Markup(files("value_aware_study.report").joinpath(name).read_text(encoding="utf-8"))
-
-
 @cache
 def _vega() -> str:
     """Returns Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
@@ -176,5 +173,4 @@ def _vega() -> str:
 
 def pack(page: Path) -> str:
     """Returns a page that unpacks itself, for git."""
-    text = gzip.compress(page.read_bytes(), mtime=0)
-    return PACKED.replace("{}", b64encode(text).decode())
+    return PACKED.replace("{}", b64encode(gzip.compress(page.read_bytes(), mtime=0)).decode())

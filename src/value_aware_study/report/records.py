@@ -2,7 +2,7 @@
 
 import csv
 import gzip
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,14 +32,19 @@ def read(places: Mapping[str, Path]) -> Results:
     file, for a damaged one.
     """
     training = [_checked(file, TRAINING) for file in files_of(places["training"])]
-    records = read_folder(places["records"])
     tokens, benchmark = _checked(places["tokens"], TOKENS), places["benchmark"]
+    explored = []  # the tokens that probes and evaluations left for the token explorer
+    for file in sorted(
+        [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
+    ):
+        with reading(file, AGAIN):
+            explored.append(Exploration.from_json(file.read_text(encoding="utf-8")))
     surveyed, variants = (
         read_folder(folder) if any(folder.glob("*.json")) else []
         for folder in (places["survey"], places["trained"])
     )
     return Results.of(
-        records,
+        read_folder(places["records"]),
         {metrics["model"]: metrics for metrics in training},
         tokens,
         surveyed=surveyed,
@@ -52,9 +57,7 @@ def read(places: Mapping[str, Path]) -> Results:
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         caches=_all(CacheRecord, places["caches"]),
         decoded=_all(DecodingRecord, places["decoded"]),
-        explored=_explored(
-            [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
-        ),
+        explored=Exploration.of(explored) if explored else None,
         unchecked=_unchecked(places),
     )
 
@@ -132,15 +135,6 @@ def published_spreads(folder: Path) -> dict[Key, Spread]:
                     spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
                     spreads[key_of(row["what"], row["model"])] = spread
     return spreads
-
-
-def _explored(files: Iterable[Path]) -> Exploration | None:
-    """Reads the tokens that probes and evaluations left for the token explorer."""
-    explored = []
-    for file in sorted(files):
-        with reading(file, AGAIN):
-            explored.append(Exploration.from_json(file.read_text(encoding="utf-8")))
-    return Exploration.of(explored) if explored else None
 
 
 def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:

@@ -49,13 +49,14 @@ class LanguageModeling(LightningModule):
 
     Each target of a step's batch weighs the same, however many processes and micro-batches share
     the batch, and train/loss is the mean over all of them.
+
+    Attributes:
+        peak_flops: Operations a second of one device at best.
+        decays_vectors: Whether weight decay shrinks biases and the weights of norms too.
     """
 
     peak_flops: float | None = None
-    """Operations a second of one device at best."""
-
     decays_vectors = True
-    """Whether weight decay shrinks biases and the weights of norms too."""
 
     def __init__(
         self, model: PreTrainedModel, *, schedule: Schedule, optimizer: MakeOptimizer, seed: int
@@ -143,9 +144,6 @@ class LanguageModeling(LightningModule):
             return batch
         return batch._replace(rows=self._share(batch.rows))
 
-    def on_train_start(self) -> None:
-        self._restart_clock()
-
     def on_train_batch_start(self, batch: MicroBatch, batch_idx: int) -> None:
         entropy = (self.seed, self.trainer.global_step, self.trainer.global_rank, batch.position)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
@@ -199,9 +197,6 @@ class LanguageModeling(LightningModule):
         self.curve.append({"step": self.trainer.global_step, **metrics})
         self._log_values({f"evaluation/{name}": value for name, value in metrics.items()})
 
-    def on_validation_end(self) -> None:
-        self._restart_clock()  # evaluation is no training time
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["curve"] = self.curve
 
@@ -210,6 +205,8 @@ class LanguageModeling(LightningModule):
 
     def _restart_clock(self) -> None:
         self._tokens, self._flops, self._since = 0, 0.0, time.perf_counter()
+
+    on_train_start = on_validation_end = _restart_clock  # evaluation is no training time
 
     def _share(self, batch: Batch) -> Batch:
         rank, processes = self.trainer.global_rank, self.trainer.world_size

@@ -68,17 +68,18 @@ class BertAdam(_StepwiseOptimizer):
 
     def _take(self) -> None:
         for group in self.param_groups:
-            self._update(group)
+            if params := [p for p in group["params"] if p.grad is not None]:
+                self._update(params, group)
 
-    def _update(self, group: dict[str, Any]) -> None:
-        params = [p for p in group["params"] if p.grad is not None]
-        if not params:
-            return
-        grads = [p.grad for p in params]
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        grads = [p.grad for p in params if p.grad is not None]
         beta1, beta2 = group["betas"]
         if group["max_grad_norm"] > 0:
             _clip(grads, group["max_grad_norm"])
-        m, v = self._moments(params)
+        for p in params:
+            if not self.state[p]:
+                self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+        m, v = ([self.state[p][name] for p in params] for name in ("m", "v"))
         torch._foreach_lerp_(m, grads, 1 - beta1)
         torch._foreach_mul_(v, beta2)
         torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
@@ -87,12 +88,6 @@ class BertAdam(_StepwiseOptimizer):
         update = torch._foreach_div(m, denominator)
         torch._foreach_add_(update, params, alpha=group["weight_decay"])
         torch._foreach_add_(params, update, alpha=-group["lr"])
-
-    def _moments(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        for p in params:
-            if not self.state[p]:
-                self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
-        return [self.state[p]["m"] for p in params], [self.state[p]["v"] for p in params]
 
 
 def _clip(grads: list[Tensor], max_norm: float) -> None:

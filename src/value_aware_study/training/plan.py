@@ -84,16 +84,14 @@ def recipe(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> str:
 
 def sequence(section: DictConfig) -> int:
     """Returns the number of tokens that a model reads at a time."""
-    length: int = section.get("positions", section.batches).length
-    return length
+    return int(section.get("positions", section.batches).length)
 
 
 def vocabulary_size(section: DictConfig, chosen: DictConfig, tokens: DictConfig) -> int:
     """Returns a vocabulary's size: the chosen one, or what the tokenizer of the scale makes."""
     task = "masked" if "positions" in section else "causal"
     published = KNOWN_VOCABULARIES.get(class_name(tokens[f"{task}_tokenizer"]))
-    size: int = chosen[task] or published or tokens.vocabulary_size
-    return size
+    return int(chosen[task] or published or tokens.vocabulary_size)
 
 
 def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:

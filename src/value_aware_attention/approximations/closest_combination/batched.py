@@ -40,29 +40,33 @@ NEAREST = 8
 
 @dataclass
 class _ActiveSets:
-    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty."""
+    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty.
+
+    Attributes:
+        Q: Orthonormal rows: R_inverse @ the lifted atoms.
+        Q_transposed: A batch of row vectors times a matrix is fast in this layout only.
+        mass: The weights beta.
+        unconstrained: The least squares solution on these keys: neither normalised nor bounded at
+            0.
+        lifted: Residual of the lifted target.
+        residual: o - x, x the combination.
+        zero: Largest error that counts as none.
+        largest: Largest size so far.
+    """
 
     Q: Float[Tensor, "B K W"]
-    """Orthonormal rows: R_inverse @ the lifted atoms."""
     Q_transposed: Float[Tensor, "B W K"]
-    """A batch of row vectors times a matrix is fast in this layout only."""
     R_inverse: Float[Tensor, "B K K"]
     keys: Int[Tensor, "B K"]
     mass: Float[Tensor, "B K"]
-    """The weights beta."""
     unconstrained: Float[Tensor, "B K"]
-    """The least squares solution on these keys: neither normalised nor bounded at 0."""
     lifted: Float[Tensor, "B W"]
-    """Residual of the lifted target."""
     residual: Float[Tensor, "B V"]
-    """o - x, x the combination."""
     size: Int[Tensor, " B"]
     lift: Float[Tensor, " B"]
     error: Float[Tensor, " B"]
     zero: Float[Tensor, " B"]
-    """Largest error that counts as none"""
     largest: Int[Tensor, " B"]
-    """Largest size so far"""
     taken_back: Int[Tensor, " B"]
     stalled: Int[Tensor, " B"]
 
@@ -71,25 +75,21 @@ class _ActiveSets:
         cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
     ) -> "_ActiveSets":
         """Makes sets of one key; atom (B, V) is its value - o, scale the largest ||v - o||^2."""
-        rows, width = atom.shape[0], atom.shape[1] + 1
         squared = atom.square().sum(-1)
         lift = torch.maximum(squared, 1e-4 * scale).sqrt()
         inverse = (squared + lift.square()).rsqrt()
-        Q = atom.new_zeros(rows, capacity + 1, width)
-        Q[:, 0] = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
-        R_inverse = atom.new_zeros(rows, capacity + 1, capacity + 1)
-        R_inverse[:, 0, 0] = inverse
-        slots = atom.new_zeros(rows, capacity + 1)
-        mass = slots.clone()
-        mass[:, 0] = 1
-        keys = torch.zeros_like(slots, dtype=torch.int64)
-        keys[:, 0] = key
+        direction = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
+        Q = pad(direction[:, None], (0, 0, 0, capacity))
+        R_inverse = pad(inverse[:, None, None], (0, capacity, 0, capacity))
+        mass = pad(torch.ones_like(inverse)[:, None], (0, capacity))
+        keys = pad(key[:, None], (0, capacity))
         count = torch.ones_like(key)
         sets = cls(
-            Q, Q.mT.contiguous(), R_inverse, keys, mass, slots, atom.new_zeros(rows, width),
-            -atom, count, lift, squared, zero, count.clone(), count * 0, count * 0,
+            Q, Q.mT.contiguous(), R_inverse, keys, mass, torch.zeros_like(mass),
+            torch.zeros_like(direction), -atom, count, lift, squared, zero, count.clone(),
+            count * 0, count * 0,
         )  # fmt: skip
-        sets.rebuild(torch.arange(rows, device=atom.device))
+        sets.rebuild(torch.arange(len(atom), device=atom.device))
         return sets
 
     def take(self, rows: Tensor) -> "_ActiveSets":
@@ -307,10 +307,6 @@ class _Rows:
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
-    def fullest(self, live: Bool[Tensor, " B"]) -> int:
-        """Returns the number of live rows in the head that has most."""
-        return int(live.view(self.heads, -1).sum(1).max())
-
     def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
         """Keeps the live rows, padded per head to `most`; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
@@ -419,7 +415,7 @@ def _grow(
     rows: _Rows, sets: _ActiveSets, best: _BestSets, live: Tensor, reach: int, effort: str
 ) -> None:
     """Takes forward steps, each followed by backward steps unless the search is "fast"."""
-    while most := rows.fullest(live):
+    while most := int(live.view(rows.heads, -1).sum(1).max()):  # rows of the fullest head
         if most < 0.7 * rows.queries:
             chosen = rows.keep(live, most)
             sets, live = sets.take(chosen), live[chosen]

@@ -31,19 +31,22 @@ SMALLEST = 2.0**-60
 
 @dataclass(frozen=True)
 class Problem:
-    """Holds for every query the point o = sum_i alpha_i v_i, to be written with few values."""
+    """Holds for every query the point o = sum_i alpha_i v_i, to be written with few values.
+
+    Attributes:
+        value: Centred: only differences of values matter, and large common offsets cost digits.
+        output: o, of the centred values.
+        weights: alpha; 0 where hidden.
+        unit: The unit of the values; a squared error of the inputs is unit^2 times one of these.
+        original: The values as they came, with all their digits; None: `value`, times `unit`.
+    """
 
     value: Float[Tensor, "H M V"]
-    """Centred: only differences of values matter, and large common offsets cost digits."""
     output: Float[Tensor, "H N V"]
-    """o, of the centred values."""
     weights: Float[Tensor, "H N M"]
-    """alpha; 0 where hidden."""
     visible: Bool[Tensor, "H N M"] | None
     unit: Float[Tensor, " H"]
-    """The unit of the values; a squared error of the inputs is unit^2 times one of these."""
     original: Float[Tensor, "H M V"] | None = None
-    """The values as they came, with all their digits; None: `value`, times `unit`."""
 
     def zero(self) -> Float[Tensor, "H N"]:
         """Returns the ||o - o~||^2 that counts as 0, row by row.

@@ -16,35 +16,24 @@ import pandas as pd
 
 from value_aware_attention.measurement.estimate import DASH, number
 from value_aware_study.benchmarking.ratio import Ratio
+from value_aware_study.report import charts, look, words
 from value_aware_study.report.captions import machine
-from value_aware_study.report.charts import colour, direction, dots, toggled
 from value_aware_study.report.claim import VERDICTS, Answer, Finding
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import intervals, missing, sentences
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""
 DENSE = ("eager", "fused")
 """Exact attention; every other method of a record is an efficient one."""
-COLUMNS = (
-    *("pass", "length", "method", "label", "milliseconds", "low", "high", "passes"),
-    *("peak_mib", "left_out"),
-)
 QUICK, SMALL = "milliseconds", "peak_mib"
-QUANTITIES = {QUICK: "time", SMALL: "peak memory"}
 TRAINING = "forward_backward"
 PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
 OLDER = "Time and memory were measured by older code."
-LONG_FROM = 512
-"""Tokens of the shortest sequence in the figure of long ones."""
 ROW = 21
-PANELS = ((SMALL, (), "peak memory, MiB"), (QUICK, ("low", "high"), "time, ms"))
-"""Columns of a value and of the ends of its interval, if it has one, and the title of its axis."""
 MARKS = {
-    "time": Mark.of("green"),
-    "memory": Mark.of("purple", "triangle-up"),
-    "published": Mark.of("grey", "diamond"),
+    "time": look.Mark.of("green"),
+    "memory": look.Mark.of("purple", "triangle-up"),
+    "published": look.Mark.of("grey", "diamond"),
 }
 FITTED = {"time": "attention, time", "memory": "attention, memory"}
 EXPLAINED = (
@@ -58,8 +47,6 @@ EQUAL = 1.25
 """Two costs within this factor of each other count as about equal."""
 FLAT = 2.0
 """A cost that grows by less than this over all lengths counts as nearly flat."""
-SHORT = slice(128, 256)
-"""Tokens at which the survey calls Nyströmformer the most inefficient"""
 EQUAL_UP_TO = 512
 """Tokens up to which the survey calls dense attention about equal."""
 SUFFIXES = {"eager": "", "fused": " (Beside PyTorch's fused dense attention.)"}
@@ -72,8 +59,6 @@ LIMIT = (
     "cost: they neither confirm nor refute its claims on a GPU."
 )
 
-NAMED = (*DENSE, "nystrom", "fourier_mixing", "reformer")
-"""Methods that claims name; of one that was not measured the costs are missing."""
 EAGER = DENSE[:1]
 Comparisons = Iterator[tuple[str, pd.Series, float, float]]
 """What is divided by what, the ratios by length and round, and the bounds that a claim has"""
@@ -91,11 +76,16 @@ class Measurements:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """Tabulates passes by length and method; `low` and `high` are quartiles of the time."""
-        rows = [
-            {**cell, **cell.get("time", {}), "label": self.label(cell["method"])}
-            for cell in self.record["cells"]
-        ]
-        return pd.DataFrame(rows, columns=list(COLUMNS))
+        return pd.DataFrame(
+            [
+                {**cell, **cell.get("time", {}), "label": self.label(cell["method"])}
+                for cell in self.record["cells"]
+            ],
+            columns=[
+                *("pass", "length", "method", "label", "milliseconds", "low", "high", "passes"),
+                *("peak_mib", "left_out"),
+            ],
+        )
 
     def costs(self, name: str, quantity: str) -> pd.DataFrame:
         """Tabulates the costs of a pass by length and round (memory has one), a column a method."""
@@ -108,9 +98,12 @@ class Measurements:
             )
             if cost  # a pass that needs no memory has no ratio to another's
         ]
-        frame = pd.DataFrame(rows, columns=["length", "round", "method", "cost"])
-        table = frame.pivot(index=["length", "round"], columns="method", values="cost")
-        return table.reindex(columns=list(dict.fromkeys([*NAMED, *self.record["methods"]])))
+        table = pd.DataFrame(rows, columns=["length", "round", "method", "cost"]).pivot(
+            index=["length", "round"], columns="method", values="cost"
+        )
+        # of a method that claims name and that was not measured, the costs are missing
+        named = (*DENSE, "nystrom", "fourier_mixing", "reformer")
+        return table.reindex(columns=list(dict.fromkeys([*named, *self.record["methods"]])))
 
     @property
     def place(self) -> str:
@@ -190,7 +183,7 @@ def linformer_worst(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Com
 def nystrom_worst_short(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
     """Divides the cost at 128 and 256 tokens by the largest of all other methods'."""
     ratios = costs["nystrom"] / costs.drop(columns="nystrom").max(axis=1)
-    yield "{nystrom} over the largest of the others", ratios.loc[SHORT], 1.0, math.inf
+    yield "{nystrom} over the largest of the others", ratios.loc[128:256], 1.0, math.inf
 
 
 def fourier_flat(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
@@ -261,15 +254,20 @@ def findings(
 ) -> Iterator[Finding]:
     """Makes a finding of each length's ratio, which a claim has between two bounds."""
     labels = {method: measured.label(method) for method in measured.record["methods"]}
-    for quantity, name in QUANTITIES.items():
+    for quantity, name in {QUICK: "time", SMALL: "peak memory"}.items():
         passes = (measured.costs(name, quantity) for name in (TRAINING, "attention"))
         for what, ratios, low, high in compare(*passes, dense):
             for length, rounds in ratios.dropna().groupby(level="length"):
                 ratio = Ratio.of(list(rounds)) if quantity == QUICK else Ratio.exact(*rounds)
-                holds = ratio.within(low, high)
-                where = f"{name}, {what.format(**labels, dense=labels[dense])}"
                 ends = ratio.median, ratio.low, ratio.high
-                yield Finding(f"{length:,} tokens {ratio}", holds, where, "", *ends, "ratio")
+                yield Finding(
+                    f"{length:,} tokens {ratio}",
+                    ratio.within(low, high),
+                    f"{name}, {what.format(**labels, dense=labels[dense])}",
+                    "",
+                    *ends,
+                    "ratio",
+                )
 
 
 def survey_claims(measured: Measurements) -> Exhibit:
@@ -296,7 +294,7 @@ def time_and_memory(measured: Measurements) -> list[Exhibit]:
     """Shows forward + backward at long and at short lengths, each if it was measured."""
     rows = measured.frame
     rows = rows[(rows["pass"] == TRAINING) & rows[QUICK].notna()].sort_values(["length", QUICK])
-    is_long = rows["length"] >= LONG_FROM
+    is_long = rows["length"] >= 512
     ranges = (("long", "Figure 9", rows[is_long]), ("short", "Figure 10", rows[~is_long]))
     return [
         _of_lengths(measured, name, figure, selected)
@@ -311,55 +309,58 @@ def _of_lengths(measured: Measurements, name: str, figure: str, rows: pd.DataFra
         series=[f"L = {length:,}" for length in rows["length"]]
     )
     dashed = "Dashed: dense attention at each L, the tokens; a mark to its right costs more."
-    display = pd.DataFrame(
-        {
-            "tokens": [f"{length:,}" for length in rows["length"]],
-            "method": rows["label"],
-            "time, ms": [number(value) for value in rows[QUICK]],
-            "quartiles": intervals(rows),
-            "peak memory, MiB": [number(value) for value in rows[SMALL]],
-        }
-    )
-    data = rows[["length", "method", "label", QUICK, "low", "high", SMALL]]
     return Exhibit(
         f"time_memory_{name}",
         f"Memory and time for {name} sequences",
         f"Forward + backward of one layer, fastest at {last:,} tokens first (the survey's "
         f"{figure}).",
         [f"{dashed} {measured.how}", measured.setting],
-        [_cost_panel(drawn, *panel) for panel in PANELS],
-        Table(data, display),
+        [
+            _cost_panel(drawn, SMALL, (), "peak memory, MiB"),
+            _cost_panel(drawn, QUICK, ("low", "high"), "time, ms"),
+        ],
+        Table(
+            rows[["length", "method", "label", QUICK, "low", "high", SMALL]],
+            {
+                "tokens": [f"{length:,}" for length in rows["length"]],
+                "method": rows["label"],
+                "time, ms": [number(value) for value in rows[QUICK]],
+                "quartiles": words.intervals(rows),
+                "peak memory, MiB": [number(value) for value in rows[SMALL]],
+            },
+        ),
     )
 
 
-def _cost_panel(drawn: pd.DataFrame, field: str, ends: Sequence[str], title: str) -> Panel:
+def _cost_panel(drawn: pd.DataFrame, field: str, ends: Sequence[str], title: str) -> look.Panel:
     """Draws a dot a method and length; methods are in the order of the longest length's times."""
     columns = {"value": drawn[field], "low": math.nan, "high": math.nan}
     values = drawn[["name", "series", "method"]].assign(**columns)
     if ends:
         values[["low", "high"]] = drawn[[*ends]]
-    values["said"] = sentences(values, "{name}, {series}", f" {title.rpartition(' ')[2]}")
+    values["said"] = words.sentences(values, "{name}, {series}", f" {title.rpartition(' ')[2]}")
     numbers = values[["value", "low", "high"]]
     first, last = numbers.min().min(), numbers.max().max()
     steps = (digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5))
     ticks = [step for step in steps if first <= step <= last]
-    scale = alt.Scale(type="log", padding=8, nice=False)
-    axis = alt.Axis(values=ticks, format="~g", labelOverlap="greedy", labelSeparation=6)
-    x = alt.X("value:Q", title=direction(title, "lower"), scale=scale, axis=axis)
+    x = alt.X(
+        "value:Q",
+        title=charts.direction(title, "lower"),
+        scale=alt.Scale(type="log", padding=8, nice=False),
+        axis=alt.Axis(values=ticks, format="~g", labelOverlap="greedy", labelSeparation=6),
+    )
     is_longest = drawn["length"] == drawn["length"].max()
     order = list(dict.fromkeys([*drawn["name"][is_longest], *drawn["name"]]))
-    marks = ramp(list(dict.fromkeys(drawn["series"])))
-    return toggled([*_dense_lines(values, marks), *dots(values, marks, x, order=order)], ROW)
-
-
-def _dense_lines(values: pd.DataFrame, marks: Mapping[str, Mark]) -> list[alt.Chart]:
-    """Draws a dashed line at dense attention's value for every length, the last one named."""
-    dense = values[values["method"] == DENSE[0]]
-    base = alt.Chart(dense[["name", "series", "value"]]).encode(x="value:Q", color=colour(marks))
+    marks = look.ramp(list(dict.fromkeys(drawn["series"])))
+    dense = values[values["method"] == DENSE[0]]  # dashed for every length, the last one named
+    base = alt.Chart(dense[["name", "series", "value"]]).encode(
+        x="value:Q", color=charts.colour(marks)
+    )
     named = alt.Chart(dense.tail(1)[["name", "value"]]).mark_text(
         align="right", baseline="bottom", dx=2, dy=-4, text="dense attention"
     )
-    return [base.mark_rule(strokeDash=[5, 4]), named.encode(x="value:Q", y=alt.value(0))]
+    lines = [base.mark_rule(strokeDash=[5, 4]), named.encode(x="value:Q", y=alt.value(0))]
+    return charts.toggled([*lines, *charts.dots(values, marks, x, order=order)], ROW)
 
 
 def exponents(measured: Measurements) -> Exhibit | None:
@@ -370,12 +371,6 @@ def exponents(measured: Measurements) -> Exhibit | None:
         return None
     rows = measured.frame
     lengths = rows["length"][(rows["pass"] == "attention") & (rows["length"] >= FIT_FROM)]
-    fit = (
-        "Least squares of log cost on log length over the measured lengths of at least "
-        f"{FIT_FROM:,} tokens ({_listed(sorted(set(lengths)))} for the attention alone), one "
-        "forward pass. The attention alone has no projections and no feed-forward layer, whose "
-        "cost grows with L and hides the attention's. Counted: multiply-adds, fitted the same way."
-    )
     display = data[["method", "published"]].copy()
     for column in ("counted", *FITTED.values(), "layer, time"):
         display[column] = [number(value, 2) for value in data[column]]
@@ -384,29 +379,36 @@ def exponents(measured: Measurements) -> Exhibit | None:
         "exponents",
         "How cost grows with the length",
         f"The exponent p of cost ~ L^p from {FIT_FROM:,} tokens on, beside the published one.",
-        [fit, EXPLAINED, measured.setting],
+        [
+            "Least squares of log cost on log length over the measured lengths of at least "
+            f"{FIT_FROM:,} tokens ({_listed(sorted(set(lengths)))} for the attention alone), one "
+            "forward pass. The attention alone has no projections and no feed-forward layer, whose "
+            "cost grows with L and hides the attention's. Counted: multiply-adds, fitted the same "
+            "way.",
+            EXPLAINED,
+            measured.setting,
+        ],
         [_exponents_panel(fitted)],
         Table(data, display),
     )
 
 
 def _exponents(measured: Measurements) -> pd.DataFrame:
-    rows = []
-    for method, about in measured.record["methods"].items():
-        counts = {int(length): count for length, count in about["multiply_adds"].items()}
-        times = measured.by_length("attention", method, QUICK)
-        rows.append(
-            {
-                "method": about["label"],
-                "published": about["order"],
-                "exponent": about["exponent"],
-                "counted": slope(counts),
-                "attention, time": slope(times),
-                "attention, memory": slope(measured.by_length("attention", method, SMALL)),
-                "layer, time": slope(measured.by_length("forward", method, QUICK)),
-                "fitted on": _listed([length for length in times if length >= FIT_FROM]),
-            }
-        )
+    methods = measured.record["methods"]
+    times = {method: measured.by_length("attention", method, QUICK) for method in methods}
+    rows = [
+        {
+            "method": about["label"],
+            "published": about["order"],
+            "exponent": about["exponent"],
+            "counted": slope({int(at): count for at, count in about["multiply_adds"].items()}),
+            "attention, time": slope(times[method]),
+            "attention, memory": slope(measured.by_length("attention", method, SMALL)),
+            "layer, time": slope(measured.by_length("forward", method, QUICK)),
+            "fitted on": _listed([length for length in times[method] if length >= FIT_FROM]),
+        }
+        for method, about in methods.items()
+    ]
     return pd.DataFrame(rows).sort_values("attention, time", kind="stable", ignore_index=True)
 
 
@@ -414,20 +416,23 @@ def _listed(lengths: Sequence[int]) -> str:
     return ", ".join(f"{length:,}" for length in lengths) or "none"
 
 
-def _exponents_panel(fitted: pd.DataFrame) -> Panel:
+def _exponents_panel(fitted: pd.DataFrame) -> look.Panel:
     """Draws time and memory as marks, the published exponent as a hollow one."""
     columns = {"exponent": "published"} | {field: name for name, field in FITTED.items()}
     values = fitted[["method", *columns]].rename(columns={"method": "name"} | columns)
     long = values.melt("name", var_name="series").dropna().astype({"value": float})
-    long["said"] = sentences(long, "{name}, {series}, exponent")
+    long["said"] = words.sentences(long, "{name}, {series}, exponent")
     ours = long["series"] != "published"
     last = max(2, round(long["value"].max() + 0.5))
-    scale = alt.Scale(domain=[min(0.0, float(long["value"].min())) - 0.1, last])
-    axis = alt.Axis(values=list(range(last + 1)), format="d")
-    title = direction("p of cost ~ L^p, attention alone", "lower")
-    x = alt.X("value:Q", title=title, scale=scale, axis=axis)
-    layers = dots(long[ours], MARKS, x, long[~ours], order=values["name"].tolist())
-    return toggled(layers, ROW)
+    x = alt.X(
+        "value:Q",
+        title=charts.direction("p of cost ~ L^p, attention alone", "lower"),
+        scale=alt.Scale(domain=[min(0.0, float(long["value"].min())) - 0.1, last]),
+        axis=alt.Axis(values=list(range(last + 1)), format="d"),
+    )
+    return charts.toggled(
+        charts.dots(long[ours], MARKS, x, long[~ours], order=values["name"].tolist()), ROW
+    )
 
 
 def cost_tables(measured: Measurements) -> list[Exhibit]:
@@ -445,21 +450,22 @@ def cost_tables(measured: Measurements) -> list[Exhibit]:
     display = rows[["pass", "length", "label"]].rename(columns={"label": "method"})
     for name in (QUICK, "low", "high", SMALL):
         display[name] = [number(value, 2) for value in rows[name]]
-    display["left out"] = ["" if missing(why) else why for why in rows["left_out"]]
-    settings = Exhibit(
-        "methods",
-        "The methods and their settings",
-        "Every argument, as it was run; L is the sequence length.",
-        table=Table(methods, methods),
-    )
-    cells = Exhibit(
-        "cells",
-        "Every measurement",
-        "Medians and quartiles in ms, peak memory in MiB.",
-        [measured.how],
-        table=Table(rows, display),
-    )
-    return [settings, cells]
+    display["left out"] = ["" if words.missing(why) else why for why in rows["left_out"]]
+    return [
+        Exhibit(
+            "methods",
+            "The methods and their settings",
+            "Every argument, as it was run; L is the sequence length.",
+            table=Table(methods, methods),
+        ),
+        Exhibit(
+            "cells",
+            "Every measurement",
+            "Medians and quartiles in ms, peak memory in MiB.",
+            [measured.how],
+            table=Table(rows, display),
+        ),
+    ]
 
 
 def _arguments(about: Mapping[str, Any]) -> str:

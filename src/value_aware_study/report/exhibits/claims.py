@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from value_aware_attention.measurement.estimate import DASH, number, ratio_of_sums
 from value_aware_attention.measurement.record import EndMetric, Record
+from value_aware_study.report import words
 from value_aware_study.report.claim import (
     VERDICTS,
     Answer,
@@ -31,22 +32,13 @@ from value_aware_study.report.claim import (
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import KERNELS, Results, Row, gap_rows, of_models
 from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
-from value_aware_study.report.words import setting_label, times
 
 SIZES = (1, 65)
 """Keys kept in the paper's tables."""
 ALL = ("causal", "long", "short")
 """All models, as `models` names them."""
-COUNTS = {
-    "5gram": "5-grams of all training tokens",
-    "5gram_tokens_read": "5-grams of the tokens read",
-    "4grams_shown_token": "4-grams on both sides and the token shown",
-}
-"""The strongest count models, and their labels"""
-ERRS = {True: "more than counting", False: "less than counting", None: "undecided"}
 NUMBERS = ("what", "estimate", "low", "high", "unit", "trainings")
 """Columns of a finding's numbers"""
-HOLDS = {True: "yes", False: "no", None: ""}
 Find = Callable[[Results], Iterable[Effect | Finding]]
 FloatArray = NDArray[np.float64]
 
@@ -60,7 +52,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        return setting_label({"approximation": self.approximation, **self.parameters})
+        return words.setting_label({"approximation": self.approximation, **self.parameters})
 
 
 EXACT = Setting("exact")
@@ -123,8 +115,13 @@ def compared(
     """Tells whether the first setting's loss is above (or below) the second's, in each model."""
     what = f"{first.label} against {second.label}"
     for model in models:
-        sums = model.sums(first), model.sums(second)
-        yield from difference(what, model.label, model.record.metric, *sums, above=above)
+        yield from difference(
+            what,
+            model.label,
+            model.record.metric,
+            *(model.sums(first), model.sums(second)),
+            above=above,
+        )
 
 
 def difference(
@@ -205,8 +202,7 @@ def flatter_kernels_lose_more(results: Results) -> Iterator[Effect | Finding]:
 
 def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:
     """Correlates effective keys with OVO / OVA error over the kernels of each layer, by rank."""
-    frame = gap_rows(of_models(results))
-    layers = frame.groupby(["model", "layer"])
+    layers = gap_rows(of_models(results)).groupby(["model", "layer"])
     ranks = [rows["share"].rank().corr(rows["gap"].rank()) for _, rows in layers]
     finite = np.array([rank for rank in ranks if math.isfinite(rank)])
     if len(finite):
@@ -222,28 +218,44 @@ def longer_is_better(results: Results) -> Iterator[Effect | Finding]:
     what = "long model against the short one, same masked tokens"
     for long, short in zip(models(results, "long"), models(results, "short"), strict=False):
         if text := short.record.baselines.get("longer_text"):
-            exact = long.sums(EXACT)
             yield from difference(
-                what, "exact attention", "error", exact, Sums.of([text]), above=False
+                what, "exact attention", "error", long.sums(EXACT), Sums.of([text]), above=False
             )
 
 
 def against_counts(results: Results) -> Iterator[Effect | Finding]:
     """Tells whether each model's loss is below that of the n-grams that count its training text."""
+    strongest = {
+        "5gram": "5-grams of all training tokens",
+        "5gram_tokens_read": "5-grams of the tokens read",
+        "4grams_shown_token": "4-grams on both sides and the token shown",
+    }
     for model in models(results, *ALL):
-        for name, label in COUNTS.items():
+        for name, label in strongest.items():
             if counted := model.record.baselines.get(name):
                 metric, sums = model.record.metric, (model.sums(EXACT), Sums.of([counted]))
-                what = f"exact attention against {label}"
-                yield from difference(what, model.label, metric, *sums, above=False)
+                yield from difference(
+                    f"exact attention against {label}", model.label, metric, *sums, above=False
+                )
 
 
 def lsh_against_oblivious(
     results: Results, paper: Setting, *, above: bool
 ) -> Iterator[Effect | Finding]:
-    """Compares OVO-65 with LSH of the paper's keys and rounds, or with our closest setting."""
+    """Compares OVO-65 with LSH of the paper's keys and rounds, or with our closest setting.
+
+    That has the most keys and rounds, up to the paper's, that leave keys out.
+    """
     for model in models(results, "long"):
-        if setting := _closest_lsh(model.record, paper):
+        fitting = [
+            (lsh["r"], lsh["rounds"])
+            for cell in model.record.cells
+            if cell.approximation == "lsh" and (lsh := cell.parameters)["r"] < model.record.length
+            if all(lsh[name] <= most for name, most in paper.parameters.items())
+        ]
+        if fitting:
+            r, rounds = max(fitting)
+            setting = Setting("lsh", {"r": r, "rounds": rounds})
             yield from compared([model], setting, oblivious(65), above=above)
 
 
@@ -265,21 +277,6 @@ def _in_order(
         second.added(setting),
         above=above,
     )
-
-
-def _closest_lsh(record: Record, paper: Setting) -> Setting | None:
-    """Selects the LSH of most keys and rounds, up to the paper's, that leaves keys out."""
-    most = paper.parameters
-    settings = (cell.parameters for cell in record.cells if cell.approximation == "lsh")
-    fitting = [
-        (lsh["r"], lsh["rounds"])
-        for lsh in settings
-        if lsh["r"] <= most["r"] and lsh["rounds"] <= most["rounds"] and lsh["r"] < record.length
-    ]
-    if not fitting:
-        return None
-    r, rounds = max(fitting)
-    return Setting("lsh", {"r": r, "rounds": rounds})
 
 
 def _table_1(*settings: Setting) -> str:
@@ -305,7 +302,7 @@ def _added_in_table_2() -> str:
     sizes = []
     for column in ("OVO-1", "OVO-65"):
         place = [name for name, _, _ in TABLE_2_COLUMNS].index(column)
-        each = (f"{times(row[place] / row[0])} ({kernel})" for kernel, row in TABLE_2.items())
+        each = (f"{words.times(row[place] / row[0])} ({kernel})" for kernel, row in TABLE_2.items())
         sizes.append(f"{column} {', '.join(each)}")
     return f"perplexity over exact's {'; '.join(sizes)} (Table 2)"
 
@@ -442,13 +439,6 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
             "the paper's": [answer.published for answer in answered],
         }
     )
-    display = data[["claim", "verdict"]].assign(
-        comparisons=[answer.agreement for answer in answered],
-        firmest=[
-            f"{firmest.what}: {firmest.sentence} {firmest.mark}" if firmest else DASH
-            for firmest in (answer.firmest for answer in answered)
-        ],
-    )
     counts = data["verdict"].value_counts(sort=False)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     return Exhibit(
@@ -461,22 +451,24 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
             about(answered),
             *(f"The paper on “{answer.claim}” {answer.published}" for answer in answered),
         ],
-        table=Table(data, display),
+        table=Table(
+            data,
+            data[["claim", "verdict"]].assign(
+                comparisons=[answer.agreement for answer in answered],
+                firmest=[
+                    f"{firmest.what}: {firmest.sentence} {firmest.mark}" if firmest else DASH
+                    for firmest in (answer.firmest for answer in answered)
+                ],
+            ),
+        ),
     )
 
 
 def _strength(findings: Sequence[Finding]) -> Exhibit:
     """Says whether the models predict better than counts of their training text."""
     errs = [None if finding.holds is None else not finding.holds for finding in findings]
-    data = pd.DataFrame(map(_numbers, findings)).assign(errs=[ERRS[more] for more in errs])
-    display = pd.DataFrame(
-        {
-            "model": data["model"],
-            "compared": data["what"],
-            "measured": [f.sentence.removeprefix(f"{f.label} ") for f in findings],
-            "errs": data["errs"],
-        }
-    )
+    errors = {True: "more than counting", False: "less than counting", None: "undecided"}
+    data = pd.DataFrame(map(_numbers, findings)).assign(errs=[errors[more] for more in errs])
     return Exhibit(
         "strength",
         "The models against counting",
@@ -490,7 +482,15 @@ def _strength(findings: Sequence[Finding]) -> Exhibit:
             "has learned less than a few neighbouring tokens tell, and the loss of an "
             "approximation is that of such a model."
         ],
-        table=Table(data, display),
+        table=Table(
+            data,
+            {
+                "model": data["model"],
+                "compared": data["what"],
+                "measured": [f.sentence.removeprefix(f"{f.label} ") for f in findings],
+                "errs": data["errs"],
+            },
+        ),
     )
 
 
@@ -510,18 +510,11 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
     pairs = [(answer, f) for answer in answered for f in answer.findings or [Finding("", None)]]
     data = pd.DataFrame(
         {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published}
-        | {"holds": HOLDS[finding.holds], "sentence": finding.sentence}
-        | _numbers(finding)
-        for answer, finding in pairs
-    )
-    display = pd.DataFrame(
-        {
-            "claim": answer.claim,
-            "compared": finding.what,
-            "measured": finding.sentence,
-            "interval over": finding.over,
-            "agrees": finding.mark if answer.findings else "not measured",
+        | {
+            "holds": {True: "yes", False: "no", None: ""}[finding.holds],
+            "sentence": finding.sentence,
         }
+        | _numbers(finding)
         for answer, finding in pairs
     )
     intervals = int(data["low"].notna().sum())
@@ -535,6 +528,18 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
         "Every comparison behind the verdicts",
         "One line a comparison, with its interval: ✓ agrees, ✗ contradicts, ? is open.",
         [about(answered), *([chance] if intervals else [])],
-        table=Table(data, display),
+        table=Table(
+            data,
+            [
+                {
+                    "claim": answer.claim,
+                    "compared": finding.what,
+                    "measured": finding.sentence,
+                    "interval over": finding.over,
+                    "agrees": finding.mark if answer.findings else "not measured",
+                }
+                for answer, finding in pairs
+            ],
+        ),
         folded=True,
     )

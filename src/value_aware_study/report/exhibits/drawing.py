@@ -9,9 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
+from value_aware_study.report import look, words
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.look import ORACLE_MARKS, Panel
-from value_aware_study.report.words import ORACLES
 
 VALUES = np.array(
     [
@@ -25,7 +24,6 @@ TITLES = {
     OBLIVIOUS: "the two largest weights (OVO)",
     AWARE: "the two with the nearest mixture (OVA)",
 }
-HEIGHT = 280
 INK, MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 Array = NDArray[np.float64]
 
@@ -34,10 +32,6 @@ def drawing() -> Exhibit:
     """Draws which two of eight values each choice keeps, and how far from o their mixture is."""
     data = pd.concat([_rows(OBLIVIOUS, by_weight()), _rows(AWARE, for_output())])
     numbers = ("x", "y", "weight", "share")
-    display = data.assign(
-        choice=data["choice"].map(ORACLES),
-        **{name: data[name].map("{:.2f}".format) for name in numbers},
-    )
     return Exhibit(
         "drawing",
         "Two ways to choose two of eight keys",
@@ -50,7 +44,13 @@ def drawing() -> Exhibit:
             "OVA would have no error: an output of d numbers is a mixture of at most d + 1 values."
         ],
         [_panel(rows, str(name)) for name, rows in data.groupby("choice", sort=False)],
-        Table(data, display),
+        Table(
+            data,
+            data.assign(
+                choice=data["choice"].map(words.ORACLES),
+                **{name: data[name].map("{:.2f}".format) for name in numbers},
+            ),
+        ),
         shared=True,
     )
 
@@ -88,7 +88,7 @@ def _rows(choice: str, shares: Array) -> pd.DataFrame:
     )
 
 
-def _panel(data: pd.DataFrame, choice: str) -> Panel:
+def _panel(data: pd.DataFrame, choice: str) -> look.Panel:
     ends = alt.Scale(domain=[-2.8, 2.8])
     place: dict[str, Any] = {
         "x": alt.X("x:Q", axis=None, scale=ends),
@@ -102,7 +102,7 @@ def _panel(data: pd.DataFrame, choice: str) -> Panel:
     ]
     values = values.assign(said=told)
     mixed = alt.Chart(values[values["share"] > 0]).encode(
-        **place, color=alt.value(ORACLE_MARKS[ORACLES[choice]].colour)
+        **place, color=alt.value(look.ORACLE_MARKS[words.ORACLES[choice]].colour)
     )
     size = alt.Size("weight:Q", scale=alt.Scale(range=[60, 900]), legend=None)
     discs = alt.Chart(values).encode(**place, color=MUTED, size=size, tooltip="said:N")
@@ -118,5 +118,4 @@ def _panel(data: pd.DataFrame, choice: str) -> Panel:
         named = error[error["what"] == name].assign(text=name[-1])
         text = alt.Chart(named).mark_text(dx=dx, dy=dy, fontSize=17, fontStyle="italic")
         layers.append(text.encode(**place, text="text:N", color=INK))
-    panel = alt.layer(*layers).properties(width="container", height=HEIGHT)
-    return panel.properties(title=TITLES[choice])
+    return alt.layer(*layers).properties(width="container", height=280, title=TITLES[choice])

@@ -5,22 +5,7 @@ import pandas as pd
 
 from value_aware_attention.measurement.estimate import number, short, signed
 from value_aware_study.cards import cards
-from value_aware_study.report import captions
-from value_aware_study.report.charts import (
-    OPACITY,
-    OUTPUT_ERROR,
-    colour,
-    count_axis,
-    curves,
-    extent,
-    figure,
-    level,
-    nearest,
-    of_field,
-    powers,
-    shape,
-    upright,
-)
+from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.paper import (
     KEYS,
@@ -33,15 +18,11 @@ from value_aware_study.report.exhibits.paper import (
     told_changes,
 )
 from value_aware_study.report.frame import KERNELS, OPTIMAL, Results
-from value_aware_study.report.look import OTHER, Panel, method_marks
-from value_aware_study.report.words import intervals, method_label, sentences, setting_label
 
 BASELINES = [name for name, card in cards().items() if card.oracle and name not in OPTIMAL]
 """Methods that Figure 5 draws beside the two oracles."""
 SMALLEST = 1e-3
 """Output error below which Figure 4 counts a setting as exact, and leaves it out."""
-NAMED = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window")
-"""Methods with a mark of their own in Figure 4; all others share one."""
 EXPLAINING = {
     "relative_output_error": "output error", "cosine": "cosine", "relative_length": "length"
 }  # fmt: skip
@@ -58,18 +39,18 @@ def figure_4(results: Results) -> Exhibit | None:
         return None
     frame = frame.assign(
         name=frame["model"].map(names),
-        setting=[setting_label(row) for row in frame.to_dict("records")],
-        series=[method_label(n) if n in NAMED else REST for n in frame["approximation"]],
+        setting=[words.setting_label(row) for row in frame.to_dict("records")],
+        series=[
+            words.method_label(name) if name in (*OPTIMAL, "sliding_window") else REST
+            for name in frame["approximation"]
+        ],
     )
     drawn = [name for name in names.values() if name in set(frame["name"])]
-    columns = ["model", "setting", *EXPLAINING, "value", "low", "high"]
-    data = frame[columns].rename(columns={"value": "change"}).reset_index(drop=True)
-    display = {
-        "model": frame["name"].tolist(),
-        "setting": data["setting"],
-        **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
-        "change from exact": [signed(value, 3) for value in data["change"]],
-    }
+    data = (
+        frame[["model", "setting", *EXPLAINING, "value", "low", "high"]]
+        .rename(columns={"value": "change"})
+        .reset_index(drop=True)
+    )
     return Exhibit(
         "figure_4",
         "Figure 4. Output error of the attention against the loss of the model",
@@ -81,36 +62,46 @@ def figure_4(results: Results) -> Exhibit | None:
             f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
         ],
         [_scatter(frame[frame["name"] == name], name) for name in drawn],
-        Table(data, pd.DataFrame(display)),
+        Table(
+            data,
+            {
+                "model": frame["name"].tolist(),
+                "setting": data["setting"],
+                **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
+                "change from exact": [signed(value, 3) for value in data["change"]],
+            },
+        ),
         choices=drawn,
     )
 
 
-def _scatter(frame: pd.DataFrame, name: str) -> Panel:
+def _scatter(frame: pd.DataFrame, name: str) -> look.Panel:
     task, named = frame["task"].iloc[0], frame[frame["series"] != REST]
-    marks = method_marks(named) | ({REST: OTHER} if len(named) < len(frame) else {})
+    marks = look.method_marks(named) | ({REST: look.OTHER} if len(named) < len(frame) else {})
     where = "{setting}, output error {relative_output_error:.3g}, cosine {cosine:.3g}"
-    told = sentences(frame, where, " nats" if task == "causal" else " points", "+")
+    told = words.sentences(frame, where, " nats" if task == "causal" else " points", "+")
     drawn = frame[["series", "relative_output_error", "value"]].assign(said=told)
     drawn = drawn.sort_values("series", key=lambda series: series != REST)
-    errors = frame["relative_output_error"].tolist()
-    x = powers(alt.X, "relative_output_error", OUTPUT_ERROR, errors)
-    y = loss_axis(task, frame["value"])
-    points = (
-        alt.Chart(drawn)
-        .mark_point(filled=True, size=62)
-        .encode(
-            x=x,
-            y=y,
-            color=colour(marks, orient="bottom"),
-            shape=shape(marks),
-            opacity=OPACITY,
-        )
+    x = charts.powers(
+        alt.X, "relative_output_error", charts.OUTPUT_ERROR, frame["relative_output_error"].tolist()
     )
+    y = loss_axis(task, frame["value"])
     ranks = frame[[*EXPLAINING, "value"]].rank().corr()["value"]
     error, cosine, _, _ = (signed(rank, 2) for rank in ranks)
-    return figure(
-        [*level(0.0), points, nearest(drawn, x, y)],
+    return charts.figure(
+        [
+            *charts.level(0.0),
+            alt.Chart(drawn)
+            .mark_point(filled=True, size=62)
+            .encode(
+                x=x,
+                y=y,
+                color=charts.colour(marks, orient="bottom"),
+                shape=charts.shape(marks),
+                opacity=charts.OPACITY,
+            ),
+            charts.nearest(drawn, x, y),
+        ],
         f"{name}: rank correlation {error}, of the cosine {cosine}",
     )
 
@@ -161,7 +152,7 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     masked = published_errors().assign(task="masked", kernel="exponential")
     both = pd.concat([masked, published_losses().assign(task="causal")])
     both = both[both["approximation"].isin(OPTIMAL)]
-    both = both.assign(series=both["approximation"].map(method_label), count=both["r"])
+    both = both.assign(series=both["approximation"].map(words.method_label), count=both["r"])
     same = ["task", "kernel"]
     return pd.concat(
         both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)
@@ -169,14 +160,15 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     )
 
 
-def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[Panel]:
+def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.Panel]:
     """Draws the optimal choices before a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
     others = frame[~optimal]
     panels = [_panel(frame[optimal], theirs, others, f"{name}: optimal choices")]
     if len(others):
-        title = f"{name}: other choices"
-        panels.append(_panel(others, theirs.head(0), others.head(0), title, thin=True))
+        panels.append(
+            _panel(others, theirs.head(0), others.head(0), f"{name}: other choices", thin=True)
+        )
     return panels
 
 
@@ -186,37 +178,29 @@ def _panel(
     others: pd.DataFrame,
     title: str,
     thin: bool = False,
-) -> Panel:
+) -> look.Panel:
     task, keys = rows["task"].iloc[0], int(rows["head_dim"].iloc[0]) + 1
-    x = count_axis(KEYS, rows["count"].tolist())
-    y = loss_axis(task, extent(rows, theirs, others[["value"]]))
-    marked = upright(keys) if rows["count"].max() >= keys else []
+    x = charts.count_axis(KEYS, rows["count"].tolist())
+    y = loss_axis(task, charts.extent(rows, theirs, others[["value"]]))
     rows, theirs = told_changes(rows, task), told_changes(theirs, task, PUBLISHED)
-    lines = curves(rows, method_marks(rows), x, y, theirs, thin)
-    return figure([*_band(others, x, y), *level(0.0), *marked, *lines], title)
-
-
-def _band(others: pd.DataFrame, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    """Shades the range from the best to the worst of the other methods."""
     ends = others.groupby("count")["value"].agg(low="min", high="max").reset_index()
-    area = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
-    return [area.encode(x=x, y=of_field(y, "low"), y2="high:Q")] if len(ends) else []
+    band = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
+    band = band.encode(x=x, y=charts.of_field(y, "low"), y2="high:Q")
+    lines = charts.curves(rows, look.method_marks(rows), x, y, theirs, thin)
+    return charts.figure(
+        [
+            *([band] if len(ends) else []),
+            *charts.level(0.0),
+            *(charts.upright(keys) if rows["count"].max() >= keys else []),
+            *lines,
+        ],
+        title,
+    )
 
 
 def grid(results: Results) -> Exhibit:
     """Shows every cell: all columns as CSV; as text the metric, its change and the output error."""
     data = results.cells
-    ends = ("difference_low", "difference_high")
-    display = {
-        "model": data["model"],
-        "setting": [setting_label(row) for row in data.to_dict("records")],
-        "seed": [number(seed, 0) for seed in data["seed"]],
-        "metric": data["metric"],
-        "value": [number(value, 2) for value in data["value"]],
-        "difference": [signed(value, 2) for value in data["difference"]],
-        "95% interval of the difference": intervals(data, 2, signed, ends),
-        **{title: [short(value) for value in data[name]] for name, title in EXPLAINING.items()},
-    }
     return Exhibit(
         "grid",
         "Every cell",
@@ -225,6 +209,23 @@ def grid(results: Results) -> Exhibit:
             "The CSV has every column: parameters, intervals, output error by layer, and counts. "
             f"{captions.DIRECTION}"
         ],
-        table=Table(data, pd.DataFrame(display)),
+        table=Table(
+            data,
+            {
+                "model": data["model"],
+                "setting": [words.setting_label(row) for row in data.to_dict("records")],
+                "seed": [number(seed, 0) for seed in data["seed"]],
+                "metric": data["metric"],
+                "value": [number(value, 2) for value in data["value"]],
+                "difference": [signed(value, 2) for value in data["difference"]],
+                "95% interval of the difference": words.intervals(
+                    data, 2, signed, ("difference_low", "difference_high")
+                ),
+                **{
+                    title: [short(value) for value in data[name]]
+                    for name, title in EXPLAINING.items()
+                },
+            },
+        ),
         folded=True,
     )

@@ -26,26 +26,7 @@ from value_aware_attention.measurement.headline import (
 )
 from value_aware_attention.measurement.matching import NOT_DETERMINED, SLOT
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SLOTS, Record
-from value_aware_study.report import captions
-from value_aware_study.report.charts import (
-    ENDS,
-    LEGEND,
-    OPACITY,
-    OUTPUT_ERROR,
-    SHOWN,
-    bars,
-    colour,
-    count_axis,
-    curves,
-    direction,
-    figure,
-    nearest,
-    powers,
-    powers_of_two,
-    shape,
-    toggled,
-    upright,
-)
+from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.model import METRICS
 from value_aware_study.report.frame import (
@@ -63,37 +44,33 @@ from value_aware_study.report.frame import (
     own_attention,
     with_range,
 )
-from value_aware_study.report.look import ORACLE_MARKS, Mark, Panel, oracle_marks
-from value_aware_study.report.words import (
-    ORACLES,
-    full_name,
-    intervals,
-    method_label,
-    missing,
-    model_label,
-    sentences,
-    series_label,
-    times,
-)
 
 LARGEST = 16
 """Most value-aware keys that bars are drawn for; the table has all."""
 TRAINED, RANDOM = "trained", "random weights"
-BAR_MARKS = ORACLE_MARKS | {TRAINED: Mark.of("teal"), RANDOM: Mark.of("grey")}
+BAR_MARKS = look.ORACLE_MARKS | {TRAINED: look.Mark.of("teal"), RANDOM: look.Mark.of("grey")}
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
 BESIDE = ("random_keys", "random_low", "random_high")
-MASSES = {path: mass for mass, path in SLOTS.items()}
 NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
-SCORES = (*NORMS, "leave_one_out_keys")
-"""Scores of single keys by weight and value"""
 ALIKE = 0.1
-BOUND_LABEL, BOUND_MARK = "sampled from α, expected", Mark.of("grey", "stroke")
+BOUND_LABEL = "sampled from α, expected"
+LABELS = {
+    **{
+        path: words.series_label({"approximation": SLOT, "mass": mass})
+        for mass, path in SLOTS.items()
+    },
+    **{
+        path: words.series_label({"approximation": "norm_weighted_keys", "norm": norm})
+        for path, norm in NORMS.items()
+    },
+    "maurey_bound": BOUND_LABEL,
+}
+"""Names of the curves of output errors that are not those of methods"""
 OTHERS = (
     f"{captions.BASELINES} Sampled from α: the expected error of the mean of r values drawn from "
     "α, Var/r (Maurey), which the optimum is never above."
 )
-SHORT = "replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
 
 
 def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
@@ -106,7 +83,8 @@ def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
         for measured in of_kernels(record)[:1]:
             if measured.output_error.matching_keys:
                 again = own_attention(*results.replicates_of(record))
-                name = model_label(record) if record.scale else record.model  # ours, else probed
+                # the records of our models have a scale, the probed ones have none
+                name = words.model_label(record) if record.scale else record.model
                 seeds = captions.seeds(results) if again else ""
                 measured = replace(measured, label=name, replicates=again)
                 return _answer(record, measured, anchor, seeds)
@@ -135,6 +113,18 @@ def _answer(
         cells = with_keys(record, r)
         aware, oblivious = (number(cells[m].value, min(digits, 3)) for m in (AWARE, OBLIVIOUS))
         sentence = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
+    # the data also has the end metric with r keys
+    data = counts([measured])
+    data = data[(data["layer"] == "all") & (data["r"] <= LARGEST)].reset_index(drop=True)
+    metrics = [
+        {
+            f"{net}{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
+            for net, of in (("", record), ("random_", record.control))
+            for method, cell in with_keys(of, r).items()
+            for end in ("", *charts.ENDS)
+        }
+        for r in data["r"]
+    ]
     first = "The end metric with few keys in every layer, and the keys" if panels else "Keys"
     return Exhibit(
         name,
@@ -149,28 +139,12 @@ def _answer(
             *notes,
         ],
         [*panels, _bars(measured, "keys by weight that match r" if panels else "")],
-        _counted(record, measured),
+        Table(data.join(pd.DataFrame(metrics, data.index)), counts_table(data).display),
         shared=name == "hero",
     )
 
 
-def _counted(record: Record, measured: Measured) -> Table:
-    """Tabulates the counts pooled over layers; the data also has the end metric with r keys."""
-    data = counts([measured])
-    data = data[(data["layer"] == "all") & (data["r"] <= LARGEST)].reset_index(drop=True)
-    metrics = [
-        {
-            f"{net}{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
-            for net, of in (("", record), ("random_", record.control))
-            for method, cell in with_keys(of, r).items()
-            for end in ("", *ENDS)
-        }
-        for r in data["r"]
-    ]
-    return Table(data.join(pd.DataFrame(metrics, data.index)), counts_table(data).display)
-
-
-def _losses(record: Record) -> list[Panel]:
+def _losses(record: Record) -> list[look.Panel]:
     """Draws the end metric with few keys, trained and with random weights; [] without these."""
     r, (metric, better, digits) = shown_size(record), METRICS[record.metric]
     nets = ((TRAINED, record), (RANDOM, record.control or record))
@@ -180,14 +154,14 @@ def _losses(record: Record) -> list[Panel]:
     rows: list[Row] = []
     for net, of in nets:
         for method, cell in sorted(with_keys(of, r).items(), key=lambda item: item[0] != AWARE):
-            ends = {end: getattr(cell, end) for end in ("value", *ENDS)}
+            ends = {end: getattr(cell, end) for end in ("value", *charts.ENDS)}
             loss = with_interval(**ends, digits=digits)
             rows.append(
-                {"name": NAMES.get(method, method_label(method)), "series": net}
-                | {"said": f"{net}, {r} keys {method_label(method)}: {metric} {loss}"}
+                {"name": NAMES.get(method, words.method_label(method)), "series": net}
+                | {"said": f"{net}, {r} keys {words.method_label(method)}: {metric} {loss}"}
                 | {end: x and round(x / of.cells[0].value, 3) for end, x in ends.items()}
             )
-    return [_paired(rows, direction(what, better), f"{r} keys in every layer")]
+    return [_paired(rows, charts.direction(what, better), f"{r} keys in every layer")]
 
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
@@ -214,10 +188,10 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
     )
 
 
-def _bars(measured: Measured, title: str = "") -> Panel:
+def _bars(measured: Measured, title: str = "") -> look.Panel:
     """Draws the keys by weight that match r, trained and with random weights, or else beside r."""
     errors = measured.output_error
-    nets = {ORACLES[OBLIVIOUS]: errors}
+    nets = {words.ORACLES[OBLIVIOUS]: errors}
     if measured.control:
         nets = {TRAINED: errors, RANDOM: measured.control.output_error}
     sizes = [row.r for row in errors.matching_keys if row.layer is None and row.r <= LARGEST]
@@ -229,22 +203,30 @@ def _bars(measured: Measured, title: str = "") -> Panel:
         if (row := match(of, r))
     ]
     if not measured.control:
-        aware = ORACLES[AWARE]
+        aware = words.ORACLES[AWARE]
         alone = [{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes]
         rows = [*alone, *rows]
     average = f"{(errors.keys + 1) // 2:,} seen on average"
     available = average if errors.causal else f"{errors.keys:,}"
-    title_of_axis = f"keys by weight (of {available}) with the error of r"
-    return _paired(rows, title_of_axis, title)
+    return _paired(rows, f"keys by weight (of {available}) with the error of r", title)
 
 
-def _paired(rows: Sequence[Row], what: str, title: str) -> Panel:
+def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
     """Draws a bar with its interval for each series of each row."""
-    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *ENDS), float))
-    domain = [min(0.0, frame["value"].min()), 1.19 * frame[["value", *ENDS]].max().max()]
-    axis = alt.Axis(grid=False, tickCount=5, format=",~r")
-    x = alt.X("value:Q", title=what, scale=alt.Scale(domain=domain, nice=False), axis=axis)
-    return toggled(bars(frame, BAR_MARKS, x), 46, title)
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *charts.ENDS), float))
+    x = alt.X(
+        "value:Q",
+        title=what,
+        scale=alt.Scale(
+            domain=[
+                min(0.0, frame["value"].min()),
+                1.19 * frame[["value", *charts.ENDS]].max().max(),
+            ],
+            nice=False,
+        ),
+        axis=alt.Axis(grid=False, tickCount=5, format=",~r"),
+    )
+    return charts.toggled(charts.bars(frame, BAR_MARKS, x), 46, title)
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
@@ -296,35 +278,31 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     """Builds the counts and their text; `named` heads the text's column of models or kernels."""
     counted = data["keys_needed"].notna()
     share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
+    possible = data.assign(low=data[["low", "r"]].max(axis=1).where(data["low"].notna()))
+    beyond = (data["high"] >= data["keys"]).fillna(False)  # an end at all keys: not determined
+    ends = zip(words.intervals(possible, 0), possible["low"], beyond, strict=True)
     columns = {named: data["model"]}
     if data["layer"].nunique() > 1:
         columns["layer"] = data["layer"].astype(str)
     columns |= {
         "r, value-aware keys": data["r"].astype(str),
         "keys by weight": data["keys_needed"].map(whole).where(counted, NONE),
-        "95% interval": _possible(data),
+        "95% interval": [
+            f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text
+            for text, low, is_beyond in ends
+        ],
     }
     if RANGE[0] in data:
-        columns["range over seeds"] = intervals(data, 0, ends=RANGE)
+        columns["range over seeds"] = words.intervals(data, 0, ends=RANGE)
     if BESIDE[0] in data:
         random = zip(*(data[name] for name in BESIDE), strict=True)
         columns[RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
     columns |= {
         "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NONE),
         "median query": data["median"].map(whole),
-        "quartiles": intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
+        "quartiles": words.intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
     }
-    return Table(data, pd.DataFrame(columns))
-
-
-def _possible(data: pd.DataFrame) -> list[str]:
-    """Writes intervals of counts, cut at r; an end at all keys is not determined."""
-    cut = data.assign(low=data[["low", "r"]].max(axis=1).where(data["low"].notna()))
-    beyond = (data["high"] >= data["keys"]).fillna(False)
-    ends = zip(intervals(cut, 0), cut["low"], beyond, strict=True)
-    return [
-        f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text for text, low, is_beyond in ends
-    ]
+    return Table(data, columns)
 
 
 def _count_rows(measured: Measured) -> Iterator[Row]:
@@ -347,31 +325,31 @@ def _count_rows(measured: Measured) -> Iterator[Row]:
             }
 
 
-def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
+def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Panel:
     names = {"model": "series", "r": "count", "keys_needed": "value"}
     numbers = ["value", "low", "high", *filled(pooled, RANGE)]
     frame = pooled.rename(columns=names).astype(dict.fromkeys(numbers, float))
     highest = float(frame[numbers].max().max())
-    x = count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
-    scale = alt.Scale(type="log", base=2, domain=[0.8, highest * 1.4], nice=False)
-    axis = alt.Axis(values=powers_of_two([1, highest]), format="d", labelOverlap="parity")
-    y = alt.Y("value:Q", title="keys chosen by weight", scale=scale, axis=axis)
+    x = charts.count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
+    y = alt.Y(
+        "value:Q",
+        title="keys chosen by weight",
+        scale=alt.Scale(type="log", base=2, domain=[0.8, highest * 1.4], nice=False),
+        axis=alt.Axis(values=charts.powers_of_two([1, highest]), format="d", labelOverlap="parity"),
+    )
     where, unit = "{series}, r = {count:,.0f}", " keys by weight match"
-    frame = frame.assign(said=sentences(frame, where, unit, digits=0, text=number))
-    return figure([*_equal(int(frame["count"].max())), *curves(frame, marks, x, y)], height=380)
-
-
-def _equal(last: int) -> list[alt.Chart]:
-    """Draws a dashed line of as many keys by weight as value-aware ones, with its name under it."""
+    frame = frame.assign(said=words.sentences(frame, where, unit, digits=0, text=number))
+    last = int(frame["count"].max())
     ends, middle = {"count": [1, last], "value": [1, last]}, [2 ** (last.bit_length() // 2)]
     line, place = (
         alt.Chart(pd.DataFrame(data)).encode(x="count:Q", y="value:Q")
         for data in (ends, {"count": middle, "value": middle, "name": ["equal number"]})
     )
-    return [
+    equal = [
         line.mark_line(strokeDash=[6, 4], strokeWidth=1.2, color="var(--muted)"),
         place.mark_text(align="left", baseline="top", dx=8, dy=6).encode(text="name:N"),
     ]
+    return charts.figure([*equal, *charts.curves(frame, marks, x, y)], height=380)
 
 
 def output_error(
@@ -387,14 +365,6 @@ def output_error(
         [{column: item.label} | row for item in measured for row in _error_rows(item)]
     )
     several = any(len(item.output_error.methods) > len(OPTIMAL) for item in measured)
-    display = {
-        column: data[column],
-        "method": data["method"].map(_label),
-        "layer": data["layer"],
-        "r, keys": [f"{r:,}" for r in data["r"]],
-        "error": [NONE if missing(error) else short(error) for error in data["error"]],
-        "95% interval": intervals(data, 3, short),
-    }
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
@@ -407,7 +377,21 @@ def output_error(
             setting,
         ],
         [_error_panel(item) for item in measured],
-        Table(data, pd.DataFrame(display)),
+        Table(
+            data,
+            {
+                column: data[column],
+                "method": [
+                    LABELS.get(method, words.full_name(method)) for method in data["method"]
+                ],
+                "layer": data["layer"],
+                "r, keys": [f"{r:,}" for r in data["r"]],
+                "error": [
+                    NONE if words.missing(error) else short(error) for error in data["error"]
+                ],
+                "95% interval": words.intervals(data, 3, short),
+            },
+        ),
         choices=[item.label for item in measured],
     )
 
@@ -420,7 +404,7 @@ def _coinciding(measured: Sequence[Measured]) -> str:
         by_weight = {row["r"]: row["error"] or 0.0 for row in error_rows(errors, OBLIVIOUS)}
         ratios = [
             row["error"] / by_weight[row["r"]]
-            for method in SCORES
+            for method in (*NORMS, "leave_one_out_keys")
             if method in errors.methods
             for row in error_rows(errors, method)
             if by_weight.get(row["r"], 0.0) > FLOOR
@@ -433,14 +417,6 @@ def _coinciding(measured: Sequence[Measured]) -> str:
         f" The scores α|v| and CAOTE leave the error of the weights alone (OVO) within {ALIKE:.0%}"
         f", so that their curves lie on one another: {'; '.join(names)}."
     )
-
-
-def _label(method: str) -> str:
-    if method in NORMS:
-        return series_label({"approximation": "norm_weighted_keys", "norm": NORMS[method]})
-    if method in MASSES:
-        return series_label({"approximation": SLOT, "mass": MASSES[method]})
-    return BOUND_LABEL if method == "maurey_bound" else full_name(method)
 
 
 def _error_rows(measured: Measured) -> Iterator[Row]:
@@ -460,26 +436,36 @@ def _error_rows(measured: Measured) -> Iterator[Row]:
                     yield place | {"low": at and at.low, "high": at and at.high} | row
 
 
-def _error_panel(measured: Measured) -> Panel:
+def _error_panel(measured: Measured) -> look.Panel:
     frame = pd.DataFrame(_error_rows(measured)).rename(columns={"error": "value", "r": "count"})
-    frame = frame.assign(series=frame["method"].map(_label))
-    frame["said"] = sentences(frame, "{series}, r = {count:,.0f}, output error")
+    frame = frame.assign(
+        series=[LABELS.get(method, words.full_name(method)) for method in frame["method"]]
+    )
+    frame["said"] = words.sentences(frame, "{series}, r = {count:,.0f}, output error")
     frame[["value", "low", "high"]] = frame[["value", "low", "high"]].astype(float).clip(FLOOR)
     pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
     keys, head = measured.output_error.keys, measured.output_error.head_dim + 1
-    x = count_axis("keys kept for each query, r", [1, keys])
-    y = powers(alt.Y, "value", OUTPUT_ERROR, [FLOOR, float(frame["value"].max())])
+    x = charts.count_axis("keys kept for each query, r", [1, keys])
+    y = charts.powers(alt.Y, "value", charts.OUTPUT_ERROR, [FLOOR, float(frame["value"].max())])
     thin = alt.Chart(single[["count", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
     thin = thin.encode(
         x=x,
         y=y,
         detail="layer:N",
         color="series:N",
-        opacity=alt.when(SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
+        opacity=alt.when(charts.SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
     )
-    marked = upright(head) if head <= keys else []
-    marks = oracle_marks(pooled.assign(approximation="")) | {BOUND_LABEL: BOUND_MARK}
-    return figure([*marked, thin, *curves(pooled, marks, x, y)], measured.label)
+    marks = look.oracle_marks(pooled.assign(approximation="")) | {
+        BOUND_LABEL: look.Mark.of("grey", "stroke")
+    }
+    return charts.figure(
+        [
+            *(charts.upright(head) if head <= keys else []),
+            thin,
+            *charts.curves(pooled, marks, x, y),
+        ],
+        measured.label,
+    )
 
 
 def skewness_gap(
@@ -491,16 +477,6 @@ def skewness_gap(
         return None
     rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
     on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
-    display = (
-        frame[["model", "layer", "series"]]
-        .astype(str)
-        .assign(
-            **{
-                "effective keys, % of all": [number(share, 2) for share in frame["share"]],
-                f"OVO error / OVA error, r = {SIZE}": [times(gap) for gap in frame["gap"]],
-            }
-        )
-    )
     return Exhibit(
         name,
         f"{begins}Skewness of the attention and what choosing for the output gains",
@@ -519,7 +495,19 @@ def skewness_gap(
             *([setting] if setting else []),
         ],
         [_gap_panel(frame, {item.label: item.mark for item in measured})],
-        Table(frame, display),
+        Table(
+            frame,
+            frame[["model", "layer", "series"]]
+            .astype(str)
+            .assign(
+                **{
+                    "effective keys, % of all": [number(share, 2) for share in frame["share"]],
+                    f"OVO error / OVA error, r = {SIZE}": [
+                        words.times(gap) for gap in frame["gap"]
+                    ],
+                }
+            ),
+        ),
         folded=bool(begins),
     )
 
@@ -547,26 +535,30 @@ def gap_findings(measured: Sequence[Measured]) -> str:
 def _correlation(frame: pd.DataFrame) -> str:
     """Writes Spearman's rank correlation of the two axes, from at least three points."""
     rank = frame["share"].rank().corr(frame["gap"].rank())
-    return "not computed" if len(frame) < 3 or missing(rank) else f"{rank:+.2f}".replace("-", "−")
+    return (
+        "not computed"
+        if len(frame) < 3 or words.missing(rank)
+        else f"{rank:+.2f}".replace("-", "−")
+    )
 
 
 def _uniform_shares(measured: Iterable[Measured]) -> str:
     """Says which value the value-aware key has where all weights are equal (degree 0)."""
     gaps = [gap for item in measured if (gap := item.attention.skewness_gap)]
-    nearest, smallest = (
+    closest, smallest = (
         [share for gap in gaps for cell in gap.cells if (share := getattr(cell, name)) is not None]
         for name in ("closest_to_mean_key", "smallest_norm_key")
     )
-    if not nearest or not smallest:
+    if not closest or not smallest:
         return ""
     return (
         f" At degree 0 the value-aware key is the value closest to the mean of the values for "
-        f"{100 * fmean(nearest):.0f}% of the queries, and the shortest value, as for orthogonal "
+        f"{100 * fmean(closest):.0f}% of the queries, and the shortest value, as for orthogonal "
         f"values, for {100 * fmean(smallest):.0f}%."
     )
 
 
-def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
+def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Panel:
     marks = {name: mark for name, mark in marks.items() if name in set(frame["model"])}
     frame = frame.rename(columns={"model": "series", "series": "kernel"})
     logs = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
@@ -575,30 +567,38 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, Mark]) -> Panel:
     told = []
     for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers")):
         where = f"{{series}}, {of}, {{kernel}}{gap}"
-        told.append(rows.assign(said=sentences(rows.rename(columns={"gap": "value"}), where)))
-    named = alt.Axis(labelAngle=0, labelExpr=SHORT)
-    order = sorted(frame["kernel"].unique())
-    x = alt.X("kernel:N", title="degree, or the model's own kernel", sort=order, axis=named)
-    title = f"OVO error / OVA error, r = {SIZE}"
-    ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
-    scale = alt.Scale(type="log", domain=ends, nice=False)
-    axis = alt.Axis(
-        values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
+        told.append(rows.assign(said=words.sentences(rows.rename(columns={"gap": "value"}), where)))
+    x = alt.X(
+        "kernel:N",
+        title="degree, or the model's own kernel",
+        sort=sorted(frame["kernel"].unique()),
+        axis=alt.Axis(
+            labelAngle=0, labelExpr="replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
+        ),
     )
-    y = alt.Y("gap:Q", title=title, scale=scale, axis=axis)
-    colours = colour(marks, **LEGEND)
+    ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
+    y = alt.Y(
+        "gap:Q",
+        title=f"OVO error / OVA error, r = {SIZE}",
+        scale=alt.Scale(type="log", domain=ends, nice=False),
+        axis=alt.Axis(
+            values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
+        ),
+    )
+    colours = charts.colour(marks, **charts.LEGEND)
     of_layers, line, of_models = (
         alt.Chart(rows[["series", "kernel", "gap"]]).encode(
-            x=x, y=y, color=colours, opacity=OPACITY
+            x=x, y=y, color=colours, opacity=charts.OPACITY
         )
         for rows in (frame, mean[mean["kernel"].str.startswith("degree")], mean)
     )
-    points = pd.concat(told)[["kernel", "gap", "said"]]
-    return figure(
+    return charts.figure(
         [
-            of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(shape=shape(marks)),
+            of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(
+                shape=charts.shape(marks)
+            ),
             line.mark_line(strokeWidth=1.6),
-            of_models.mark_point(filled=True, size=90).encode(shape=shape(marks)),
-            nearest(points, x, y),
+            of_models.mark_point(filled=True, size=90).encode(shape=charts.shape(marks)),
+            charts.nearest(pd.concat(told)[["kernel", "gap", "said"]], x, y),
         ]
     )

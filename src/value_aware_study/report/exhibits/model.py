@@ -17,32 +17,11 @@ from value_aware_attention.measurement.headline import (
     shown_size,
 )
 from value_aware_attention.measurement.matching import SLOT, end_matches
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, KeysNeeded, Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, KeysNeeded, Record
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.report import captions
-from value_aware_study.report.charts import (
-    ENDS,
-    count_axis,
-    curves,
-    direction,
-    dots,
-    figure,
-    heat_map,
-    level,
-    toggled,
-    upright,
-)
+from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import DIRECTION, MEASURES, Results, Row
-from value_aware_study.report.look import ORACLE_MARKS, Panel, oracle_marks
-from value_aware_study.report.words import (
-    ORACLES,
-    full_name,
-    grouped,
-    intervals,
-    missing,
-    sentences,
-)
 
 METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "error": ("hidden tokens predicted wrongly, %", "lower", 1),
@@ -50,7 +29,6 @@ METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "cosine": ("cosine to the exact hidden states", "higher", 4),
 }
 """Title of a metric, its better direction, and its digits."""
-EXACT = "exact"
 MATCHING = {OBLIVIOUS: "keys by weight that match", SLOT: "with the mean slot"}
 END_MATCH = (
     "Keys by weight that match: how many of the largest weights lose as little of this metric as r "
@@ -59,7 +37,6 @@ END_MATCH = (
     "slot the last of them is the mean of all values left out."
 )
 ALL = "all layers"
-ALIKE = {"own": "", "equal": ", all heads alike"}
 
 
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
@@ -68,7 +45,7 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     exact = record.cells[0]
     rows = [
         {"approximation": cell.approximation, "r": cell.parameters.get("r")}
-        | _measures(cell)
+        | {name: getattr(cell, name) for name in (*MEASURES[1:], "count")}
         | {"output_error": cell.error and cell.error.relative}
         | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
         | {
@@ -90,15 +67,14 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     columns = {
         f"matching_{by}_{end}": [getattr(match, end, None) for match in of]
         for by, of in matches.items()
-        for end in ("value", *ENDS)
+        for end in ("value", *charts.ENDS)
     }
     data = pd.DataFrame(rows).astype({"r": "Int64"}).assign(**columns)
     texts = {MATCHING[by]: [str(match or "") for match in of] for by, of in matches.items()}
-    display = pd.DataFrame([_metric_text(row, digits) for row in rows]).assign(**texts)
     return Exhibit(
         name,
         "The end metric against the keys kept",
-        f"Every layer's attention replaced: {direction(title, better)}.",
+        f"Every layer's attention replaced: {charts.direction(title, better)}.",
         [
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
             f"Exact attention: {number(exact.value, digits)}, over {exact.count:,} tokens. Bars: "
@@ -108,37 +84,32 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
             setting,
         ],
         [_metric_panel(record, data)],
-        Table(data, display),
+        Table(data, pd.DataFrame([_metric_text(row, digits) for row in rows]).assign(**texts)),
     )
 
 
-def _measures(cell: Cell) -> Row:
-    """Returns the end metric with its interval, the change from exact attention's, and targets."""
-    return {name: getattr(cell, name) for name in (*MEASURES[1:], MEASURES[0])}
-
-
-def _metric_panel(record: Record, data: pd.DataFrame) -> Panel:
+def _metric_panel(record: Record, data: pd.DataFrame) -> look.Panel:
     exact, drawn = float(data["value"][0]), data.iloc[1:].drop(columns="count")
     drawn = drawn.rename(columns={"r": "count"})
-    drawn = drawn.assign(series=drawn["approximation"].map(full_name))
+    drawn = drawn.assign(series=drawn["approximation"].map(words.full_name))
     drawn = drawn.astype(dict.fromkeys(("count", "low", "high"), float))
-    y = _metric_axis(record, np.array([exact, *drawn[["value", *ENDS]].stack()]))
+    y = _metric_axis(record, np.array([exact, *drawn[["value", *charts.ENDS]].stack()]))
     floors, drawn = drawn[drawn["count"].isna()], drawn.dropna(subset="count")
     sizes, keys = drawn["count"].tolist(), record.head_dim + 1
-    x = count_axis("keys kept for each query, r", sizes)
-    layers = level(exact, "exact")
+    x = charts.count_axis("keys kept for each query, r", sizes)
+    layers = charts.level(exact, "exact")
     for value, name in zip(floors["value"], floors["series"], strict=True):
-        layers += level(value, name)
+        layers += charts.level(value, name)
     if min(sizes) <= keys <= max(sizes):
-        layers += upright(keys)
+        layers += charts.upright(keys)
     if keys - 1 in sizes:  # their marks would lie on one another
         drawn = drawn[drawn["count"] != keys]
     unit = "% wrong" if record.metric == "error" else ""
     where = f"{{series}}, r = {{count:,.0f}}{'' if unit else f', {record.metric}'}"
-    drawn = drawn.assign(said=sentences(drawn, where, unit, digits=4))
-    marks = oracle_marks(drawn)
+    drawn = drawn.assign(said=words.sentences(drawn, where, unit, digits=4))
+    marks = look.oracle_marks(drawn)
     marks = {name: marks[name] for name in dict.fromkeys(drawn["series"])}
-    return figure([*layers, *curves(drawn, marks, x, y)])
+    return charts.figure([*layers, *charts.curves(drawn, marks, x, y)])
 
 
 def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
@@ -154,8 +125,12 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
         powers = range(int(ends[1] / np.log(10)) + 1)
         steps = [step * 10.0**power for power in powers for step in (1, 3)]
         axis = alt.Axis(values=steps, format=",", labelOverlap="greedy")
-    scaled = alt.Scale(**scale, nice=False)
-    return alt.Y("value:Q", title=direction(title, better), scale=scaled, axis=axis)
+    return alt.Y(
+        "value:Q",
+        title=charts.direction(title, better),
+        scale=alt.Scale(**scale, nice=False),
+        axis=axis,
+    )
 
 
 def _metric_text(row: Row, digits: int) -> dict[str, str]:
@@ -165,8 +140,12 @@ def _metric_text(row: Row, digits: int) -> dict[str, str]:
         ends = interval(row["over_exact_low"], row["over_exact_high"], 2, factor)
         text = {"over exact": factor(row["over_exact_value"], 2), "95% interval": ends}
     return {
-        "method": full_name(row["approximation"]),
-        "r, keys": f"{row['r']:,}" if row["r"] else "all" if row["approximation"] == EXACT else "–",
+        "method": words.full_name(row["approximation"]),
+        "r, keys": f"{row['r']:,}"
+        if row["r"]
+        else "all"
+        if row["approximation"] == "exact"
+        else "–",
         "value": number(row["value"], digits),
         **text,
         "output error": short(row["output_error"]),
@@ -193,16 +172,6 @@ def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
         }
         for layer, counts in layers.items()
     )
-    display = pd.DataFrame(
-        {"layer": layer}
-        | {
-            f"{needed.share:.0%} error, {ORACLES[needed.method]}": counted(
-                needed.keys, needed.low, needed.high
-            )
-            for needed in counts
-        }
-        for layer, counts in layers.items()
-    )
     columns = [column for column in data if column.endswith(("keys", "low", "high"))]
     return Exhibit(
         name,
@@ -215,43 +184,57 @@ def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
             setting,
         ],
         [_layers_panel(layers, share, errors.keys) for share in shares],
-        Table(data.astype(dict.fromkeys(columns, "Int64")), display),
+        Table(
+            data.astype(dict.fromkeys(columns, "Int64")),
+            [
+                {"layer": layer}
+                | {
+                    f"{needed.share:.0%} error, {words.ORACLES[needed.method]}": counted(
+                        needed.keys, needed.low, needed.high
+                    )
+                    for needed in counts
+                }
+                for layer, counts in layers.items()
+            ],
+        ),
     )
 
 
-def _layers_panel(layers: Mapping[str, Sequence[KeysNeeded]], share: float, keys: int) -> Panel:
+def _layers_panel(
+    layers: Mapping[str, Sequence[KeysNeeded]], share: float, keys: int
+) -> look.Panel:
     frame = pd.DataFrame(
-        {"name": layer, "series": ORACLES[needed.method], "value": needed.keys}
+        {"name": layer, "series": words.ORACLES[needed.method], "value": needed.keys}
         | {"low": needed.low, "high": needed.high}
         for layer, counts in layers.items()
         for needed in counts
         if needed.share == share
     )
-    x = count_axis(direction("keys needed", "lower"), [1, keys], "value")
-    frame["said"] = sentences(frame, "{name}, {series}", " keys", digits=0, text=number)
-    drawn = dots(frame, ORACLE_MARKS, x, order=list(layers))
-    return toggled(drawn, title=f"{share:.0%} error")
+    x = charts.count_axis(charts.direction("keys needed", "lower"), [1, keys], "value")
+    frame["said"] = words.sentences(frame, "{name}, {series}", " keys", digits=0, text=number)
+    return charts.toggled(
+        charts.dots(frame, look.ORACLE_MARKS, x, order=list(layers)), title=f"{share:.0%} error"
+    )
 
 
 def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
     """Shows the relative output error of each head with few keys, in percent."""
     size = shown_size(record)
-    rows: list[Row] = [
-        {"method": at.method, "layer": at.layer, "head": at.head}
-        | {
-            name: None if share is None else 100 * share
-            for name, share in {"value": at.error, "low": at.low, "high": at.high}.items()
-        }
-        for at in record.attention[0].output_error.errors
-        if at.r == size and at.head is not None
-    ]
     return _heat_maps(
         name,
         f"Output error of each head with {size} keys",
         f"Relative squared output error with {size} keys, in percent: lower is better, and above "
         "100 an output of zero is nearer.",
         setting,
-        rows,
+        [
+            {"method": at.method, "layer": at.layer, "head": at.head}
+            | {
+                name: None if share is None else 100 * share
+                for name, share in {"value": at.error, "low": at.low, "high": at.high}.items()
+            }
+            for at in record.attention[0].output_error.errors
+            if at.r == size and at.head is not None
+        ],
         two_digits,
         "%",
     )
@@ -259,18 +242,17 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
 
 def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
     """Shows the keys that each head needs for 5% error."""
-    rows: list[Row] = [
-        {"method": row.method, "layer": row.layer, "head": row.head}
-        | {"value": row.keys, "low": row.low, "high": row.high}
-        for row in record.attention[0].output_error.keys_needed
-        if row.head is not None and row.share == SHARE
-    ]
     return _heat_maps(
         name,
         f"Keys that each head needs for an output error of {SHARE:.0%}",
         f"The fewest of {record.length:,} keys; lower is better.",
         setting,
-        rows,
+        [
+            {"method": row.method, "layer": row.layer, "head": row.head}
+            | {"value": row.keys, "low": row.low, "high": row.high}
+            for row in record.attention[0].output_error.keys_needed
+            if row.head is not None and row.share == SHARE
+        ],
         whole,
         " keys",
     )
@@ -291,17 +273,8 @@ def _heat_maps(
     unit: str,
 ) -> Exhibit:
     frame = pd.DataFrame(rows)
-    texts = [NONE if missing(value) else text(value) for value in frame["value"]]
+    texts = [NONE if words.missing(value) else text(value) for value in frame["value"]]
     frame = frame.astype({"value": float}).assign(text=texts)
-    display = (
-        frame[["layer", "head"]]
-        .astype(str)
-        .assign(
-            method=frame["method"].map(ORACLES),
-            value=texts,
-            **{"95% interval": intervals(frame, 2)},
-        )
-    )
     return Exhibit(
         name,
         title,
@@ -313,10 +286,21 @@ def _heat_maps(
             setting,
         ],
         [
-            heat_map(frame[frame["method"] == method], ORACLES[method], frame["value"], unit)
+            charts.heat_map(
+                frame[frame["method"] == method], words.ORACLES[method], frame["value"], unit
+            )
             for method in (OBLIVIOUS, AWARE)
         ],
-        Table(frame.drop(columns="text"), display),
+        Table(
+            frame.drop(columns="text"),
+            frame[["layer", "head"]]
+            .astype(str)
+            .assign(
+                method=frame["method"].map(words.ORACLES),
+                value=texts,
+                **{"95% interval": words.intervals(frame, 2)},
+            ),
+        ),
     )
 
 
@@ -324,32 +308,36 @@ def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
     """Tabulates the end metric with the keys that each head needs, in all heads together."""
     title, better, digits = METRICS[record.metric]
     rows = [
-        {"approximation": cell.approximation, **cell.parameters} | _measures(cell)
+        {"approximation": cell.approximation, **cell.parameters}
+        | {name: getattr(cell, name) for name in (*MEASURES[1:], "count")}
         for cell in record.budgets
     ]
     if not rows:
         return None
-    display = [
-        {
-            "error in each head": f"{row['share']:.0%}",
-            "keys a head": number(row["keys"]),
-            "attention": f"{full_name(row['approximation'])}{ALIKE[row['each']]}",
-            "value": number(row["value"], digits),
-            "95% interval": interval(row["low"], row["high"], digits),
-        }
-        for row in rows
-    ]
-    exact = number(record.cells[0].value, digits)
     return Exhibit(
         name,
         "The end metric with a budget for each head",
         f"Every head keeps the keys that it needs for an output error, all heads at once; "
-        f"{direction(title, better)}. Exact attention: {exact}.",
+        f"{charts.direction(title, better)}. Exact attention: "
+        f"{number(record.cells[0].value, digits)}.",
         [
             "A window has the budgets of OVO. Alike: every head has the mean of these, rounded up.",
             setting,
         ],
-        table=Table(pd.DataFrame(rows), pd.DataFrame(display)),
+        table=Table(
+            rows,
+            [
+                {
+                    "error in each head": f"{row['share']:.0%}",
+                    "keys a head": number(row["keys"]),
+                    "attention": words.full_name(row["approximation"])
+                    + {"own": "", "equal": ", all heads alike"}[row["each"]],
+                    "value": number(row["value"], digits),
+                    "95% interval": interval(row["low"], row["high"], digits),
+                }
+                for row in rows
+            ],
+        ),
     )
 
 
@@ -388,9 +376,15 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
     `machines` pair the measurements of other sections with the machine that made them.
     """
     named = [
-        (record, record.model if record is first else again(first, record))
+        (record, name)
         for first in results.causal_first
-        for record in (first, *results.replicates_of(first))
+        for record, name in (
+            (first, first.model),
+            *(
+                (again, f"{first.model}, {again.model.removeprefix(f'{first.model}_')} training")
+                for again in results.replicates_of(first)
+            ),
+        )
     ]
     records = [record for record, _ in named]
     data = pd.DataFrame(
@@ -407,7 +401,9 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
     display = display.assign(**{"exact attention": exact}).rename(
         columns=lambda n: n.replace("_", " ")
     )
-    runs = grouped((on, measured) for measured, on in [*captions.machines(records), *machines])
+    runs = words.grouped(
+        (on, measured) for measured, on in [*captions.machines(records), *machines]
+    )
     read = {on: "; ".join(dict.fromkeys(measured)) for on, measured in runs.items()}
     return Exhibit(
         "models",
@@ -425,8 +421,3 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         ],
         table=Table(data, display.astype(str)),
     )
-
-
-def again(first: Record, record: Record) -> str:
-    """Names a further training of a model: "causal_elu, second training"."""
-    return f"{first.model}, {record.model.removeprefix(f'{first.model}_')} training"

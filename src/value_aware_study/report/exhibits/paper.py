@@ -18,39 +18,9 @@ from value_aware_attention.measurement.estimate import (
     whole,
 )
 from value_aware_attention.measurement.record import EndMetric
-from value_aware_study.report import captions
-from value_aware_study.report.charts import (
-    ENDS,
-    change_axis,
-    count_axis,
-    curves,
-    direction,
-    extent,
-    figure,
-    level,
-    upright,
-)
+from value_aware_study.report import captions, charts, look, published
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import KERNELS, RANGE, Results, Row, filled
-from value_aware_study.report.look import (
-    KERNEL_MARKS,
-    LONG,
-    SHORT,
-    Mark,
-    Panel,
-    kernel_mark,
-    method_marks,
-)
-from value_aware_study.report.published import (
-    CAUSAL_SETTINGS,
-    SHORT_EXACT,
-    TABLE_1,
-    TABLE_2,
-    TABLE_2_COLUMNS,
-    TABLE_3,
-    TABLE_4_LONG,
-    TABLE_4_SHORT,
-)
 from value_aware_study.report.words import (
     KERNEL_LABELS,
     intervals,
@@ -145,7 +115,6 @@ CAUSAL_ROWS = {
 }
 
 KEYS = "r, keys per query (log scale)"
-CURVES = {"error": "masked tokens predicted wrongly, %", "loss": "evaluation loss, nats per token"}
 PALE = " (pale bars)"
 PUBLISHED = "paper, "
 """Begins the sentence of a hollow mark"""
@@ -179,7 +148,7 @@ def table_1(results: Results) -> Exhibit | None:
         ],
         table=Table(
             pd.DataFrame(rows).drop(columns="approximation").dropna(axis="columns", how="all"),
-            pd.DataFrame(list(map(_masked_text, rows))),
+            list(map(_masked_text, rows)),
         ),
     )
 
@@ -207,15 +176,13 @@ def own_interval(metric: EndMetric, name: str) -> Row:
     totals, counts = np.array(metric.unit_totals), np.array(metric.unit_counts)
     if name == "perplexity":
         nats = vars(estimate(totals, counts))
-        return {f"own_{end}": math.exp(nats[end]) for end in ENDS if nats[end] is not None}
+        return {f"own_{end}": math.exp(nats[end]) for end in charts.ENDS if nats[end] is not None}
     percent = estimate(100 * totals, counts, least=0.0, most=100.0)
     return {"own_low": percent.low, "own_high": percent.high}
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    if value is None or missing(value) or missing(base) or not base:
-        return None
-    return value / base
+    return None if value is None or missing(value) or missing(base) or not base else value / base
 
 
 def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
@@ -243,7 +210,9 @@ def _masked_rows(results: Results) -> list[Row]:
     alone = results.find("masked_long", "sliding_window", r=1)
     rows = [
         *_approximate_rows(results, exact),
-        _masked_row("short model, exact", SHORT_EXACT, exact_of(results, "masked_short"), "exact"),
+        _masked_row(
+            "short model, exact", published.SHORT_EXACT, exact_of(results, "masked_short"), "exact"
+        ),
         _masked_row("short model, exact, same text", None, short.get("longer_text", {}), "exact"),
         _masked_row(ALONE, None, alone, "sliding_window"),
         *(_masked_row(label, None, long.get(name, {})) for name, label in MASKED_COUNTS.items()),
@@ -251,7 +220,7 @@ def _masked_rows(results: Results) -> list[Row]:
     return [
         row
         | {"ratio": ratio(row["value"], exact.get("value"))}
-        | {"paper_ratio": ratio(row["paper"], TABLE_1[0].error)}
+        | {"paper_ratio": ratio(row["paper"], published.TABLE_1[0].error)}
         for row in rows
     ]
 
@@ -274,7 +243,7 @@ def _approximate_rows(results: Results, exact: Row) -> Iterator[Row]:
     random = frame[frame["approximation"].isin(RANDOM)]
     random = random.sort_values(["approximation", "rounds", "r", "features"])
     others = {setting_label(row): row for row in random.to_dict("records")}
-    for cell in TABLE_1:
+    for cell in published.TABLE_1:
         setting: Row = {"approximation": cell.approximation, **cell.parameters}
         ours = results.find("masked_long", among=frame, **setting)
         ours = exact if cell.approximation == "exact" else ours
@@ -300,7 +269,6 @@ def _worse_than_no_text(rows: Sequence[Row]) -> list[str]:
 
 
 def _masked_text(row: Row) -> dict[str, str]:
-    several = row["seeds"] is not None and row["seeds"] > 1
     draws = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
     value, change = ends(row, "own_"), ends(row, "difference_", signed)
     return {
@@ -311,7 +279,7 @@ def _masked_text(row: Row) -> dict[str, str]:
         ),
         "change from exact, points": signed(row["difference"]),
         OF_DIFFERENCE: change if value == DASH else value,
-        "range over draws (number)": draws if several else DASH,
+        "range over draws (number)": draws if (row["seeds"] or 1) > 1 else DASH,
     }
 
 
@@ -341,7 +309,7 @@ def table_2(results: Results) -> Exhibit | None:
         ],
         table=Table(
             pd.DataFrame(rows).dropna(axis="columns", how="all"),
-            pd.DataFrame(list(map(_causal_text, rows))),
+            list(map(_causal_text, rows)),
         ),
     )
 
@@ -351,8 +319,14 @@ def _causal_rows(results: Results, kernel: str) -> Iterator[Row]:
     model = results.of_kernel(kernel)
     name = model.model if model else ""
     exact = exact_of(results, name)
-    paper = dict(zip((column for column, _, _ in TABLE_2_COLUMNS), TABLE_2[kernel], strict=True))
-    for column, approximation, r in (*TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)):
+    paper = dict(
+        zip(
+            (column for column, _, _ in published.TABLE_2_COLUMNS),
+            published.TABLE_2[kernel],
+            strict=True,
+        )
+    )
+    for column, approximation, r in (*published.TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)):
         size = {} if r is None else {"r": r}
         cell = results.find(name, approximation, **size) if size else exact
         change = results.find(name, approximation, results.changes, **size) if size else {}
@@ -360,7 +334,7 @@ def _causal_rows(results: Results, kernel: str) -> Iterator[Row]:
             {"kernel": kernel, "column": column, "paper": paper.get(column)}
             | {end: cell.get(end) for end in ("value", "count", *OWN)}
             | {"ratio": ratio(cell.get("value"), exact.get("value"))}
-            | {f"ratio_{e}": math.exp(change[e]) for e in (*ENDS, *RANGE) if e in change}
+            | {f"ratio_{e}": math.exp(change[e]) for e in (*charts.ENDS, *RANGE) if e in change}
             | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
         )
 
@@ -418,7 +392,7 @@ def table_3(tokens: Row) -> Exhibit:
             *(_source_row(name, splits) for name, splits in sorted(sources.items())),
             *(
                 {"whose": "paper"} | dict(zip(("corpus", *sizes), row, strict=True))
-                for row in TABLE_3
+                for row in published.TABLE_3
             ),
         ],
         columns=["whose", "corpus", *sizes, *counts, "copied"],
@@ -480,39 +454,40 @@ def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
         f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS
     }
     causal = {name: settings for name, settings in causal.items() if settings} or {"ours": {}}
-    masked = Exhibit(
-        "table_4",
-        "Table 4. Hyperparameters of the masked language models",
-        "Ours beside the paper's.",
-        [
-            f"A {DASH} means: not stated, or not recorded. Our instances and batches count "
-            "sequences of the model's full length (SQL), the paper's count instances of 512 "
-            "tokens. The paper's numbers do not quite agree with each other: 2 epochs of 10M "
-            "instances in batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of 9.904M "
-            "instances. The paper does not say whether its largest gradient norm is of the whole "
-            "gradient or of each parameter; Bert-Adam's own clipping, which we use, is of each "
-            "parameter."
-        ],
-        table=_settings(
-            MASKED_ROWS,
-            {"paper, RoBERTa-512": TABLE_4_SHORT, "ours, short": short}
-            | {"paper, RoBERTa-4096": TABLE_4_LONG, "ours, long": long},
+    return [
+        Exhibit(
+            "table_4",
+            "Table 4. Hyperparameters of the masked language models",
+            "Ours beside the paper's.",
+            [
+                f"A {DASH} means: not stated, or not recorded. Our instances and batches count "
+                "sequences of the model's full length (SQL), the paper's count instances of 512 "
+                "tokens. The paper's numbers do not quite agree with each other: 2 epochs of 10M "
+                "instances in batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of "
+                "9.904M instances. The paper does not say whether its largest gradient norm is of "
+                "the whole gradient or of each parameter; Bert-Adam's own clipping, which we use, "
+                "is of each parameter."
+            ],
+            table=_settings(
+                MASKED_ROWS,
+                {"paper, RoBERTa-512": published.TABLE_4_SHORT, "ours, short": short}
+                | {"paper, RoBERTa-4096": published.TABLE_4_LONG, "ours, long": long},
+            ),
+            folded=True,
         ),
-        folded=True,
-    )
-    continued = Exhibit(
-        "table_4_causal",
-        "Table 4, continued. Hyperparameters of the causal language models",
-        "Ours beside the paper's.",
-        [
-            f"The paper's section A.2. A {DASH} means: not stated, or not recorded. The paper's "
-            "1,801,350 training examples are the lines of WikiText-103's training file, not blocks "
-            "of 512 tokens."
-        ],
-        table=_settings(CAUSAL_ROWS, {"paper": CAUSAL_SETTINGS, **causal}),
-        folded=True,
-    )
-    return [masked, continued]
+        Exhibit(
+            "table_4_causal",
+            "Table 4, continued. Hyperparameters of the causal language models",
+            "Ours beside the paper's.",
+            [
+                f"The paper's section A.2. A {DASH} means: not stated, or not recorded. The "
+                "paper's 1,801,350 training examples are the lines of WikiText-103's training "
+                "file, not blocks of 512 tokens."
+            ],
+            table=_settings(CAUSAL_ROWS, {"paper": published.CAUSAL_SETTINGS, **causal}),
+            folded=True,
+        ),
+    ]
 
 
 def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
@@ -531,19 +506,21 @@ def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]])
     present = {key for settings in columns.values() for key in settings}
     labels = {key: label for key, label in rows.items() if key in present}
     labels |= {key: key.replace("_", " ") for key in sorted(present - set(rows))}
-    data = pd.DataFrame(
+    return Table(
+        pd.DataFrame(
+            [
+                {"hyperparameter": key}
+                | {name: values.get(key) for name, values in columns.items()}
+                for key in labels
+            ],
+            dtype=object,
+        ),
         [
-            {"hyperparameter": key} | {name: values.get(key) for name, values in columns.items()}
-            for key in labels
+            {"hyperparameter": label}
+            | {name: setting_value(values.get(key)) for name, values in columns.items()}
+            for key, label in labels.items()
         ],
-        dtype=object,
     )
-    text = [
-        {"hyperparameter": label}
-        | {name: setting_value(values.get(key)) for name, values in columns.items()}
-        for key, label in labels.items()
-    ]
-    return Table(data, pd.DataFrame(text))
 
 
 def setting_value(value: Any) -> str:
@@ -560,11 +537,11 @@ def setting_value(value: Any) -> str:
 def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
     """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
     title, around = (
-        (direction("nats per token above exact", "lower"), 0.1)
+        (charts.direction("nats per token above exact", "lower"), 0.1)
         if task == "causal"
-        else (direction("points of error above exact", "lower"), 1.0)
+        else (charts.direction("points of error above exact", "lower"), 1.0)
     )
-    return change_axis(title, values, around)
+    return charts.change_axis(title, values, around)
 
 
 def told_changes(frame: pd.DataFrame, task: str, whose: str = "", of: str = "r") -> pd.DataFrame:
@@ -588,7 +565,8 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
         ignore_index=True,
     )
     of_seeds = {"range over seeds": intervals(data, 2, signed, over_seeds)} if over_seeds else {}
-    display = pd.DataFrame(
+    return Table(
+        data,
         {
             "whose": data["whose"],
             "model": data["model"].fillna(""),
@@ -597,9 +575,8 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
             "change from exact": [signed(value, 2) for value in data["value"]],
             "95% interval": intervals(data, 2, signed),
             **of_seeds,
-        }
+        },
     )
-    return Table(data, display)
 
 
 def figure_1(results: Results) -> Exhibit | None:
@@ -609,7 +586,7 @@ def figure_1(results: Results) -> Exhibit | None:
     ours, theirs = frame[frame["approximation"].isin(methods)], published_errors()
     if ours.empty:
         return None
-    marks = method_marks(pd.concat([ours, theirs]))
+    marks = look.method_marks(pd.concat([ours, theirs]))
     titles = (("r", KEYS, "sparse methods"), ("features", "random features (log scale)", "ORF"))
     return Exhibit(
         "figure_1",
@@ -637,30 +614,35 @@ def published_errors() -> pd.DataFrame:
     """Computes Table 1's changes from the paper's exact error, in points."""
     rows = [
         {"approximation": cell.approximation, **cell.parameters}
-        | {"value": cell.error - TABLE_1[0].error}
-        for cell in TABLE_1[1:]
+        | {"value": cell.error - published.TABLE_1[0].error}
+        for cell in published.TABLE_1[1:]
     ]
-    frame = pd.DataFrame(rows).assign(series=[series_label(row) for row in rows])
-    return frame.astype({"r": float, "features": float})
+    return (
+        pd.DataFrame(rows)
+        .assign(series=[series_label(row) for row in rows])
+        .astype({"r": float, "features": float})
+    )
 
 
 def _figure_1_panel(
     ours: pd.DataFrame,
     theirs: pd.DataFrame,
-    marks: Mapping[str, Mark],
+    marks: Mapping[str, look.Mark],
     of: str,
     title: str,
     name: str,
-) -> Panel:
+) -> look.Panel:
     """Draws the changes against r, or against the features (`of`)."""
     drawn, hollow = (
         told_changes(frame.assign(count=frame[of].astype(float)), "masked", whose, of)
         for whose, frame in {"": ours, PUBLISHED: theirs}.items()
     )
-    x = count_axis(title, [*drawn["count"], *hollow["count"]])
-    y = loss_axis("masked", extent(ours, theirs))
-    marked = upright(int(ours["head_dim"].iloc[0]) + 1) if of == "r" else []
-    return figure([*level(0.0), *marked, *curves(drawn, marks, x, y, published=hollow)], name)
+    x = charts.count_axis(title, [*drawn["count"], *hollow["count"]])
+    y = loss_axis("masked", charts.extent(ours, theirs))
+    marked = charts.upright(int(ours["head_dim"].iloc[0]) + 1) if of == "r" else []
+    return charts.figure(
+        [*charts.level(0.0), *marked, *charts.curves(drawn, marks, x, y, published=hollow)], name
+    )
 
 
 def figure_2(results: Results) -> Exhibit | None:
@@ -674,7 +656,10 @@ def figure_2(results: Results) -> Exhibit | None:
     ours = ours.drop_duplicates(["series", "count"])
     theirs = published_losses("optimal_v_oblivious")
     theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS), count=theirs["r"])
-    x, y = count_axis(KEYS, ours["count"].tolist()), loss_axis("causal", extent(ours, theirs))
+    x, y = (
+        charts.count_axis(KEYS, ours["count"].tolist()),
+        loss_axis("causal", charts.extent(ours, theirs)),
+    )
     ours, theirs = told_changes(ours, "causal"), told_changes(theirs, "causal", PUBLISHED)
     return Exhibit(
         "figure_2",
@@ -689,21 +674,29 @@ def figure_2(results: Results) -> Exhibit | None:
             captions.INTERVAL,
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
         ],
-        [figure([*level(0.0), *curves(ours, KERNEL_MARKS, x, y, published=theirs)])],
+        [
+            charts.figure(
+                [
+                    *charts.level(0.0),
+                    *charts.curves(ours, look.KERNEL_MARKS, x, y, published=theirs),
+                ]
+            )
+        ],
         change_table(ours, theirs),
     )
 
 
 def published_losses(approximation: str | None = None) -> pd.DataFrame:
     """Computes Table 2's changes from the paper's exact loss, in nats, of one or all methods."""
-    rows = [
-        {"kernel": kernel, "approximation": name, "r": float(r)}
-        | {"value": math.log(perplexity / row[0])}
-        for kernel, row in TABLE_2.items()
-        for (_, name, r), perplexity in zip(TABLE_2_COLUMNS, row, strict=True)
-        if r is not None and approximation in (None, name)
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        [
+            {"kernel": kernel, "approximation": name, "r": float(r)}
+            | {"value": math.log(perplexity / row[0])}
+            for kernel, row in published.TABLE_2.items()
+            for (_, name, r), perplexity in zip(published.TABLE_2_COLUMNS, row, strict=True)
+            if r is not None and approximation in (None, name)
+        ]
+    )
 
 
 def figure_3(results: Results) -> Exhibit | None:
@@ -711,9 +704,9 @@ def figure_3(results: Results) -> Exhibit | None:
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     drawn = [
         (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
-        for name, mark in (("short", SHORT), ("long", LONG))
+        for name, mark in (("short", look.SHORT), ("long", look.LONG))
     ]
-    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], kernel_mark(k)) for k in KERNELS]
+    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNELS]
     rows = [
         {"series": name, "metric": metric, "count": point["step"], "value": value}
         for model, metric, name, _ in drawn
@@ -724,12 +717,6 @@ def figure_3(results: Results) -> Exhibit | None:
         return None
     data = pd.DataFrame(rows)
     marks = {name: mark for _, _, name, mark in drawn}
-    display = {
-        "model": data["series"],
-        "metric": data["metric"],
-        "optimizer step": [whole(step) for step in data["count"]],
-        "value": [number(value, 2) for value in data["value"]],
-    }
     return Exhibit(
         "figure_3",
         "Figure 3. Learning curves with exact attention",
@@ -739,15 +726,30 @@ def figure_3(results: Results) -> Exhibit | None:
             "of one model need not see as many tokens as a step of another."
         ],
         [_figure_3_panel(rows, str(metric), marks) for metric, rows in data.groupby("metric")],
-        Table(data.rename(columns={"count": "step"}), pd.DataFrame(display)),
+        Table(
+            data.rename(columns={"count": "step"}),
+            {
+                "model": data["series"],
+                "metric": data["metric"],
+                "optimizer step": [whole(step) for step in data["count"]],
+                "value": [number(value, 2) for value in data["value"]],
+            },
+        ),
     )
 
 
-def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, Mark]) -> Panel:
-    unit = "% wrong" if metric == "error" else " nats per token"
+def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, look.Mark]) -> look.Panel:
+    unit, title = (
+        ("% wrong", "masked tokens predicted wrongly, %")
+        if metric == "error"
+        else (" nats per token", "evaluation loss, nats per token")
+    )
     frame = frame.assign(said=sentences(frame, "{series}, step {count:,.0f}", unit))
-    axis = alt.Axis(grid=False, tickCount=5, format=",d")
-    x = alt.X("count:Q", title="optimizer steps", axis=axis, scale=alt.Scale(domainMin=0))
-    scale = alt.Scale(zero=False)
-    y = alt.Y("value:Q", title=direction(CURVES[metric], "lower"), scale=scale)
-    return figure(curves(frame, marks, x, y))
+    x = alt.X(
+        "count:Q",
+        title="optimizer steps",
+        axis=alt.Axis(grid=False, tickCount=5, format=",d"),
+        scale=alt.Scale(domainMin=0),
+    )
+    y = alt.Y("value:Q", title=charts.direction(title, "lower"), scale=alt.Scale(zero=False))
+    return charts.figure(charts.curves(frame, marks, x, y))

