@@ -244,7 +244,9 @@ def test_no_choice_depends_on_the_scale_of_the_values(
     Scores are public and have squares of values, and `ValueAware` starts from what they choose.
     CapKV's are set beside 1.
     """
-    if name.startswith(("leave_one_out", "expected_attention", "value_aware", "ob_cache")):
+    if name.startswith(
+        ("leave_one_out", "expected_attention", "value_aware", "ob_cache", "andpro")
+    ):
         exponent //= 4
     exponent *= name != "cap_kv"
     factor, beside = 2.0**exponent, seen.beside
@@ -329,7 +331,7 @@ COUNTS = {
     **dict.fromkeys(("vase", "cake", "lava", "defensive_kv"), SCORES),
     "r_kv": SCORES + 16 * 16 * 4,
     "cap_kv": 8 * 4 + 16 * (4 + 2 * 3**2),
-    **dict.fromkeys(("ob_cache", "drop_kv"), SCORES + 2 * DISTANCES),
+    **dict.fromkeys(("ob_cache", "drop_kv", "andpro"), SCORES + 2 * DISTANCES),
     "critical_values": SCORES + 16 * 3**2,
     **dict.fromkeys(
         (name for name in METHODS if name.startswith("value_aware")),

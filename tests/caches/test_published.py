@@ -120,6 +120,7 @@ def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None
         ("r_kv", None, 8, 0, 8),
         ("drop_kv", None, 8, 0, 8),
         ("cap_kv", None, 128, 4, 0),
+        ("andpro", "layer", 32, 4, 4),
     ],
 )
 def test_cards_protect_as_published_where_16_keys_allow_it(
@@ -293,6 +294,18 @@ def slow_ob_cache(part: str) -> Callable[[Slow], np.ndarray]:
     return scores
 
 
+def slow_andpro(head: Slow) -> np.ndarray:
+    """Blocks are of the text's own keys; weights of protected neighbours count."""
+    scores = np.zeros(M)
+    for row in head.rows:
+        weight = head.only_free(near(head.alpha[row], 7, max))
+        anchor = sum(weight[j] * head.value[j] for j in range(M))
+        for first in range(head.usable[0], M, 4):
+            block = range(first, min(first + 4, M))
+            scores[block] += sum(weight[j] * head.value[j] for j in block) @ anchor
+    return scores
+
+
 def slow_cake(head: Slow) -> np.ndarray:
     each = [head.alpha[g].mean(axis=0) + 200 * head.alpha[g].var(axis=0, ddof=1) for g in range(2)]
     return mean([near(head.only_free(one), 5, mean) for one in each])
@@ -314,6 +327,7 @@ ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
         f"ob_cache, {part}": (caches.OBCache(8, part=part), slow_ob_cache(part))
         for part in ("value", "key", "joint")
     },
+    "andpro": (caches.AnDPro(8), slow_andpro),
     "cake": (caches.Cake(8), slow_cake),
     "lava": (caches.Lava(8), slow_lava),
 }
@@ -331,6 +345,29 @@ def test_scores_of_a_head_are_their_formula(name: str, seen: Observed) -> None:
         np.testing.assert_allclose(
             found[text, head][one.free], slow(one)[one.free], rtol=1e-6, atol=1e-9
         )
+
+
+@quick
+@given(st.integers(0, 999), st.integers(1, 5))
+def test_andpro_keeps_the_largest_blocks_of_a_layer(seed: int, blocks: int) -> None:
+    """Beside the first block and the window; a last block that is cut keeps its first keys."""
+    seen, method, total = cache(seed, sinks=4, recent=3), caches.AnDPro(8), 3 * 7 + 4 * blocks + 3
+    ranking = method.rank(seen)
+    (counts,) = method.share([ranking], total, 7)
+    kept = method.cut(seen, ranking, counts)
+    for text in range(2):
+        scores = [slow_andpro(head) for head in layer_of(seen, text)]
+        order = sorted(
+            ((head, first) for head in range(3) for first in (4, 8)),
+            key=lambda place: -scores[place[0]][place[1]],
+        )
+        expected = {(head, j) for head in range(3) for j in (0, 1, 2, 3, 12, 13, 14)}
+        expected |= {(head, first + j) for head, first in order[:blocks] for j in range(4)}
+        expected |= {(order[blocks][0], order[blocks][1] + j) for j in range(3)}
+        used = kept.log_weight[text] == 0
+        heads, slots = np.nonzero(used.numpy())
+        indices = kept.indices[text].numpy()[heads, slots]
+        assert set(zip(heads.tolist(), indices.tolist(), strict=True)) == expected
 
 
 def test_cap_kv_turns_its_mean_query_to_the_positions_to_come() -> None:

@@ -18,7 +18,7 @@ from value_aware_attention.caches.layer_budgets import AdaKV, Cake, Lava, Pyrami
 from value_aware_attention.caches.leave_one_out import LeaveOneOut, OBCache
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
-from value_aware_attention.caches.observed_attention import RKV, ObservedAttention, VaSE
+from value_aware_attention.caches.observed_attention import RKV, AnDPro, ObservedAttention, VaSE
 from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.refit import AttentionMatching
 from value_aware_attention.caches.value_aware import ValueAware
@@ -31,6 +31,7 @@ __all__ = [
     "RKV",
     "AdaKV",
     "AfterPrefix",
+    "AnDPro",
     "AttentionMatching",
     "CacheMethod",
     "CacheProfile",

@@ -156,3 +156,25 @@ class VaSE(Random):
         )
         above = torch.finfo(scores.dtype).max / torch.arange(4, 4 + self.r // 4).to(scores)
         return scores.scatter(-1, order[..., : len(above)], above.expand(*observed.batch, -1))
+
+
+class AnDPro(CacheMethod):
+    """Keeps blocks of 4 keys by the part of their weighted values along that of all candidates.
+
+    AnDPro (Geng et al., NeurIPS 2025, openreview.net Tdl89SZItB) as its code has it: the sum over a
+    block, observed queries and group of a_ij <v_j, d_i>, with a the largest weight of 7 neighbours
+    and the anchor d_i = sum_j a_ij v_j over the keys that are neither padding nor protected. Where
+    r cuts a block its first keys are kept. There each query head has a cache of its own (the sum
+    over a group is ours), the last 32 rows, recent = 32, sinks = 4 and `pool="layer"`.
+    """
+
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        near, value = pooled(observed.weights, 7, "max"), working_precision(observed.value)
+        weights = near.masked_fill(~candidates(observed)[..., None, None, :], 0.0)
+        anchor = weights @ value[..., None, :, :]
+        along = (weights * (anchor @ value[..., None, :, :].mT)).sum(dim=(-3, -2))
+        block = (available(observed).cumsum(dim=-1) - 1).clamp_min(0) // 4  # of the text's own keys
+        return torch.zeros_like(along).scatter_add(-1, block, along).gather(-1, block)
+
+    def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
+        return float(rows * keys * (head_dim + 2 * value_dim))
