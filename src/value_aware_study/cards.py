@@ -52,6 +52,8 @@ class CacheCard(MethodCard):
     """The observed queries that it is measured with; None = all."""
     pools: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Budgets other than r a head that it is measured with, each with its observed queries."""
+    after: Mapping[str, float] = field(default_factory=dict)
+    """Options of `AfterPrefix` of its own; a float is a share of r."""
 
     def method(self, r: int) -> Any:
         """Builds the method with r keys."""
