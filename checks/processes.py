@@ -13,8 +13,8 @@ import torch
 FIXED = ("scale=smoke", "logger=none", "trainer.accelerator=cpu")
 REPOSITORY = Path(__file__).parents[1]
 APPS = (
-    *("corpus", "tokens", "train_causal", "train_masked", "train_in_context", "evaluate"),
-    *("survey", "caches", "probe", "report", "publish"),
+    *("corpus", "tokens", "train_causal", "train_masked", "evaluate"),
+    *("survey", "probe", "report", "publish"),
 )
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([__name__])

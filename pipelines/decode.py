@@ -1,7 +1,8 @@
-"""Stage decode: what a model loses, and saves, where it decodes with compressed caches.
+"""What a causal model of yours loses, and saves, where it decodes with compressed caches.
 
-python -m pipelines.decode model=PATH_OR_NAME text=FILE [cache_study.parts=[4]]
-python -m pipelines.decode texts@decode=recall|copying
+python -m pipelines.decode model=PATH_OR_NAME text=FILE [decode.parts=[4]]
+
+Writes outputs/<scale>/decoded/<name>.json, which no stage of dvc.yaml reads.
 """
 
 from pathlib import Path
@@ -42,20 +43,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def loaded(cfg: DictConfig) -> tuple[Any, int]:
-    """Loads texts with their model, of a task or of the user; returns the prompt's length too."""
+    """Loads the model on windows of the text; returns the length of their prompts too."""
     import torch
 
-    from pipelines.app.checkpoint import check_model
     from value_aware_attention.models.checkpoints import load_model, load_tokenizer
     from value_aware_attention.probe import window_task
     from value_aware_study.data.text import TextFiles
 
-    if cfg.load is not None:
-        check_model(Path(cfg.load.checkpoint))
-        task = instantiate(cfg.load, seeds=cfg.seeds, units=cfg.units)
-        return task, task.first_row
     if cfg.model is None or cfg.text is None:
-        raise ValueError("give model=PATH_OR_NAME and text=FILE, or a task: texts@decode=copying")
+        raise ValueError("give model=PATH_OR_NAME and text=FILE")
     texts = [document.text for document in TextFiles(cfg.text)]
     tokenizer = load_tokenizer(cfg.tokenizer or cfg.model)
     model = load_model(cfg.model, dtype=getattr(torch, cfg.dtype) if cfg.dtype else None)

@@ -1,19 +1,16 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.trainings=true] [publish.caches=true] \\
-    [publish.pretrained=true]
+python -m pipelines.publish [scale=hours] [publish.trainings=true] [publish.pretrained=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
-alone, the records of the finished trainings; with `publish.caches` results/caches, the page of the
-records of make caches, which needs no other stage; with `publish.pretrained` results/pretrained,
-that of make decoder with its records.
+alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the page
+of the records of make decoder with these records, which needs no other stage.
 """
 
 import gzip
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -31,8 +28,6 @@ def main(cfg: DictConfig) -> None:
         from pipelines.app.seeds import keep
 
         print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
-    elif cfg.caches:
-        print(f"{publish_caches(cfg)} is the published run of caches")
     elif cfg.pretrained:
         print(f"{publish_pretrained(cfg)} is the published run of pretrained models")
     else:
@@ -72,16 +67,6 @@ def publish_page(cfg: DictConfig) -> Path:
     return published
 
 
-def publish_caches(cfg: DictConfig) -> Path:
-    """Writes <results>/caches, the page of cache methods with its tables and figures."""
-    from pipelines.report import origin
-    from value_aware_study.report import contents, records
-
-    outputs = Path(cfg.outputs)
-    read = records.read_caches(outputs / "caches", outputs / "decoded")
-    return publish_alone(cfg, "caches", contents.caches_page(*read, origin()))
-
-
 def publish_pretrained(cfg: DictConfig) -> Path:
     """Writes <results>/pretrained: the page of pretrained models, and their whole records."""
     from pipelines.report import origin
@@ -96,9 +81,7 @@ def publish_pretrained(cfg: DictConfig) -> Path:
     return publish_alone(cfg, "pretrained", page, packed)
 
 
-def publish_alone(
-    cfg: DictConfig, name: str, page: "Page", records: Mapping[str, bytes] = MappingProxyType({})
-) -> Path:
+def publish_alone(cfg: DictConfig, name: str, page: "Page", records: Mapping[str, bytes]) -> Path:
     """Writes a page with its tables and figures, and records beside it, to <results>/<name>."""
     from value_aware_attention.files import new_folder, write_checksums
     from value_aware_study.paths import inside

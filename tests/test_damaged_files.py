@@ -70,7 +70,7 @@ RECORD = probed().to_json()
 READ = {
     "report": (
         *(f"{OUT}metrics/{name}.json" for name in ("tokens", "train/a")),
-        *(f"{OUT}{name}/a.json" for name in ("records", "survey", "trained", "caches", "explored")),
+        *(f"{OUT}{name}/a.json" for name in ("records", "survey", "trained", "explored")),
         *(f"{OUT}{name}.json" for name in ("benchmark", "probe/a/record")),
     ),
     "tokens": (f"{OUT}metrics/corpus.json", f"{OUT}corpus/networkx/train.jsonl"),

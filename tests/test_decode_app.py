@@ -1,40 +1,18 @@
-"""The app lets models decode with compressed caches: of tasks, and of a user on a text."""
+"""The app lets a model of the user decode a text with compressed caches."""
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.apps import refusal, run_app
 from tests.hugging_face.models import sharp
 from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
-from value_aware_study.report.contents import decoding_section
-from value_aware_study.training.decoder import build_decoder
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def read(file: Path) -> DecodingRecord:
     return DecodingRecord.from_json(file.read_text())
-
-
-def test_a_task_is_answered_with_every_cache(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = build_decoder(
-        layers=2, width=16, heads=4, key_value_heads=2, feedforward=16, vocabulary_size=5,
-        length=48, initializer_range=0.5,
-    )  # fmt: skip
-    model.save_pretrained(tmp_path / "outputs/smoke/models/in_context_copying")
-    run_app("decode texts@decode=copying", tmp_path)
-    record = read(tmp_path / "outputs/smoke/decoded/copying.json")
-    assert (record.prefix, record.units) == (24, 4)
-    caches = [FULL, "SnapKV", "value-aware", "value-aware, one budget"]
-    assert [cell.cache for cell in record.cells][:4] == caches
-    assert {cell.r for cell in record.cells[1:]} == {12}
-    distances = {cell.kl.value for cell in record.cells}
-    assert len(distances) == len(record.cells)
-    (exhibit,) = decoding_section([record]).exhibits
-    assert exhibit.table is not None and len(exhibit.table.display) == len(record.cells)
 
 
 def test_a_model_of_the_user_decodes_a_text(tmp_path: Path) -> None:
@@ -48,18 +26,21 @@ def test_a_model_of_the_user_decodes_a_text(tmp_path: Path) -> None:
     sharp("llama").save_pretrained(folder)
     PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="[UNK]").save_pretrained(folder)
     text.write_text(" ".join(f"w{number % 90}" for number in range(0, 3000, 7)))
-    options = "decode.length=32 decode.tokens=6 decode.windows=2 cache_study.parts=[4]"
+    options = "decode.length=32 decode.tokens=6 decode.windows=2 decode.parts=[2]"
     run_app(f"decode model={folder} text={text} {options} decode.name=mine", tmp_path)
     record = read(tmp_path / "outputs/smoke/decoded/mine.json")
     assert (record.prefix, record.length, record.units) == (26, 32, 2)
+    caches = [FULL, "SnapKV", "value-aware", "value-aware, one budget"]
+    assert [cell.cache for cell in record.cells][:4] == caches
+    assert {cell.r for cell in record.cells[1:]} == {13}
+    assert len({cell.kl.value for cell in record.cells}) == len(record.cells)
     for tokens in (1, 32, 64):
         given = f"{options} decode.tokens={tokens}"
         line = refusal(f"decode model={folder} text={text} {given}", tmp_path)
         assert f"decode.tokens is {tokens} of 32 tokens (decode.length); it must be 2 to 31" in line
-    line = refusal(f"decode model={folder} text={text} {options} cache_study.parts=[26]", tmp_path)
+    line = refusal(f"decode model={folder} text={text} {options} decode.parts=[26]", tmp_path)
     assert "which leaves 1 of the prompt's 26 tokens" in line
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "give model=PATH_OR_NAME and text=FILE" in refusal("decode", tmp_path)
-    assert "in_context_recall" in refusal("decode texts@decode=recall", tmp_path)

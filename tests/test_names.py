@@ -39,10 +39,8 @@ def root(tmp_path: Path) -> Path:
 APPS = (
     "train_causal kernel=elu attention=sliding_window attention.name=",
     "train_causal kernel=elu train_causal.name=",
-    "train_in_context task=recall train_in_context.name=",
     "evaluate kernel=elu model.name=",
     "survey kernel=elu model.name=",
-    "caches texts=recall caches.name=",
     "probe model=run/outputs/smoke/models/causal_elu text={text} probe.name=",
     "pretrained pretrained.model=",
 )

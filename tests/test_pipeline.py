@@ -73,7 +73,7 @@ def test_dvc_expands_to_the_stages_of_the_file() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of dvc
-def test_models_and_texts_are_rows_of_their_own_and_what_is_timed_is_one(
+def test_models_of_a_seed_are_rows_of_their_own_and_a_target_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -82,8 +82,6 @@ def test_models_and_texts_are_rows_of_their_own_and_what_is_timed_is_one(
     rows = rows_of("first", of_page)
     assert [row[-1] for row in rows] == evaluations
     assert all({"fingerprints", "corpus", "tokens"} < set(row) for row in rows)
-    of_caches = {name for name in stages() if name.partition("@")[0] in TARGETS["caches"]}
-    assert {row[-1] for row in rows_of("caches", of_page)} == of_caches
     (survey,) = rows_of("survey", of_page)
     assert {name.partition("@")[0] for name in survey} > set(TARGETS["survey"])
     (page,) = rows_of("report", of_page)
@@ -97,7 +95,7 @@ def test_what_this_scale_does_not_run_is_refused(
     monkeypatch.chdir(ROOT)
     with pytest.raises(
         ValueError,
-        match=f"^what to run is {target}; .* report or decoder or survey or caches or first$",
+        match=f"^what to run is {target}; .* report or decoder or survey or first$",
     ):
         rows_of(target, stages())
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.apps import run_app
 from tests.report.pages import exploration
-from tests.report.surveyed import cache_record, decoding_record
 from tests.report.synthetic import probed
 from value_aware_attention.files import check_checksums
 
@@ -66,21 +65,3 @@ def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> No
     with pytest.raises(SystemExit, match=r"report has no SHA256SUMS, .*: make the report again"):
         run_app("publish", root)
     assert not (root / "results").exists()
-
-
-def test_caches_are_published_by_themselves(tmp_path: Path) -> None:
-    outputs = tmp_path / "outputs/smoke"
-    for name, record in (("caches/a", cache_record()), ("decoded/a", decoding_record())):
-        file = outputs / f"{name}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(record.to_json())
-    for _ in range(2):  # the second takes the place of the first
-        run_app("publish publish.caches=true", tmp_path)
-    published = tmp_path / "results/caches"
-    assert {"index.html", "cache_memory.png", "cache_budgets.csv", "decoding.md"} <= names(
-        published
-    )
-    check_checksums(published, "publish again")
-    shutil.rmtree(outputs / "caches")
-    with pytest.raises(SystemExit, match="holds no records"):
-        run_app("publish publish.caches=true", tmp_path)

@@ -48,12 +48,12 @@ def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) ->
     cfg = choice.checked()
     assert (cfg.scale, cfg.causal.steps, cfg.corpus.path) == ("smoke", 6, str(folder))
     choice.choose(["causal.steps=3"])
-    choice.choose(["in_context.replicates=[second, deep]"])  # an axis leaves the overrides
-    assert choice.checked().in_context.replicates == ["second", "deep"]
+    choice.choose(["grid.replicates=[second, third]"])  # an axis leaves the overrides
+    assert choice.checked().grid.replicates == ["second", "third"]
     assert scale_of_params([]) == ["scale=smoke", "causal.steps=3"]
     assert scale_of_params(["scale=smoke"]) == ["causal.steps=3"]
     assert scale_of_params(["scale=laptop"]) == []
-    choice.choose(["in_context.replicates=[]", "scale=laptop"])
+    choice.choose(["grid.replicates=[]", "scale=laptop"])
     assert params.read_text() == PARAMS
 
 
@@ -85,7 +85,7 @@ def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
     ("argument", "line"),
     [
         ("grid.kernel=[eluu]", "grid.kernel is \\['eluu'\\].* did you mean elu"),
-        ("in_context.replicates=[a", "replicates=.a cannot be read"),
+        ("grid.replicates=[a", "replicates=.a cannot be read"),
         ("kernel=elu", "kernel=elu is not for a run of all stages; every stage"),
         ("++paths.report=/big", "paths.report=/big .* work in a copy of the project"),
         ("corpus.path=a=b", "corpus.path=a=b cannot be read .* a value with =, .* needs quotes"),

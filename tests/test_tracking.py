@@ -254,7 +254,6 @@ def test_a_cell_of_a_sweep_is_named_after_it(
     [
         ("train_causal", ["kernel=elu"], ["train", "laptop", "elu"]),
         ("train_masked", ["length=short"], ["train", "laptop", "exponential"]),
-        ("train_in_context", ["task=recall"], ["train", "laptop"]),
         ("probe", ["probe.model=x", "probe.text=x"], ["train", "laptop"]),
     ],
 )

@@ -1,6 +1,5 @@
 """Runs stages at smoke scale in processes that can be killed, and lists their files."""
 
-import json
 import os
 import shutil
 import signal
@@ -19,11 +18,9 @@ STAGES = {
     "train_causal": "train_causal causal.steps=30 causal.dropout=0.1 training.checkpoint_every=2",
     "train_masked": "train_masked length=short training.checkpoint_every=1",
     "train_masked, long": "train_masked length=long training.checkpoint_every=1",
-    "train_in_context": "train_in_context task=recall training.checkpoint_every=1",
     "evaluate, causal": "evaluate",
     "evaluate, masked": "evaluate model=masked",
     "survey": "survey model=masked",
-    "caches": "caches texts=recall",
     "report": "report",
     "publish": "publish",
 }
@@ -118,25 +115,10 @@ def tree(root: Path) -> dict[str, str]:
     """Returns every file below a folder with its sha256, hidden files and folders included."""
     paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
     return {
-        name: sha256(_lasting(path)).hexdigest() if path.is_file() else "folder"
+        name: sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         for name, path in paths.items()
         if name.split("/")[0] != LOGS
     }
-
-
-def _lasting(path: Path) -> bytes:
-    """Returns a file's bytes; a whole record of caches comes without its seconds."""
-    content = path.read_bytes()
-    if path.parent.name != "caches" or path.suffix != ".json":
-        return content
-    try:
-        record = json.loads(content)
-        del record["prefill_seconds"]
-        for cell in record["cells"]:
-            del cell["seconds"]
-    except (ValueError, KeyError):  # it was damaged
-        return content
-    return json.dumps(record | {"content_sha256": ""}, sort_keys=True).encode()
 
 
 def difference(disturbed: Tree, right: Tree) -> str:

@@ -36,7 +36,6 @@ READ: Mapping[str, tuple[str, str]] = {
     "record": ("report", "outputs/*/records/*.json"),
     "explored heads": ("report", "outputs/*/explored/*.json"),
     "survey record": ("report", "outputs/*/survey/*.json"),
-    "caches record": ("report", "outputs/*/caches/*.json"),
     "tokens' metrics": ("report", "outputs/*/metrics/tokens.json"),
     "training metrics": ("report", "outputs/*/metrics/train/*.json"),
     "record to publish": ("publish", "outputs/*/records/*.json"),

@@ -39,7 +39,6 @@ MADE = (
     "train_causal",
     "train_masked length=short",
     "train_masked length=long",
-    "train_in_context",
     "evaluate",
 )
 """Stages that run before all cases"""

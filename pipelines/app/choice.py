@@ -15,13 +15,10 @@ from value_aware_attention.files import write_text
 
 AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
-    *("grid.pretrained", "grid.extent", "in_context.task", "in_context.replicates"),
+    *("grid.pretrained", "grid.extent"),
 )
 """Lists of params.yaml that dvc.yaml makes stages of."""
-CELLS = (
-    *("kernel", "length", "replicate", "attention", "task", "model", "texts", "measured"),
-    *("pretrained", "extent"),
-)
+CELLS = (*("kernel", "length", "replicate", "attention", "model", "pretrained", "extent"),)
 """Config groups in which every stage makes its own choice."""
 ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.seeds")
 """Folders that dvc.yaml does not name, so that they may lie outside of the project."""

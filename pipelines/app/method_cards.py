@@ -1,11 +1,10 @@
 """Composes the method cards of conf/ into the configs of the apps that use them.
 
-Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_methods`,
-`benchmark_methods` and `caches_methods`, which these apps name in their defaults, and the options
-of `attention`.
+Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_methods` and
+`benchmark_methods`, which these apps name in their defaults, and the options of `attention`.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from inspect import Parameter, signature
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
-from value_aware_study.cards import APPROXIMATIONS, CacheCard, Card, cache_cards, cards
+from value_aware_study.cards import APPROXIMATIONS, Card, cards
 
 VAR_KEYWORD = Parameter.VAR_KEYWORD
 
@@ -32,7 +31,6 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
     }
     for app, section in sections.items():
         store.store(f"{app}_methods", {app: section})
-    store.store("caches_methods", {"caches": caches(cache_cards().values())})
     for name, card in methods.items():
         # models attend with exact attention by default (conf/attention/exact.yaml)
         if name != "exact" and card.train is not None:
@@ -66,15 +64,6 @@ def benchmark(methods: Iterable[Card]) -> dict[str, object]:
         for name, entry in card.benchmark.items()
     }
     return {"methods": entries}
-
-
-def caches(methods: Collection[CacheCard]) -> dict[str, object]:
-    """Composes the cache methods, with the queries and the budgets that are their own."""
-    return {
-        "methods": {card.name: card.build() for card in methods},
-        "only": {card.name: list(card.only) for card in methods if card.only is not None},
-        "pools": {card.name: dict(card.pools) for card in methods if card.pools},
-    }
 
 
 def attention(card: Card) -> dict[str, object]:

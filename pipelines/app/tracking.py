@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, DecodingRecord
+from value_aware_attention.measurement.cache_record import DecodingRecord
 
 if TYPE_CHECKING:  # they bring W&B and what draws
     from wandb import Run
@@ -147,19 +147,6 @@ def log_curves(
                 logged[f"{key(name)}/{key(method)}"] = value
     for keys in sorted(by_keys):
         run.log(by_keys[keys], step=keys)
-
-
-def log_cache_record(run: "Run | None", record: CacheRecord) -> None:
-    """Logs the errors of every cache method, way to observe and budget against its keys."""
-    log_curves(run, ((cell.r, *cache_curve(cell)) for cell in record.cells))
-
-
-def cache_curve(cell: CacheCell) -> tuple[str, dict[str, float | None]]:
-    """Names a cell's curves by method, queries and budget, and its errors by their names."""
-    numbers = {"relative output error": cell.error, **cell.ends}
-    values = {name: estimate.value for name, estimate in numbers.items()}
-    budget = f", one budget: {cell.pool}" if cell.pool else ""
-    return f"{cell.method} ({cell.observed} {cell.rows}{budget})", values
 
 
 def log_decoding_record(run: "Run | None", record: DecodingRecord) -> None:

@@ -52,17 +52,15 @@ def train(
     *,
     save: Callable[[Any, Path], None],
     facts: Mapping[str, object],
-    measured: Callable[[Any], Mapping[str, object]] = lambda model: {},
 ) -> None:
     """Trains what `build` makes, writes the model's folder and its metrics.
 
-    `facts` belong to the hyper-parameters; `measured` adds numbers of the trained model to its
-    metrics. A killed run continues where it was, if nothing that determines it has changed. Of
-    several processes the first one writes.
+    `facts` belong to the hyper-parameters. A killed run continues where it was, if nothing that
+    determines it has changed. Of several processes the first one writes.
     """
     check_trainer(cfg)
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
-    data = file_hash([cfg.tokens]) if "tokens" in cfg else ""
+    data = file_hash([cfg.tokens])
     seed_everything(cfg.seed, verbose=False)
     module = build()
     first_batch = batches[0]
@@ -71,11 +69,9 @@ def train(
 
     def write(curve: list[dict[str, float]]) -> None:
         check_finite(cfg.name, module.model, curve)
-        record = metrics(cfg, module.model, curve, facts) | dict(measured(module.model))
-        write_model(cfg, module.model, save, record)
+        write_model(cfg, module.model, save, metrics(cfg, module.model, curve, facts))
 
-    read = {"data": data} if data else {}
-    with tracked(cfg, "train", cfg.name, **read) if first else nullcontext() as run:
+    with tracked(cfg, "train", cfg.name, data=data) if first else nullcontext() as run:
         try:
             fit(
                 module,
@@ -101,7 +97,7 @@ def train(
             link(run, "log_artifact", "checkpoint", file_hash([inside(cfg.models, cfg.name)]))
 
 
-def fingerprint(cfg: DictConfig, data: str = "") -> str:
+def fingerprint(cfg: DictConfig, data: str) -> str:
     """Computes the sha256 of everything that determines a training: its config and its tokens."""
     changes_nothing = ("run", "trainer", "data", "card")
     settings = {key: value for key, value in plain(cfg).items() if key not in changes_nothing}
@@ -134,25 +130,23 @@ def write_model(
 ) -> None:
     """Writes the model's folder, whole or not at all, and its metrics.
 
-    A model that reads tokens has their tokenizer and its card beside it, so that the folder alone
-    says how to read text into it, and what it is.
+    The tokenizer and the model's card are beside it, so that the folder alone says how to read text
+    into it, and what it is.
     """
     with new_folder(inside(cfg.models, cfg.name)) as folder:
         save(model, folder)
-        if "tokens" in cfg:
-            copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
-            (folder / CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
+        copytree(Path(cfg.tokens) / "tokenizer", folder, dirs_exist_ok=True)
+        (folder / CARD).write_text(model_card(record, **cfg.card), encoding="utf-8")
     write_json(inside(cfg.metrics, cfg.name, ".json"), record, checksum=True)
 
 
 def check_trainer(cfg: DictConfig) -> None:
     """Raises ValueError for places and devices that a training cannot have, before any work."""
-    for name in (cfg.name, cfg.get("attention", cfg).name):  # the attention's is in paths too
+    for name in (cfg.name, cfg.attention.name):  # the attention's is in paths too
         inside(cfg.models, name)
     model = inside(cfg.models, cfg.name)
     check_replaceable(model)
-    if "tokens" in cfg:
-        check_apart(model, Path(cfg.tokens))
+    check_apart(model, Path(cfg.tokens))
     devices = cfg.trainer.devices * cfg.trainer.nodes
     shares = devices * cfg.trainer.accumulate
     if cfg.batches.batch_size % shares:  # before other processes are started

@@ -101,7 +101,6 @@ COUNT, COUNT_OR_ZERO, COUNT_OR_NULL = whole(1), whole(0), null_or(whole(1))
 LAYERS, BATCH, WIDTH = whole(1, 1000), whole(1, 2**16), whole(1, 2**20)
 LENGTH, STEPS = whole(1, 2**24), whole(1, 10**9)
 """Limits above what any machine takes, so that a slip of the keyboard costs no day of work."""
-SYMBOLS = whole(2, 4096)
 SEED = whole(0, 2**32 - 1)  # what numpy takes
 POSITIVE = number("above 0 and at most 1e+15", lambda v: 0 < v <= 1e15)
 RATE = number("above 0 and at most 1000", lambda v: 0 < v <= 1000)  # of learning
@@ -154,9 +153,7 @@ RULES = {
     "overrides": many(TEXT, least=0),
     "grid.kernel": many(option("kernel")),
     "grid.length": many(option("length")),
-    "in_context.task": many(option("task")),
-    "grid.replicates": many(word(*sorted({*option("replicate").words} - {"deep"})), least=0),
-    "in_context.replicates": many(option("replicate"), least=0),
+    "grid.replicates": many(option("replicate"), least=0),
     "grid.pretrained": many(option("pretrained"), least=0),
     "grid.extent": many(option("extent"), least=0),
     "survey.trained": many(option("attention", "approximation"), least=0),
@@ -171,8 +168,6 @@ RULES = {
     "*.results": FOLDER,
     "*seeds": many(SEED),
     "*seed": SEED,
-    "*.curve.parts": ANY_COUNTS,
-    "*more_parts": ANY_COUNTS,
     "*.parts": COUNTS,
     "*.budgets": COUNTS,
     "probe.sizes": null_or(COUNTS),
@@ -183,13 +178,11 @@ RULES = {
     "probe.length": COUNT_OR_NULL,
     "decode.length": COUNT_OR_NULL,
     "*.length": LENGTH,
-    "*.prefix": LENGTH,
     "probe.windows": COUNT_OR_NULL,
     "*.recorded_units": COUNT,
     "*_units*": COUNT_OR_NULL,
     "*_instances": COUNT_OR_NULL,
     "plan.vocabulary.*": COUNT_OR_NULL,
-    "caches.r": COUNT_OR_NULL,
     "*.vocabulary_size": whole(261, 2**24),  # the 256 bytes and 5 tokens with a meaning
     "tokens.*_sources": null_or(many(TEXT)),
     "*.validation_fraction": BELOW_ONE,
@@ -215,23 +208,17 @@ RULES = {
     "*.warmup_steps": COUNT_OR_ZERO,
     "*.steps": STEPS,
     "*_rate": RATE,
-    "*.initializer_range": RATE,
     "*.lr": RATE,
     "*.eps": RATE,
     "*.exponent": RATE,
     "*.weight_decay": number("at least 0 and at most 1000", lambda v: 0 <= v <= 1000),
     "*.max_grad_norm": NOT_NEGATIVE,
     "*.warmup_proportion": SHARE,
-    "*.growing": SHARE,
     "*.context": COUNT_OR_ZERO,
     "*.degree": COUNT_OR_ZERO,
     "masked.block": whole(3, 2**24),  # two of its tokens say where it starts and ends
-    "*.pairs": SYMBOLS,
-    "*.states": SYMBOLS,
-    "*.symbols": SYMBOLS,
     "*.memory_gib": number("above 0 and at most 1048576", lambda v: 0 < v <= 2**20),  # a pebibyte
     "*.within": NOT_NEGATIVE,
-    "caches.after.*": NOT_NEGATIVE,
     "benchmark.seconds": POSITIVE,
     "benchmark.slowest": POSITIVE,
     "benchmark.layer.threads": null_or(whole(1, 1024)),
@@ -241,9 +228,6 @@ RULES = {
         allowed="auto, cpu, cuda or cuda:<number>",
         holds=lambda v: bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(v))),
     ),
-    "caches.only.*": LIST,
-    "caches.pools.*": LIST,
-    "caches.observed": many(TEXT),
     "logger.mode": word("online", "offline", "shared", "disabled", "dryrun", "run"),
     "probe.kernels": CODE,
     **{f"trainer.{name}": rule for name, rule in TRAINER.items()},
@@ -284,14 +268,13 @@ RULES_OF_TYPES = {
 """Rules of values that `RULES` does not name, by the type of the shipped one."""
 ADDED = (
     *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*", "decode.caches.*"),
-    *("evaluate.axes.*", "survey.vary.*", "caches.only.*", "caches.after.*.*"),
-    *("caches.pools.*", "caches.profiles.*"),
+    *("evaluate.axes.*", "survey.vary.*"),
 )
 """Patterns of the keys that users may add, by names of their own."""
 REFERENCE = re.compile(r"\$\{((?!paths\.)\w[\w.]*)\}")
 """A value that is that of another key; the folders of an app are its own"""
-MODEL_NAMES = ("causal_", "masked_", "in_context_")
-"""Prefixes of the model names that are made of kernel, length, task and attention."""
+MODEL_NAMES = ("causal_", "masked_")
+"""Prefixes of the model names that are made of kernel, length and attention."""
 
 
 @cache
@@ -329,9 +312,6 @@ def check(cfg: DictConfig, shipped: DictConfig, app: str = "") -> list[str]:
             check_value(cfg, shipped, key, before[key], after[key])
     check_targets(OmegaConf.to_container(cfg))
     check_together(cfg)
-    for key in ("gaps_of", "only", "after", "pools", "curve.methods"):  # nothing reads others
-        for name in OmegaConf.select(cfg, f"caches.{key}") or ():
-            word(*cfg.caches.methods).check(f"caches.{key}", name)
     check_files(cfg, app)
     return [key for key in added if is_code(OmegaConf.select(cfg, key.rpartition(".")[0]))]
 

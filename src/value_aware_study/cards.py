@@ -54,10 +54,12 @@ class CacheCard(MethodCard):
     Attributes:
         only: The observed queries that it is measured with; None = all.
         pools: Budgets other than r a head that it is measured with, each with its observed queries.
+        after: Options of `AfterPrefix` of its own; a float is a share of r.
     """
 
     only: Sequence[str] | None = None
     pools: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    after: Mapping[str, float] = field(default_factory=dict)
 
     def method(self, r: int) -> Any:
         """Builds the method with r keys."""

@@ -14,33 +14,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from pipelines.app import composed
 from tests.caches.seen import rotary
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
 from value_aware_attention.caches.budgets import Ranking, proportional_counts
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.caches import cache_settings
 from value_aware_study.cards import cache_cards
 
 quick = settings(deadline=None, max_examples=15)
 
-PREFIX, R, HEADS, GROUP, DIM = 48, 16, 3, 2, 8
+PREFIX, R, ROWS, HEADS, GROUP, DIM = 48, 16, 128, 3, 2, 8
 SINKS, RECENT = [0, 1], [44, 45, 46, 47]
 Weights = list[list[np.ndarray]]
 """Causal weights of the prefix, by head and query of its group: (rows, keys)"""
 
 
 def published(name: str) -> AfterPrefix:
-    """Builds the first setting of a method as the app does."""
-    cfg = composed("caches", ["texts=recall", "scale=laptop"]).caches
-    given = {
-        key: OmegaConf.to_container(cfg[key]) for key in ("observed", "only", "after", "pools")
-    }
-    build = {name: cache_cards()[name].method}
-    return cache_settings(build, sizes=[R], prefix=PREFIX, rows=cfg.rows, **given)[0].after
+    """Builds the first setting of a card."""
+    card = cache_cards()[name]
+    budgets = {None: card.only} | dict(card.pools)
+    pool, ways = next((pool, ways) for pool, ways in budgets.items() if ways)
+    word, _, rows = ways[0].partition(" ")
+    options = {key: round(x * R) if isinstance(x, float) else x for key, x in card.after.items()}
+    return AfterPrefix(
+        card.method(R), prefix=PREFIX, observed=word, rows=int(rows or ROWS), pool=pool, **options
+    )
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

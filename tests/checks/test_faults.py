@@ -26,12 +26,12 @@ from checks.faults.concurrent_starts import two, wrong_ends
 from checks.faults.full_disk import BEGUN, OVER, changed, on_small_disk
 from checks.faults.kills import killed, torn
 
-STAGE = "train_in_context"
+STAGE = "train_masked"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory.mktemp("run"), [STAGE])
+    return undisturbed(tmp_path_factory.mktemp("run"), ["corpus", "tokens", STAGE])
 
 
 TRIALS: dict[str, Callable[[Undisturbed], FaultCase]] = {

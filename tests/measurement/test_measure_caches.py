@@ -100,22 +100,20 @@ def test_errors_and_end_metrics_are_those_computed_by_hand(
     assert (measured_cell.joint, measured_cell.refits) == (False, False)
 
 
-@pytest.mark.parametrize("pool", ["layer", "model", "checked", "profiled"])
+@pytest.mark.parametrize("pool", ["layer", "model", "checked"])
 def test_other_budgets_are_measured_as_the_model_serves_them(
     pool: str, model: LlamaForCausalLM, task: Task
 ) -> None:
-    profile = caches.profile(model, [task.texts[0].inputs], caches.ValueAware, prefix=PREFIX)
     pools = {"value_aware": {pool: ["continued"]}}
     (equal, setting) = cache_settings(
         {"value_aware": caches.ValueAware}, sizes=[8], observed=["continued"], prefix=PREFIX,
-        rows=8, pools=pools, profiles={"profiled": profile},
+        rows=8, pools=pools,
     )  # fmt: skip
     record = measure_caches(task, [equal, setting], model_name="tiny", task_name="random")
     first, pooled = record.cells
     assert (first.pool, first.keys, pooled.pool) == ("", (), pool)
     keys = np.array(pooled.keys)
-    assert keys.sum() <= 8 * keys.size
-    assert keys.sum() == pytest.approx(8 * keys.size) or pool == "profiled"
+    assert keys.sum() == pytest.approx(8 * keys.size)
     divergence = []
     for text in task.texts:
         with torch.no_grad():
@@ -200,24 +198,6 @@ def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Tas
             {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX
         )
         measure_caches(task, [*longer, *shorter], model_name="tiny", task_name="random")
-
-
-def test_methods_observe_in_ways_and_with_options_of_their_own() -> None:
-    settings = cache_settings(
-        {name: caches.ObservedAttention for name in ("every", "one", "half", "none")},
-        sizes=[8], observed=["last 3", "causal"], prefix=PREFIX, rows=6,
-        only={"one": ["last 1", "noncausal"], "half": ["causal"], "none": ["repeat"]},
-        after={"half": {"recent": 0.5, "sinks": 0}},
-    )  # fmt: skip
-    rows = [
-        (setting.method, setting.observed, setting.after.rows, setting.after.recent)
-        for setting in settings
-    ]
-    assert rows == [
-        ("every", "last", 3, 4), ("every", "causal", 6, 4), ("one", "last", 1, 4),
-        ("half", "causal", 6, 4),
-    ]  # fmt: skip
-    assert [setting.after.sinks for setting in settings] == [2, 2, 2, 0]
 
 
 def part(errors: np.ndarray, norm: np.ndarray) -> _Result:

@@ -23,12 +23,10 @@ def test_a_closure_has_what_a_method_runs_and_no_other_method() -> None:
     assert "approximations.closest_combination.compiled" in closure_of(OptimalValueAware)
 
 
-@pytest.mark.parametrize("app", ["pipelines.caches", "pipelines.decode"])
-def test_a_closure_follows_names_that_a_face_offers_lazily(app: str) -> None:
-    closure = import_closure(app)
+def test_a_closure_follows_names_that_a_face_offers_lazily() -> None:
+    closure = import_closure("pipelines.decode")
     rooms = {"caches.refit", "hugging_face.adapter", "decoding.after_prefix", "decoding.padding"}
-    if app == "pipelines.decode":
-        rooms |= {"decoding.compressed", "decoding.kept_layer"}
+    rooms |= {"decoding.compressed", "decoding.kept_layer"}
     assert {f"value_aware_attention.{name}" for name in rooms} <= closure.keys()
 
 

@@ -11,16 +11,12 @@ import numpy as np
 from surveyed import (
     AGREES,
     benchmark_record,
-    cache_cell,
-    cache_record,
     cell,
-    decoding_record,
     survey_record,
 )
 from synthetic import ends, gap_cell, probed, trained_again, with_attention, with_cells
 
 from tests.report.pages import exploration
-from value_aware_attention.measurement.cache_record import CacheGaps, Estimate
 from value_aware_attention.measurement.record import Baseline, SkewnessGap
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.records import read
@@ -73,41 +69,6 @@ def variants():
     yield replace(exact, model="masked_elu_fourier_mixing", trained_with="FourierMixing")
 
 
-def cached():
-    """Yields cache records of a decoder, with answers and gaps, and of an encoder."""
-    full, gone = Estimate(value=0.75, low=0.5, high=0.9), Estimate(value=0.5, low=None, high=None)
-    nothing = Estimate(value=None, low=None, high=None)
-    gaps = CacheGaps(
-        method="value_aware", observed="last", rows=8, r=8, layer=None, head=None, criterion=full,
-        information=gone, sharing=nothing, weights=full,
-    )  # fmt: skip
-    record = cache_record()
-    right = {"accuracy": gone}, {"accuracy": (0.25, 0.75)}
-    cells = tuple(
-        replace(entry, ends=entry.ends | right[0], by_unit=entry.by_unit | right[1])
-        for entry in record.cells
-    )
-    asked = replace(record, cells=cells, exact={"accuracy": full}, gaps=(gaps,))
-    yield asked
-    again = [
-        replace(
-            entry, error=replace(entry.error, value=entry.error.value * 1.5), by_unit=entry.by_unit
-        )
-        for entry in cells
-    ]
-    lower = replace(full, value=0.625)
-    yield replace(asked, model="text_second", cells=tuple(again), exact={"accuracy": lower})
-
-    def encoded(entry):
-        far = {"cosine_distance": replace(entry.error, value=entry.error.value / 3)}
-        by_unit = {"error": entry.by_unit["error"], "cosine_distance": entry.by_unit["kl"]}
-        return replace(entry, ends=far, by_unit=by_unit, r=12)
-
-    more = [cache_cell(name, "noncausal", 0.2) for name in ("leave_one_out", "value_aware")]
-    cells = tuple(map(encoded, (*record.cells, *more)))
-    yield replace(record, task="encoded", prefix=None, cells=cells)
-
-
 def stages(folder):
     """Writes the files that the stages of the pipeline would write."""
     records = [with_baselines(with_units(content)) for content in evaluated.records()]
@@ -122,8 +83,6 @@ def stages(folder):
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
     texts |= {"survey/other": other, "explored/all": exploration()}
     texts |= {f"trained/{content.model}": content for content in variants()}
-    texts |= {f"caches/{place}": content for place, content in enumerate(cached())}
-    texts |= {"decoded/a": decoding_record()}
     texts |= {
         "probe/a/record": replace(tiny, control=probed()),
         "probe/b/record": replace(tiny, model="<tiny>", unit="text"),
@@ -141,7 +100,7 @@ def stages(folder):
 
 def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
-    names = ("records", "explored", "survey", "caches", "decoded", "trained", "pretrained")
+    names = ("records", "explored", "survey", "trained", "pretrained")
     by_name = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     by_name |= {"probe": folder / "probe", "training": folder / "train"}

@@ -2,14 +2,7 @@
 
 from synthetic import RUN_ON, ends, error, record
 
-from value_aware_attention.measurement.cache_record import (
-    FULL,
-    CacheCell,
-    CacheRecord,
-    DecodingCell,
-    DecodingRecord,
-    Estimate,
-)
+from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
 from value_aware_attention.measurement.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.frame import Results
 
@@ -150,31 +143,4 @@ def cache_record():
         model="tiny", task="text", description="words", kernel="exponential", prefix=32, length=48,
         prefill_seconds=0.002, seeds=(0, 1), layers=1, key_value_heads=2, query_heads=2, head_dim=8,
         exact={}, cells=cells, run_on=RUN_ON,
-    )  # fmt: skip
-
-
-def decoding_cell(name, keep, level):
-    """Builds the cell of one cache."""
-    share = {"low": 0.9 * level, "value": level, "high": 1.1 * level}
-    full = name == FULL
-    return DecodingCell(
-        cache=name, keep=keep, r=round(32 * keep), kl=Estimate(**share), nats=Estimate(**share),
-        right=Estimate(value=1 - level, low=0.5, high=1.0),
-        same=Estimate(value=1 - level, low=0.5, high=1.0), keys=() if full else ((4.0, 12.0),),
-        bytes=round(65536 * keep), full_bytes=65536, milliseconds=2 * keep,
-        time=Estimate(value=keep, low=None, high=None), prompt_seconds=0.5,
-        choosing_seconds=0.0 if full else 0.25,
-    )  # fmt: skip
-
-
-def decoding_record():
-    """Builds a record of a model that decodes with its full cache and with two others."""
-    cells = (
-        decoding_cell(FULL, 1.0, 0.0), decoding_cell("SnapKV", 0.125, 0.5),
-        decoding_cell("value-aware", 0.125, 0.25), decoding_cell("SnapKV", 0.25, 0.2),
-        decoding_cell("value-aware", 0.25, 0.05),
-    )  # fmt: skip
-    return DecodingRecord(
-        model="tiny", task="copying", description="rows", kernel="exponential",
-        prefix=32, length=48, units=6, layers=1, key_value_heads=2, cells=cells, run_on=RUN_ON,
     )  # fmt: skip

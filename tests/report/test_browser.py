@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import AGREES, benchmark_record, cache_record, survey_record
+from surveyed import AGREES, benchmark_record, survey_record
 from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
@@ -272,7 +272,6 @@ def whole(
         tokens,
         surveyed=[survey_record()],
         benchmark=benchmark_record(AGREES),
-        caches=[cache_record()],
         probed=[probed()],
         explored=exploration(),
     )
@@ -435,7 +434,7 @@ def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path)
             place = f"{chart.get_attribute('id')}: {name.text_content()}"
             assert any(paler) and not all(paler) and opacity[2] == opacity[0], place
             clicked.append(place.partition("-")[0])
-    drawn = {"hero", "distance", "exponents", "time_memory_long", "cache_methods_4"}
+    drawn = {"hero", "distance", "exponents", "time_memory_long"}
     drawn |= {f"figure_{number}" for number in range(1, 9)}
     assert drawn | {"model_end_metric", "model_layers", "model_output_error"} <= set(clicked)
     tab.close()

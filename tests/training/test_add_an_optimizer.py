@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.processes import write_tokens
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
-TRAINING = ("-m", "pipelines.train_in_context", "scale=smoke", "logger=none", "task=copying",
-            "trainer.accelerator=cpu", "optimizer@task.optimizer=nadam")  # fmt: skip
+TRAINING = ("-m", "pipelines.train_causal", "scale=smoke", "logger=none",
+            "trainer.accelerator=cpu", "optimizer@causal.optimizer=nadam")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,10 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_it_trains_and_its_record_and_card_have_its_arguments(project: Path) -> None:
-    done = run(project, *TRAINING, "task.optimizer.momentum_decay=0.01")
+    write_tokens(project)
+    done = run(project, *TRAINING, "causal.optimizer.momentum_decay=0.01")
     assert done.returncode == 0, done.stderr
-    (file,) = project.glob("outputs/smoke/metrics/in_context/*.json")
+    (file,) = project.glob("outputs/smoke/metrics/train/*.json")
     settings = json.loads(file.read_text())["hyperparameters"]
     assert settings["optimizer"] == "NAdam" and settings["momentum_decay"] == 0.01
     assert settings["beta_2"] == 0.98 and settings["momentum"] is None
@@ -46,7 +49,7 @@ def test_it_trains_and_its_record_and_card_have_its_arguments(project: Path) -> 
 
 @pytest.mark.parametrize("value", ["inf", "fast"])
 def test_a_value_that_is_no_number_is_refused_at_once(project: Path, value: str) -> None:
-    done = run(project, *TRAINING, f"task.optimizer.momentum_decay={value}")
+    done = run(project, *TRAINING, f"causal.optimizer.momentum_decay={value}")
     assert done.returncode == 1
-    refusal = f"task.optimizer.momentum_decay is {value}; it must be at least 0"
+    refusal = f"causal.optimizer.momentum_decay is {value}; it must be at least 0"
     assert refusal in done.stderr and "\n" not in done.stderr.strip()

@@ -217,7 +217,7 @@ class _Choices:
         return after
 
     def _warn_of_few_rows(self, after: AfterPrefix, tokens: int) -> None:
-        """Warns where heads that share keys are judged by less than half of the prompt's queries."""
+        """Warns where less than half of the prompt's queries decide which heads lose keys."""
         if after.method.observes and after.pool in ("layer", "model") and 2 * after.rows < tokens:
             warnings.warn(
                 f"pool is {after.pool!r} and {after.rows} of the prompt's {tokens} queries are "
@@ -512,10 +512,11 @@ class _Filling:
         if options["every"] is None or query is None:
             layer = KeptLayer(Slots.of(choice, key, value), key.shape[2], self.context.is_read)
         else:
+            after = next(iter(self.after.values()))
             layer = GrowingLayer(
                 choice, key, value, self.context.is_read, every=options["every"], query=query,
                 visible=prompt.visible, choose=prompt.choose_again,
-                rows=next(iter(self.after.values())).rows if options["observed"] == "last" else None,
+                rows=after.rows if options["observed"] == "last" else None,
             )  # fmt: skip
         self.kept[place] = self.cache.layers[place] = layer
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -72,7 +73,7 @@ def _serve(
     attention_mask: None, scaling: float | None = None, **options: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Computes attention of a layer over the keys that its cache kept, and the later ones."""
-    layer = cache.layers[module.layer_idx]
+    layer = cache.layers[cast(int, module.layer_idx)]
     assert isinstance(layer, KeptLayer)
     output = layer.serve(query, layer_kernel(module, scaling), None)
     return output.transpose(1, 2).contiguous(), None

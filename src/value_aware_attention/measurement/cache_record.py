@@ -23,8 +23,7 @@ class CacheCell:
     r: int
     """Keys that a head keeps, on average"""
     pool: str
-    """The heads that share their keys, "layer" or "model", or the profile that gave each its
-    number; empty: every head keeps r"""
+    """The heads that share their keys, such as "layer" or "model"; empty: every head keeps r"""
     joint: bool
     """True: chosen by the error that the whole set leaves; False: by scores of single keys."""
     refits: bool
@@ -91,7 +90,7 @@ class CacheRecord(ModelRecord):
     """Cache methods measured on one model and task."""
 
     version: ClassVar[int] = 4
-    made_by: ClassVar[str] = "make caches"
+    made_by: ClassVar[str] = "python -m pipelines.probe ... caches=true"
     seeds: tuple[int, ...]
     """The seed that each unit was drawn by"""
     query_heads: int

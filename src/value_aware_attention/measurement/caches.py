@@ -18,7 +18,6 @@ from value_aware_attention.caches import (
     AfterPrefix,
     AttentionMatching,
     CacheMethod,
-    CacheProfile,
     KeptKeys,
     Observed,
     Recent,
@@ -119,7 +118,7 @@ class CacheSetting:
     r: int
     after: AfterPrefix
     pool: str = ""
-    """The heads that share their keys, or a profile's name; empty: every head keeps r"""
+    """The heads that share their keys; empty: every head keeps r"""
     gaps: bool = False
     """True: its four gaps are measured, by layer and head."""
 
@@ -139,34 +138,25 @@ def cache_settings(
     sizes: Sequence[int],
     observed: Sequence[str],
     gaps_of: Sequence[str] = (),
-    only: Mapping[str, Sequence[str]] | None = None,
-    after: Mapping[str, Mapping[str, float]] | None = None,
     pools: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-    profiles: Mapping[str, CacheProfile] | None = None,
     **options: Any,
 ) -> list[CacheSetting]:
     """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s.
 
     A way is what `AfterPrefix` observes, with a number of rows where it has one of its own: "last
-    32". `only` gives methods other ways, of which those are measured whose word is in `observed`;
-    `after` gives methods options of their own, where a float is a share of r. A method that chooses
-    alike whatever the queries is listed once, as observing "nothing". `pools` adds a method with
-    other budgets, "layer", "model" or the name of one of `profiles`, each with its ways.
+    32". A method that chooses alike whatever the queries is listed once, as observing "nothing".
+    `pools` adds a method with other budgets, such as "layer" or "model", each with its ways.
     """
-    settings, words = [], {way.split()[0] for way in observed}
+    settings = []
     for r, (name, build) in product(sizes, methods.items()):
         method = build(r)
-        shares = (after or {}).get(name, {})
-        counts = {key: round(x * r) if isinstance(x, float) else x for key, x in shares.items()}
-        budgets = {"": (only or {}).get(name, observed)} | dict((pools or {}).get(name, {}))
-        for pool, ways in budgets.items():
-            looks = [way for way in ways if way.split()[0] in words]
-            budget = {"pool": (profiles or {}).get(pool, pool)} if pool else {}
-            for look in looks if method.observes else looks[:1]:
+        for pool, ways in {"": observed, **(pools or {}).get(name, {})}.items():
+            budget = {"pool": pool} if pool else {}
+            for look in ways if method.observes else ways[:1]:
                 word, _, rows = look.partition(" ")
                 way = {"observed": word} | ({"rows": int(rows)} if rows else {})
                 label = word if method.observes else "nothing"
-                placed = AfterPrefix(method, **options | counts | way | budget)
+                placed = AfterPrefix(method, **options | way | budget)
                 has_gaps = name in gaps_of and not pool
                 settings.append(CacheSetting(name, label, r, placed, pool, has_gaps))
     return settings

@@ -3,7 +3,7 @@
 A question comes after the prompt, so that no choice of keys has seen it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 NEEDLES = 4
-DIGITS = 4
+DIGITS = 7
 ITEMS = 12
 MARGIN = 8
 """Tokens before the first inserted sentence, and after the last one, at least"""
 KEYS = (
-    "Athens Berlin Boston Cairo Dallas Denver Dublin Geneva Lima Lisbon Lyon Madrid Munich Naples "
-    "Oslo Paris Porto Prague Quito Rome Tokyo Turin Vienna Warsaw"
-).split()
+    "Athens Berlin Boston Cairo Dallas Denver Dublin Geneva Lima Lisbon Lyon Madrid Munich "
+    "Naples Oslo Paris Porto Prague Quito Rome Tokyo Turin Vienna Warsaw"
+)
 NOUNS = (
-    "apple beach bread bridge brush candle chair clock cloud dream fruit garden glass green heart "
-    "horse house knife light metal money music night ocean paper piano plant queen river sheep "
-    "smile snake stone storm sugar table tiger train water window"
-).split()
+    "apple beach bread bridge brush candle chair clock cloud dream fruit garden glass green "
+    "heart horse house knife light metal money music night ocean paper piano plant queen river "
+    "sheep smile snake stone storm sugar table tiger train water window"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def needles(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: in
     - 1 keys of the same form.
     """
     draw = Random(seed)
-    keys = draw.sample(KEYS, NEEDLES)
+    keys = draw.sample(KEYS.split(), NEEDLES)
     numbers = ["".join(draw.choices("123456789", k=DIGITS)) for _ in keys]
     sentences = [
         f" One of the special magic numbers for {key} is: {number}."
@@ -77,7 +77,7 @@ def needles(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: in
 def recalled_list(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: int) -> Prompt:
     """Hides a list of words in a text and asks for all of it."""
     draw = Random(seed)
-    words = ", ".join(draw.sample(NOUNS, ITEMS))
+    words = ", ".join(draw.sample(NOUNS.split(), ITEMS))
     return _asked(
         tokenizer, text, prefix, draw, [f" The list is: {words}."],
         task="Remember the list in the following text.", question="Repeat the list.",

@@ -1,11 +1,10 @@
 """Tasks of the study: trained models with their evaluation texts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import linear
 from transformers import RobertaForMaskedLM
 
@@ -14,14 +13,9 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
-from value_aware_attention.measurement.windows import text_windows
 from value_aware_attention.models.causal_lm import CausalLanguageModel
-from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_study.data.batches import MaskedSequences
-from value_aware_study.data.in_context import InContextBatches, InContextTask
-from value_aware_study.data.text import Document
 from value_aware_study.data.tokens import read_tokens
-from value_aware_study.paths import packaged_weights
 
 
 def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
@@ -145,56 +139,3 @@ def _check_fit(model: RobertaForMaskedLM, vocabulary_size: int, length: int) -> 
         )
     if positions < length:
         raise ValueError(f"sequences of {length} tokens; the model has {positions} positions")
-
-
-def in_context_texts(
-    *, task: InContextTask, checkpoint: Path | str, seeds: Sequence[int], units: int
-) -> Task:
-    """Draws `units` rows a seed of a task that the model in `checkpoint` was trained on."""
-    texts = []
-    for seed in seeds:
-        rows = InContextBatches(task, batch_size=units, steps=1, seed=seed, split="evaluation")[0]
-        texts.append(Text(rows["input_ids"], rows["labels"], seed=seed))
-
-    def ends(output: Tensor, text: Text) -> Mapping[str, Tensor]:
-        inputs, labels = text.take(range(len(text.inputs)))
-        return task.metrics(output, {"input_ids": inputs, "labels": labels})
-
-    model = load_model(str(checkpoint))
-    return Task(model, texts, "perplexity", first_row=task.prefix, ends=ends)
-
-
-def stream_texts(
-    *, checkpoint: Path | str, tokens: Path | str, length: int, seeds: Sequence[int], units: int
-) -> Task:
-    """Takes `units` windows a seed of a stream of tokens, evenly spaced; half of each is prefix.
-
-    Raises ValueError for a stream too short for them.
-    """
-    stream = read_tokens(tokens, dimensions=1)
-    count = units * len(seeds)
-    if len(stream) < count * length:
-        raise ValueError(
-            f"the stream has {len(stream)} tokens; {count} windows of {length} need "
-            f"{count * length}"
-        )
-    step = len(stream) // count
-    windows = np.stack([stream[i * step : i * step + length] for i in range(count)])
-    rows = torch.from_numpy(windows.astype(np.int64))
-    # dealt in turn, so that each seed has some of the whole text
-    texts = [Text.of_tokens(rows[i :: len(seeds)], seed) for i, seed in enumerate(seeds)]
-    return Task(load_model(str(checkpoint)), texts, "perplexity", first_row=length // 2)
-
-
-def encoder_texts(
-    *, requirement: str, package: str, weights: str, texts: Mapping[str, Iterable[Document]],
-    length: int, seeds: Sequence[int], units: int,
-) -> Task:  # fmt: skip
-    """Takes `units` windows a seed of texts for an encoder whose weights come with a package."""
-    path = str(packaged_weights(requirement=requirement, package=package, weights=weights))
-    documents = [document.text for corpus in texts.values() for document in corpus]
-    tokenizer, count = load_tokenizer(path), units * len(seeds)
-    windows = text_windows(documents, tokenizer, length=length, windows=count)
-    dealt = [windows.tokens[i :: len(seeds)] for i in range(len(seeds))]
-    inputs = [Text(rows, rows, seed=seed) for rows, seed in zip(dealt, seeds, strict=True)]
-    return Task(load_model(path), inputs, "cosine")

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.estimate import rounded
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.frame import Measured, Results
@@ -108,7 +107,7 @@ def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
 
-def machine_of(record: Record | CacheRecord | DecodingRecord) -> str:
+def machine_of(record: Record) -> str:
     return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
 
 

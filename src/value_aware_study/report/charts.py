@@ -74,7 +74,7 @@ def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt
     )
 
 
-def powers(kind: Any, field: str, title: str, values: Collection[float], room: float = 1.5) -> Any:
+def powers(kind: Any, field: str, title: str, values: Collection[float]) -> Any:
     """Builds a logarithmic axis (`kind` alt.X or alt.Y) marked at the powers of ten."""
     positive = [value for value in values if value > 0] or [1.0]
     first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
@@ -84,7 +84,7 @@ def powers(kind: Any, field: str, title: str, values: Collection[float], room: f
         title=title,
         scale=alt.Scale(
             type="log",
-            domain=[min(values, default=1.0) / room, max(values, default=1.0) * room],
+            domain=[min(values, default=1.0) / 1.5, max(values, default=1.0) * 1.5],
             nice=False,
         ),
         axis=alt.Axis(values=ticks, labelExpr=POWER, labelOverlap="parity", grid=grid),
@@ -177,11 +177,10 @@ def dots(
     x: alt.X,
     published: pd.DataFrame | None = None,
     order: Sequence[str] = (),
-    legend: str | None = None,
 ) -> Drawn:
     """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
-    `published` values of the same rows and series are hollow marks; `legend` is its title.
+    `published` values of the same rows and series are hollow marks.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
@@ -192,9 +191,8 @@ def dots(
         labelPadding=10,  # a mark at 0 has room
     )  # fmt: skip
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
-    titled = {"title": legend, "columns": 4} if legend else {}
     marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
-    colours, shapes = colour(marks, orient="bottom", **titled), shape(marks, **titled)
+    colours, shapes = colour(marks, orient="bottom"), shape(marks)
     base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
     if filled(frame, ENDS):

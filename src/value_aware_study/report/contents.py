@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from value_aware_attention.files import with_checksum
-from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
+from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
@@ -15,9 +15,7 @@ from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     benchmark,
-    caches,
     claims,
-    decoding,
     drawing,
     every_r,
     layers,
@@ -64,10 +62,6 @@ def report_page(results: Results, origin: str = "") -> Page:
         sections.insert(1, pretrained_section(results.pretrained))
     if results.surveyed or results.variants or results.benchmark:
         sections.append(survey_section(results))
-    if results.caches:
-        sections.append(cache_section(results.caches))
-    if results.decoded:
-        sections.append(decoding_section(results.decoded))
     for place, record in enumerate(results.probed, start=1):
         sections.append(model_section(record, "model" if place == 1 else f"model_{place}"))
     unchecked = (
@@ -216,59 +210,6 @@ def survey_section(results: Results) -> Section:
     )
 
 
-def cache_section(records: Sequence[CacheRecord]) -> Section:
-    """Builds the section on keys that a cache should keep, from records of models and texts."""
-    records = caches.in_order(records)
-    firsts = [record for record in records if not caches.is_again(record)] or records
-    return _section(
-        "caches",
-        "Caches",
-        "A compressed key-value cache keeps one set of keys for all later queries. Every method "
-        "keeps the same number of keys in all and is judged on queries that it has not seen: a "
-        "mark further left, or lower, is closer to the exact model, and its colour says which "
-        "queries were observed.",
-        _unnamed(
-            [
-                caches.by_memory(firsts),
-                caches.pooled_gains(records),
-                caches.keys_by_head(firsts),
-                caches.by_text(firsts),
-                caches.answers(records),
-                caches.gain(records),
-                caches.refit_gain(records),
-                caches.gaps(firsts),
-                caches.agreement(firsts),
-                caches.every_cell(records),
-            ]
-        ),
-    )
-
-
-def caches_page(
-    caches: Sequence[CacheRecord], decoded: Sequence[DecodingRecord], origin: str = ""
-) -> Page:
-    """Builds a page of cache methods alone: what each loses, then models that decode with them.
-
-    Raises ValueError where none was recorded.
-    """
-    if not caches:
-        raise ValueError("no records of caches given; make caches writes them")
-    sections = [cache_section(caches), *([decoding_section(decoded)] if decoded else [])]
-    records: list[CacheRecord | DecodingRecord] = [*caches, *decoded]
-    machines = dict.fromkeys(captions.machine_of(record) for record in records)
-    models = ", ".join(dict.fromkeys(record.model for record in records))
-    last = Section("how", HOW_TITLE, f"Models: {models}. Hardware: {'; '.join(machines)}.", [])
-    return Page(
-        "Which keys should a compressed cache keep?",
-        "A compressed key-value cache keeps one set of keys for all later queries. Methods that "
-        "score keys one by one stand beside sets that are chosen together for the attention "
-        "output, with the same number of keys in every head and with one budget for the whole "
-        "model. The models are small and were trained for these tasks: what they show is a test.",
-        [*sections, last],
-        origin,
-    )
-
-
 def pretrained_page(records: Sequence[Record], origin: str = "") -> Page:
     """Builds a page of pretrained models alone. Raises ValueError where none was recorded."""
     if not records:
@@ -287,19 +228,6 @@ def pretrained_page(records: Sequence[Record], origin: str = "") -> Page:
             ),
         ],
         origin,
-    )
-
-
-def decoding_section(records: Sequence[DecodingRecord]) -> Section:
-    """Builds the section on models that decode with compressed caches."""
-    return _section(
-        "decode",
-        "Decoding",
-        "One line around model.generate (hugging_face.compressed_cache) compresses what a prompt "
-        "has filled. A lower point is closer to the model with its full cache, one further left "
-        "takes less memory or time.",
-        [("", decoding.by_cache(records))],
-        machines=[(f"{record.model}, decoding", captions.machine_of(record)) for record in records],
     )
 
 
@@ -367,7 +295,7 @@ def write_probe(
 ) -> None:
     """Writes the page of a probe with its exhibits' files, record.json and heads.csv.
 
-    `cached` (the loss of cache methods on the same text) adds a section and caches.json, `explored`
+    `cached` (the loss of cache methods on the same text) adds caches.json, `explored`
     (`evaluation.explorer.exploration` of the same model) the token explorer and explorer.json. The
     same record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
     """
@@ -383,13 +311,12 @@ def write_probe(
         texts["caches.json"] = with_checksum(cached.to_json())
     section = model_section(record, explored=explored)
     last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
-    sections = [section, *([cache_section([cached])] if cached else []), last]
     write_page(
         Page(
             f"{record.model}: how many keys its attention needs",
             "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at "
             "exact attention: they measure what a method could reach, not what it costs.",
-            sections,
+            [section, last],
         ),
         Path(folder),
         texts,

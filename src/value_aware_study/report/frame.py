@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 
-from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -75,8 +74,6 @@ class Results:
     """Measured time and memory; {} where they were not measured."""
     spreads: Mapping[Key, Spread] = field(default_factory=dict, kw_only=True)
     """Spread over trainings of comparisons, in a published run of models trained several times."""
-    caches: Sequence[CacheRecord] = field(default=(), kw_only=True)
-    decoded: Sequence[DecodingRecord] = field(default=(), kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)
     """Pretrained models."""
     pretrained: Sequence[Record] = field(default=(), kw_only=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
-from value_aware_attention.measurement.cache_record import CacheRecord, DecodingRecord
 from value_aware_attention.measurement.record import JsonRecord, Record
 from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
@@ -55,8 +54,6 @@ def read(places: Mapping[str, Path]) -> Results:
         else {},
         probed=_all(Record, places["probe"], "*/record.json"),
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
-        caches=_all(CacheRecord, places["caches"]),
-        decoded=_all(DecodingRecord, places["decoded"]),
         explored=Exploration.of(explored) if explored else None,
         unchecked=_unchecked(places),
     )
@@ -80,14 +77,6 @@ def pretrained(folder: Path, published: Path) -> list[Record]:
         if not (name.endswith("-cut.json") and record.model in models)
     ]
     return sorted(whole, key=lambda r: (r.task != "causal", r.length, r.text.description))
-
-
-def read_caches(
-    caches: Path | str, decoded: Path | str
-) -> tuple[list[CacheRecord], list[DecodingRecord]]:
-    """Reads the records of cache methods, and those of models that decode where they are."""
-    files_of(caches)
-    return _all(CacheRecord, Path(caches)), _all(DecodingRecord, Path(decoded))
 
 
 def read_folder(folder: Path | str) -> list[Record]:
@@ -160,7 +149,7 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
-    folders = ("training", "records", "explored", "survey", "trained", "caches", "decoded")
+    folders = ("training", "records", "explored", "survey", "trained")
     files = [places["tokens"], places["benchmark"], *places["probe"].glob("*/record.json")]
     files += places["probe"].glob("*/explorer.json")
     files += [file for folder in folders for file in places[folder].glob("*.json")]

@@ -1,4 +1,4 @@
-"""Lightning modules of the three trainings: losses, metrics, logs, learning curves (appendix A)."""
+"""Lightning modules of the two trainings: losses, metrics, logs, learning curves (appendix A)."""
 
 import math
 import time
@@ -17,12 +17,11 @@ from torch.nn.functional import cross_entropy, linear_cross_entropy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import LlamaForCausalLM, PreTrainedModel, RobertaForMaskedLM
+from transformers import PreTrainedModel, RobertaForMaskedLM
 
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
-from value_aware_study.data.in_context import InContextTask
 from value_aware_study.training.optimizers import Schedule
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -270,14 +269,16 @@ class CausalTraining(LanguageModeling):
         )
 
 
-class LabelledTraining(LanguageModeling):
-    """Trains on labelled positions: a batch has input_ids and labels, -100 = no target.
+class MaskedTraining(LanguageModeling):
+    """Trains on masked-token prediction (A.1): a batch has input_ids and labels, -100 = no target.
 
     The output layer sees the positions with a target only: the loss is the same as on all of them,
-    and much cheaper.
+    and much cheaper. Biases and norms do not decay, as in BERT's code. The metric is the error of
+    Table 1: percent of masked tokens predicted wrongly.
     """
 
-    model: RobertaForMaskedLM | LlamaForCausalLM
+    model: RobertaForMaskedLM
+    decays_vectors = False
 
     def loss(self, batch: dict[str, Tensor], targets: float | None = None) -> Tensor:
         nats = cross_entropy(*self.predictions(batch), reduction="sum")
@@ -301,17 +302,6 @@ class LabelledTraining(LanguageModeling):
     def output_parameters(self) -> int:
         return dense_parameters([self.model.lm_head])
 
-
-class MaskedTraining(LabelledTraining):
-    """Trains on masked-token prediction (A.1).
-
-    Biases and norms do not decay, as in BERT's code. The metric is the error of Table 1: percent of
-    masked tokens predicted wrongly.
-    """
-
-    model: RobertaForMaskedLM
-    decays_vectors = False
-
     def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         logits, labels = self.predictions(batch)
         return {
@@ -329,40 +319,6 @@ class MaskedTraining(LabelledTraining):
 
     def layers(self) -> list[nn.Module]:
         return list(self.model.roberta.encoder.layer)
-
-
-class InContextTraining(LabelledTraining):
-    """Trains on every answer of a row of an in-context task.
-
-    Evaluations report the task's metrics, with its nats as the loss: they cover the answers after
-    the prefix only.
-    """
-
-    model: LlamaForCausalLM
-
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        *,
-        task: InContextTask,
-        schedule: Schedule,
-        optimizer: MakeOptimizer,
-        seed: int,
-    ) -> None:
-        super().__init__(model, schedule=schedule, optimizer=optimizer, seed=seed)
-        self.task = task
-
-    def totals(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        logits = self.model(batch["input_ids"], use_cache=False).logits
-        sums = {name: rows.sum() for name, rows in self.task.metrics(logits, batch).items()}
-        return sums | {"rows": logits.new_tensor(len(logits))}
-
-    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        means = {name: total / totals["rows"] for name, total in totals.items() if name != "rows"}
-        return {"loss": means.pop("nats")} | means
-
-    def layers(self) -> list[nn.Module]:
-        return list(self.model.model.layers)
 
 
 def training_flops(parameters: int, *, layers: int, width: int, length: int) -> float:

@@ -417,7 +417,7 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
             *(f"{texts}; {on}" for on, texts in read.items()),
             "Every number and picture on this page is written by the report stage of the pipeline "
             "from the records of the evaluation. make repro makes all of them but for the survey "
-            "(make survey), caches (make caches) and probed models (python -m pipelines.probe).",
+            "(make survey) and probed models (python -m pipelines.probe).",
         ],
         table=Table(data, display.astype(str)),
     )
