@@ -4,13 +4,12 @@ A question comes after the prompt, so that no choice of keys has seen it.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from value_aware_attention.measurement.prompted import Prompt
 
 NEEDLES = 4
 DIGITS = 7
@@ -26,17 +25,6 @@ NOUNS = (
     "heart horse house knife light metal money music night ocean paper piano plant queen river "
     "sheep smile snake stone storm sugar table tiger train water window"
 )
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """Holds a prompt and its continuation, of which the last tokens are predicted."""
-
-    tokens: Int[Tensor, " N"]
-    prefix: int
-    """Tokens of the prompt"""
-    answer: int
-    """Place of the first token that is predicted, above `prefix`"""
 
 
 def running_text(

@@ -1,0 +1,180 @@
+"""Measures compressed caches by the continuations of prompts that are read once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import kl_div
+from transformers import PreTrainedModel
+
+from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.decoding.after_prefix import AfterPrefix
+from value_aware_attention.decoding.reading import SharedReading
+from value_aware_attention.measurement.cache_record import FULL
+from value_aware_attention.measurement.estimate import Estimate, estimate
+from value_aware_attention.measurement.progress import Progress
+from value_aware_attention.measurement.record import JsonRecord, RunOn
+from value_aware_attention.measurement.run_on import run_on, seconds_now
+from value_aware_attention.measurement.store import RecordCache
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Holds a prompt and its continuation, of which the last tokens are predicted.
+
+    Attributes:
+        tokens: Of both.
+        prefix: Tokens of the prompt.
+        answer: Place of the first token that is predicted, above `prefix`.
+    """
+
+    tokens: Int[Tensor, " N"]
+    prefix: int
+    answer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptCell:
+    """Holds the losses of one cache on every prompt; the numbers are by prompt.
+
+    Attributes:
+        cache: Its name.
+        keep: Share of the prompt's keys that heads keep on average.
+        kl: KL(exact || compressed) in nats a predicted token.
+        nats: -log probability of a predicted token.
+        right: Share of the predicted tokens that are the model's likeliest ones.
+        choosing: Time of choosing keys over that of reading the prompt.
+        most: Keys of the head that keeps most.
+    """
+
+    cache: str
+    keep: float
+    kl: tuple[float, ...]
+    nats: tuple[float, ...]
+    right: tuple[float, ...]
+    choosing: tuple[float, ...]
+    most: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRecord(JsonRecord):
+    """Compressed caches on prompts of one kind and length; the first cell has the full cache.
+
+    Attributes:
+        task: Kind of the prompts, such as "needles".
+        prefix: Tokens of a prompt.
+    """
+
+    version: ClassVar[int] = 1
+    made_by: ClassVar[str] = "python -m pipelines.caches"
+    model: str
+    task: str
+    description: str
+    prefix: int
+    run_on: RunOn
+    cells: tuple[PromptCell, ...]
+
+    def check(self) -> None:
+        """Raises ValueError for content that no measurement writes."""
+        if not self.cells or self.cells[0].cache != FULL:
+            raise ValueError(f"its first cell is not of the {FULL}")
+        if len(sizes := {len(cell.kl) for cell in self.cells}) > 1:
+            raise ValueError(f"cells have {sorted(sizes)} prompts; they must have one number")
+
+    def ratio(self, cell: PromptCell, other: PromptCell) -> Estimate:
+        """Computes the geometric mean of KL over another cache's KL, paired over prompts."""
+        logs = np.log(np.array(cell.kl)) - np.log(np.array(other.kl))
+        log = estimate(logs, np.ones_like(logs))
+        ends = {end: None if x is None else float(np.exp(x)) for end, x in vars(log).items()}
+        return Estimate(**ends)
+
+
+Build = Callable[[int, int], AfterPrefix]
+"""(r, prefix) -> how r keys of a prompt are chosen"""
+
+
+def measure_prompts(
+    model: PreTrainedModel, prompts: Sequence[Prompt], caches: Mapping[str, Build], *,
+    keep: Sequence[float], store: RecordCache, **described: Any,
+) -> PromptRecord:  # fmt: skip
+    """Measures every cache at every share on the continuation of each prompt.
+
+    A prompt is read once with its continuation; then each cache is chosen, and the continuation
+    read again over the kept keys. Prompts that `store` holds are not read again. `described` are
+    the other fields of `PromptRecord`. Raises ValueError for prompts of different lengths.
+    """
+    if len(lengths := {prompt.prefix for prompt in prompts}) != 1:
+        raise ValueError(f"prompts have {sorted(lengths)} tokens; they must have one length")
+    (prefix,) = lengths
+    chosen = {
+        (name, share): build(max(1, round(share * prefix)), prefix)
+        for share in keep
+        for name, build in caches.items()
+    }
+    by_prompt = []
+    for prompt in Progress(prompts, desc="prompts"):
+        key = {
+            "prompt": sha256(prompt.tokens.numpy().tobytes()).hexdigest(),
+            "prefix": prefix,
+            "answer": prompt.answer,
+            "caches": [repr(after) for after in chosen.values()],
+        }
+        by_prompt.append(store.get(key, partial(_losses, model, prompt, list(chosen.values()))))
+    names = [(FULL, 1.0), *chosen]
+    return PromptRecord(
+        prefix=prefix,
+        run_on=run_on(model.device.type),
+        cells=tuple(
+            PromptCell(cache=name, keep=share, **{
+                key: tuple(losses[number][key] for losses in by_prompt)
+                for key in by_prompt[0][number]
+            })
+            for number, (name, share) in enumerate(names)
+        ),
+        **described,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _losses(
+    model: PreTrainedModel, prompt: Prompt, chosen: Sequence[AfterPrefix]
+) -> list[dict[str, float]]:
+    """Measures the full cache and the others on one prompt."""
+    repeated = any(after.observed == "repeat" for after in chosen)
+    tokens = prompt.tokens[None].to(model.device)
+    reading = SharedReading(model, tokens, prompt.prefix, repeated=repeated)
+    begun = seconds_now()
+    model(input_ids=tokens[:, : prompt.prefix], use_cache=True, logits_to_keep=1)
+    prefill = seconds_now() - begun
+    rows = slice(prompt.answer - prompt.prefix - 1, -1)
+    answer = tokens[0, prompt.answer :]
+    exact = reading.logits[0, rows].float().log_softmax(dim=-1)
+
+    def losses(logs: Tensor, seconds: float, most: int) -> dict[str, float]:
+        kl = kl_div(logs, exact, reduction="none", log_target=True).sum(dim=-1)
+        return {
+            "kl": float(kl.mean().clamp_min(0)),
+            "nats": float(-logs.gather(1, answer[:, None]).mean()),
+            "right": float((logs.argmax(dim=-1) == answer).float().mean()),
+            "choosing": seconds / prefill,
+            "most": most,
+        }
+
+    cells = [losses(exact, 0.0, prompt.prefix)]
+    for after in chosen:
+        begun = seconds_now()
+        choices = reading.choose(after)
+        seconds = seconds_now() - begun
+        logs = reading.continued(choices)[0, rows].float().log_softmax(dim=-1)
+        cells.append(losses(logs, seconds, max(map(_most, choices))))
+    return cells
+
+
+def _most(choice: KeptKeys) -> int:
+    return int(choice.log_weight.isfinite().sum(dim=-1).max())
