@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -101,21 +101,21 @@ Build = Callable[[int, int], AfterPrefix]
 
 def measure_prompts(
     model: PreTrainedModel, prompts: Sequence[Prompt], caches: Mapping[str, Build], *,
-    keep: Sequence[float], store: RecordCache, **described: Any,
+    keep: Sequence[float], store: RecordCache, name: str, task: str, description: str = "",
 ) -> PromptRecord:  # fmt: skip
     """Measures every cache at every share on the continuation of each prompt.
 
     A prompt is read once with its continuation; then each cache is chosen, and the continuation
-    read again over the kept keys. Prompts that `store` holds are not read again. `described` are
-    the other fields of `PromptRecord`. Raises ValueError for prompts of different lengths.
+    read again over the kept keys. Prompts that `store` holds are not read again. Raises ValueError
+    for prompts of different lengths.
     """
     if len(lengths := {prompt.prefix for prompt in prompts}) != 1:
         raise ValueError(f"prompts have {sorted(lengths)} tokens; they must have one length")
     (prefix,) = lengths
     chosen = {
-        (name, share): build(max(1, round(share * prefix)), prefix)
+        (cache, share): build(max(1, round(share * prefix)), prefix)
         for share in keep
-        for name, build in caches.items()
+        for cache, build in caches.items()
     }
     by_prompt = []
     for prompt in Progress(prompts, desc="prompts"):
@@ -131,13 +131,15 @@ def measure_prompts(
         prefix=prefix,
         run_on=run_on(model.device.type),
         cells=tuple(
-            PromptCell(cache=name, keep=share, **{
+            PromptCell(cache=cache, keep=share, **{
                 key: tuple(losses[number][key] for losses in by_prompt)
                 for key in by_prompt[0][number]
             })
-            for number, (name, share) in enumerate(names)
+            for number, (cache, share) in enumerate(names)
         ),
-        **described,
+        model=name,
+        task=task,
+        description=description,
     )  # fmt: skip
 
 

@@ -1,0 +1,45 @@
+"""One reading serves every cache: its continuations are those of a pass of `AfterPrefix`."""
+
+import pytest
+import torch
+
+from tests.hugging_face.models import sharp
+from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention, ValueAware
+from value_aware_attention.decoding.reading import SharedReading
+from value_aware_attention.hugging_face import compressed_cache, replace_attention
+
+PREFIX, LATER = 24, 6
+TOKENS = torch.randint(3, 40, (2, PREFIX + LATER), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
+@pytest.mark.parametrize("pool", [None, "layer", "model"])
+@pytest.mark.parametrize("method", [ObservedAttention, LeaveOneOut, ValueAware])
+def test_continuations_equal_one_pass(kind: str, pool: str | None, method: type) -> None:
+    model = sharp(kind)
+    after = AfterPrefix(method(8), prefix=PREFIX, observed="continued", pool=pool)
+    reading = SharedReading(model, TOKENS, PREFIX)
+    with torch.no_grad():
+        exact = model(input_ids=TOKENS, use_cache=False).logits[:, PREFIX:]
+        with replace_attention(model, after):
+            expected = model(input_ids=TOKENS, use_cache=False).logits[:, PREFIX:]
+    torch.testing.assert_close(reading.logits, exact, rtol=1e-4, atol=1e-4)
+    found = reading.continued(reading.choose(after))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_compressed_cache_by_default_is_the_same() -> None:
+    model = sharp("llama")
+    after = AfterPrefix(LeaveOneOut(8), prefix=PREFIX, observed="continued", pool="model")
+    reading = SharedReading(model, TOKENS, PREFIX)
+    with torch.no_grad(), compressed_cache(model, LeaveOneOut, keep=8 / PREFIX):
+        cache = model(input_ids=TOKENS[:, :PREFIX], use_cache=True).past_key_values
+        logits = model(input_ids=TOKENS[:, PREFIX:], past_key_values=cache, use_cache=True).logits
+    expected = reading.continued(reading.choose(after))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", [0, PREFIX + LATER])
+def test_a_prompt_without_a_continuation_is_refused(prefix: int) -> None:
+    with pytest.raises(ValueError, match=f"prefix is {prefix}; the texts have 30 tokens"):
+        SharedReading(sharp("llama"), TOKENS, prefix)
