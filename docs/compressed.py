@@ -24,11 +24,12 @@ PREFIX, TOKENS, KEEP = 24, 30, 1 / 3
 R = round(KEEP * PREFIX)
 SHOWN = ("llama", "qwen3", "mistral", "gemma", "phi", "gpt2")
 """Architectures of the table of differences"""
+EVEN: dict[str, Any] = {"observed": "noncausal", "pool": None}
 METHODS: dict[str, tuple[Callable[[int], caches.CacheMethod], dict[str, Any]]] = {
-    "scores": (caches.ObservedAttention, {"observed": "last"}),
+    "scores": (caches.ObservedAttention, {"observed": "last", "pool": None}),
     "joint, one budget": (caches.ValueAware, {"observed": "continued", "pool": "model"}),
-    "refitted": (lambda r: caches.ValueAware(r, refit=True), {}),
-    "every 2": (caches.ValueAware, {"observed": "last", "every": 2}),
+    "refitted": (lambda r: caches.ValueAware(r, refit=True), EVEN),
+    "every 2": (caches.ValueAware, {"observed": "last", "pool": None, "every": 2}),
 }
 FORMS = {"one text": 0, "left padding": 6}
 """Tokens of padding before the first text"""
@@ -80,7 +81,8 @@ def one_pass(
     model: PreTrainedModel, given: dict[str, Tensor], method: Any, options: dict[str, Any]
 ) -> Tensor:
     """Computes the same logits in one pass of `AfterPrefix`."""
-    after = caches.AfterPrefix(method, prefix=PREFIX, **{"observed": "noncausal"} | options)
+    given = {"observed": "continued", "pool": "model"} | options  # defaults of compressed_cache
+    after = caches.AfterPrefix(method, prefix=PREFIX, **given)
     with replace_attention(model, after):
         return model(**placed(model, given), use_cache=False).logits[:, PREFIX:]
 
@@ -109,10 +111,11 @@ def try_architecture(kind: str) -> Result:
         if cache is None:
             return Result(refused="it fills no cache")
         others = sorted({type(x).__name__ for x in cache.layers} - {"DynamicLayer"})
-        method, options = METHODS["scores"]
+        method, even = METHODS["scores"]
         try:
             if not others:
-                return Result(*difference(model, method, options, 0)[:2])
+                far = [difference(model, method, options, 0) for options in (even, {})]
+                return Result(max(x[0] for x in far), min(x[1] for x in far))
             exact = decoded(model, given)[0]
             with compressed_cache(model, method, keep=KEEP) as report:
                 dropped = decoded(model, given)[0]
@@ -195,7 +198,7 @@ def chosen(model: PreTrainedModel, method: Callable[[int], caches.CacheMethod]) 
         own.keep = noted  # type: ignore[method-assign]
         return own
 
-    with compressed_cache(model, noting, keep=KEEP):
+    with compressed_cache(model, noting, keep=KEEP, **EVEN):
         decoded(model, text(0))
     return torch.stack(found)
 

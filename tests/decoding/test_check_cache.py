@@ -104,24 +104,25 @@ def test_a_fault_of_another_cache_is_found_where_it_begins(
         assert "; those before by " in str(found)
 
 
+@pytest.mark.parametrize("pool", [None, "model"])
 @pytest.mark.parametrize("refit", [False, True])
-def test_a_function_is_checked_as_a_cache_is(llama: PreTrainedModel, refit: bool) -> None:
-    """Here this library's own, on texts with padding."""
+def test_a_function_is_checked_as_a_cache_is(
+    llama: PreTrainedModel, refit: bool, pool: str | None
+) -> None:
+    """Here this library's own, on texts with padding, in heads of one size and of several."""
     inputs = placed(llama, text())
     tokens, mask = inputs["input_ids"], inputs["attention_mask"]
     with recording(llama, shares_keys=True) as calls, torch.no_grad():
         llama(tokens, attention_mask=mask, use_cache=False)
     short, long = (
         AfterPrefix(
-            ValueAware(r, refit=refit), prefix=PREFIX, observed="continued", rows=128
+            ValueAware(r, refit=refit), prefix=PREFIX, observed="continued", pool=pool
         ).choose([call.arguments() | {"layer": call.layer} for call in calls])
         for r in (round(KEEP * (PREFIX - 4)), R)
     )
     padded = torch.tensor([True, False, False])
     kept = [own.where(padded, other) for own, other in zip(short, long, strict=True)]
-    context = compressed_cache(
-        llama, lambda r: ValueAware(r, refit=refit), keep=KEEP, observed="continued"
-    )
+    context = compressed_cache(llama, partial(ValueAware, refit=refit), keep=KEEP, pool=pool)
     with context, torch.no_grad():
         cache = llama(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
 

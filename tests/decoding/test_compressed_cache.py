@@ -29,10 +29,12 @@ from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.caches import (
     AfterPrefix,
     CacheMethod,
+    Observed,
     ObservedAttention,
     Recent,
     ValueAware,
 )
+from value_aware_attention.decoding.compressed import CompressedCaches
 from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.hugging_face import (
     CompressedGeneration,
@@ -54,7 +56,17 @@ METHODS: dict[str, Callable[[int], CacheMethod]] = {
     "joint": ValueAware,
     "refitted": partial(ValueAware, refit=True),
 }
-POOLS = (None, "layer", "model")
+EVEN: dict[str, Any] = {"observed": "noncausal", "pool": None}
+"""As many keys in every head, chosen by some of the queries: `keys` of a layer holds them"""
+BUDGETS: dict[str, dict[str, Any]] = {"even": EVEN, "layer": {"pool": "layer"}, "default": {}}
+of_every_budget = pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
+
+
+class Uneven(Recent):
+    """Keeps the latest keys, with a pool more of them in the later heads; no rounding moves it."""
+
+    def losses(self, observed: Observed) -> Tensor:
+        return self.scores(observed) + 4 * torch.arange(observed.batch[-1])[:, None]
 
 
 def text(rows: int = 3, padding: int = 4) -> dict[str, Tensor]:
@@ -87,10 +99,11 @@ def one_pass(
 ) -> Tensor:
     """Computes logits after the prefix in one pass of `AfterPrefix` for each number of tokens.
 
-    Of a text's own tokens the share r / PREFIX is kept, and what is always kept. A pass reads all
-    texts, as the cache is filled: in another batch a text may round to the other side of a tie.
+    Options and their defaults are those of `compressed_cache`. Of a text's own tokens the share
+    r / PREFIX is kept, and what is always kept. A pass reads all texts, as the cache is filled: in
+    another batch a text may round to the other side of a tie.
     """
-    given = {"observed": "noncausal", "sinks": 2, "recent": 4} | options
+    given = {"observed": "continued", "pool": "model", "sinks": 2, "recent": 4} | options
     inputs, found = placed(model, inputs), []
     lengths = inputs["attention_mask"][:, :PREFIX].sum(dim=1)
     for tokens in lengths.unique().tolist():
@@ -117,6 +130,12 @@ def read(
 
 def assert_equal(found: Tensor, expected: Tensor, share: float = 1e-4) -> None:
     assert (found - expected).abs().max() <= share * expected.abs().max().clamp_min(1)
+
+
+def is_even(report: CompressedCaches) -> bool:
+    """Tells whether all heads of the first cache keep as many keys."""
+    keys = report.caches[0].keys
+    return bool((keys == keys[0, 0]).all())
 
 
 def decoder(kind: str) -> PreTrainedModel:
@@ -150,9 +169,9 @@ def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
     model, inputs = decoder(kind), text()
     model.set_attn_implementation(attention)
     methods = METHODS if attention == "sdpa" else dict.fromkeys(METHODS, ObservedAttention)
-    for (name, method), pool in zip(methods.items(), POOLS, strict=True):
-        expected = one_pass(model, inputs, method(R), pool=pool)
-        with compressed_cache(model, method, keep=KEEP, pool=pool) as report:
+    for (name, method), budget in zip(methods.items(), BUDGETS.values(), strict=True):
+        expected = one_pass(model, inputs, method(R), **budget)
+        with compressed_cache(model, method, keep=KEEP, **budget) as report:
             found, cache = read(model, inputs, [PREFIX, PREFIX + 1, PREFIX + 2, PREFIX + 3])
         assert_equal(found, expected)
         far = (expected - one_pass(model, inputs, method(PREFIX))).abs().max()
@@ -166,11 +185,10 @@ def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
 def test_fused_attention_reads_its_prompt_by_sdpa(llama: PreTrainedModel, attention: str) -> None:
     """With heads of different sizes and biases too; the model's own attention is restored."""
     model, inputs = deepcopy(llama), text(padding=20)
-    options: dict[str, Any] = {"pool": "model", "observed": "continued"}
     build = partial(ValueAware, refit=True)
-    expected = one_pass(llama, inputs, build(R), **options)
+    expected = one_pass(llama, inputs, build(R))
     model.config._attn_implementation = attention  # set by name: flash attention is not installed
-    with compressed_cache(model, build, keep=KEEP, **options):
+    with compressed_cache(model, build, keep=KEEP):
         found, _ = read(model, inputs, [PREFIX, PREFIX + 2])
     assert_equal(found, expected)
     assert model.config._attn_implementation == attention
@@ -183,22 +201,25 @@ def test_attention_that_transformers_pages_is_refused(llama: PreTrainedModel) ->
         pass
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@of_every_budget
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("padding", [0, 20])
 def test_it_holds_for_every_budget_and_with_fewer_keys_than_slots(
-    llama: PreTrainedModel, method: str, pool: str | None, padding: int
+    llama: PreTrainedModel, method: str, budget: dict[str, Any], padding: int
 ) -> None:
     inputs, build = text(padding=padding), METHODS[method]
-    with compressed_cache(llama, build, keep=KEEP, pool=pool, sinks=1, recent=2):
+    with compressed_cache(llama, build, keep=KEEP, **budget, sinks=1, recent=2):
         found, _ = read(llama, inputs, [PREFIX, PREFIX + 2])
-    expected = one_pass(llama, inputs, build(R), pool=pool, sinks=1, recent=2)
+    expected = one_pass(llama, inputs, build(R), **budget, sinks=1, recent=2)
     assert_equal(found, expected)
 
 
+@pytest.mark.parametrize(("pool", "rows"), [(None, 5), ("model", PREFIX // 2)])
 @pytest.mark.parametrize("observed", ["last", "causal", "noncausal", "continued"])
-def test_it_holds_for_every_way_to_observe(llama: PreTrainedModel, observed: str) -> None:
-    options = {"observed": observed, "rows": 5, "seed": 3}
+def test_it_holds_for_every_way_to_observe(
+    llama: PreTrainedModel, observed: str, pool: str | None, rows: int
+) -> None:
+    options = {"observed": observed, "rows": rows, "seed": 3, "pool": pool}
     with compressed_cache(llama, ValueAware, keep=KEEP, **options):
         found, _ = read(llama, text(), [PREFIX, PREFIX + 2])
     assert_equal(found, one_pass(llama, text(), ValueAware(R), **options))
@@ -216,7 +237,7 @@ def test_a_growing_cache_is_chosen_again_as_in_one_pass(
     """Token by token, several at once across a choice, in moved batches, and after a removal."""
     model, inputs = decoder(kind), text(padding=padding)
     model.set_attn_implementation("sdpa")
-    options: dict[str, Any] = {"observed": observed, "rows": 5, "every": 2, "seed": 1}
+    options = EVEN | {"observed": observed, "rows": 5, "every": 2, "seed": 1}
     expected = one_pass(model, inputs, ValueAware(R), **options)
     exact = one_pass(model, inputs, ValueAware(R), **options | {"every": None})
     assert not torch.allclose(expected, exact, atol=1e-3)
@@ -238,7 +259,8 @@ def test_a_growing_cache_is_chosen_again_as_in_one_pass(
 
 
 def test_a_growing_cache_generates_and_counts_its_time(llama: PreTrainedModel) -> None:
-    with compressed_cache(llama, Recent, keep=KEEP, observed="last", every=2) as report:
+    options = EVEN | {"observed": "last", "every": 2}
+    with compressed_cache(llama, Recent, keep=KEEP, **options) as report:
         found = generated(llama, prompt(), do_sample=False, num_beams=2)
         before = report.caches[0].seconds
         generated(llama, prompt(), do_sample=False)
@@ -276,42 +298,42 @@ def generated(model: PreTrainedModel, inputs: dict[str, Tensor], **options: Any)
     return model.generate(**inputs, **NEW | {"return_dict_in_generate": True} | options)
 
 
-def expected_of(model: PreTrainedModel, sequences: Tensor, pool: str | None) -> Tensor:
+def expected_of(model: PreTrainedModel, sequences: Tensor, budget: dict[str, Any]) -> Tensor:
     """Computes the logits of generated tokens, from the second on, in one pass."""
     rows = len(sequences) // 3
     mask = text()["attention_mask"].repeat_interleave(rows, dim=0)
     inputs = {"input_ids": sequences, "attention_mask": mask}
-    return one_pass(model, inputs, ValueAware(R), pool=pool)[:, :-1]
+    return one_pass(model, inputs, ValueAware(R), **budget)[:, :-1]
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@of_every_budget
 @pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 7}, {"do_sample": True}])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_generated_tokens_are_those_of_one_pass(
-    kind: str, options: dict[str, object], pool: str | None
+    kind: str, options: dict[str, object], budget: dict[str, Any]
 ) -> None:
     model = sharp(kind)
     torch.manual_seed(0)
-    with compressed_cache(model, ValueAware, keep=KEEP, pool=pool) as report:
+    with compressed_cache(model, ValueAware, keep=KEEP, **budget) as report:
         found = generated(model, prompt(), **{"do_sample": False, "output_logits": True} | options)
     logits = torch.stack(found.logits[1:], dim=1)
-    expected = expected_of(model, found.sequences, pool)
+    expected = expected_of(model, found.sequences, budget)
     assert_equal(logits, expected)
-    assert len(report.caches) == 1
+    assert len(report.caches) == 1 and is_even(report) == (budget is EVEN)
     if "do_sample" not in options:
         assert torch.equal(expected.argmax(-1), found.sequences[:, PREFIX + 1 :])
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@of_every_budget
 def test_beams_and_several_sequences_score_as_one_pass(
-    llama: PreTrainedModel, pool: str | None
+    llama: PreTrainedModel, budget: dict[str, Any]
 ) -> None:
     for options in ({"num_beams": 3, "num_return_sequences": 2}, {"num_return_sequences": 2}):
         sampled = {"do_sample": "num_beams" not in options, "output_logits": True}
         torch.manual_seed(0)
-        with compressed_cache(llama, ValueAware, keep=KEEP, pool=pool):
+        with compressed_cache(llama, ValueAware, keep=KEEP, **budget):
             found = generated(llama, prompt(), **options | sampled, output_scores=True)
-        expected = expected_of(llama, found.sequences, pool)
+        expected = expected_of(llama, found.sequences, budget)
         if "num_beams" not in options:
             assert_equal(torch.stack(found.logits[1:], dim=1), expected)
             continue
@@ -324,10 +346,12 @@ def test_beams_and_several_sequences_score_as_one_pass(
         torch.testing.assert_close(found.sequences_scores * LATER, scores, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_second_turn_goes_on_in_the_same_cache(llama: PreTrainedModel, pool: str | None) -> None:
+@of_every_budget
+def test_a_second_turn_goes_on_in_the_same_cache(
+    llama: PreTrainedModel, budget: dict[str, Any]
+) -> None:
     cache, inputs = DynamicCache(config=llama.config), prompt()
-    with compressed_cache(llama, ValueAware, keep=KEEP, pool=pool) as report:
+    with compressed_cache(llama, ValueAware, keep=KEEP, **budget) as report:
         first = llama.generate(**inputs, **NEW, past_key_values=cache, do_sample=False)
         asked = torch.cat([first, first[:, 3:7]], dim=1)
         mask = torch.ones_like(asked)
@@ -338,16 +362,16 @@ def test_a_second_turn_goes_on_in_the_same_cache(llama: PreTrainedModel, pool: s
         other = generated(llama, inputs, do_sample=False)
     whole = {"input_ids": second, "attention_mask": torch.ones_like(second)}
     whole["attention_mask"][0, :4] = 0
-    logits = one_pass(llama, whole, ValueAware(R), pool=pool)[:, :-1]
+    logits = one_pass(llama, whole, ValueAware(R), **budget)[:, :-1]
     later = slice(asked.shape[1] - PREFIX - 1, None)
     assert torch.equal(logits[:, later].argmax(-1), second[:, asked.shape[1] :])
     assert len(report.caches) == 2 and torch.equal(other.sequences, first)
 
 
 def test_generate_takes_it_as_its_own_way_to_decode(llama: PreTrainedModel) -> None:
-    with compressed_cache(llama, ValueAware, keep=KEEP, pool="model"):
+    with compressed_cache(llama, ValueAware, keep=KEEP):
         expected = generated(llama, prompt(), do_sample=False).sequences
-    custom = CompressedGeneration(ValueAware, keep=KEEP, pool="model")
+    custom = CompressedGeneration(ValueAware, keep=KEEP)
     for beams in (1, 2):
         found = generated(llama, prompt(), do_sample=False, custom_generate=custom, num_beams=beams)
         assert beams > 1 or torch.equal(found.sequences, expected)
@@ -358,8 +382,8 @@ def test_memory_follows_the_keys_that_are_kept() -> None:
     """Also where heads keep different numbers."""
     model, tokens = sharp("llama"), 512
     inputs = {"input_ids": torch.randint(5, 90, (2, tokens)), "use_cache": True}
-    for pool in POOLS:
-        context = compressed_cache(model, ObservedAttention, keep=1 / 8, pool=pool)
+    for budget in BUDGETS.values():
+        context = compressed_cache(model, ObservedAttention, keep=1 / 8, **budget)
         with context as report, torch.no_grad():
             cache = model(**inputs).past_key_values
         (one,) = report.caches
@@ -369,11 +393,12 @@ def test_memory_follows_the_keys_that_are_kept() -> None:
         assert one.bytes_before == 2 * tokens * plain * heads and one.bytes_after == held
         assert one.bytes_of_queries == 0
         kept = {tuple(layer.keys.shape[:3]) for layer in cache.layers}
-        assert kept == {(2, heads // len(cache.layers), 0 if pool else 64)}
+        assert kept == {(2, heads // len(cache.layers), 64 if is_even(report) else 0)}
         assert one.keys.mean().item() == tokens / 8
-        assert one.slots <= 1.05 * 2 * heads * tokens / 8 if pool else 2 * heads * tokens // 8
+        kept_in_all = 2 * heads * tokens // 8
+        assert kept_in_all <= one.slots <= (1 if is_even(report) else 1.05) * kept_in_all
         assert "512 tokens: 64.0 keys a head" in str(report)
-        assert ("keys of layer" in str(report)) == bool(pool)
+        assert is_even(report) == ("keys of layer" not in str(report)) == (budget is EVEN)
 
 
 def test_sliding_windows_stay_as_they_are() -> None:
@@ -402,15 +427,22 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"method": ValueAware(3)}, "it must be a function from a number of keys"),
         ({"method": lambda r: Exact()}, "it must be a function from a number of keys"),
-        ({"observed": "repeat"}, "observed is 'repeat'; it must be one of last, causal"),
-        ({"observed": "hindsight"}, "observed is 'hindsight'"),
-        ({"pool": "checked"}, "pool is 'checked'"),
+        (
+            {"observed": "repeat"},
+            "observed is 'repeat'; it reads the prompt again, .* in one pass: last, causal, nonc",
+        ),
+        ({"observed": "hindsight"}, "observed is 'hindsight'; it must be one of last, causal"),
+        (
+            {"pool": "checked"},
+            "pool is 'checked'; it reads the prompt again, .* in one pass: model, layer or None",
+        ),
         ({"pool": "heads"}, "pool is 'heads'; it must be"),
         ({"rows": 0}, "rows is 0; it must be"),
         ({"every": 0}, "every is 0; it must be"),
-        ({"every": 4, "observed": "continued"}, "every is 4 and observed is 'continued'"),
-        ({"every": 4, "pool": "layer"}, "every is 4; with pool keys are chosen once"),
-        ({"every": 4, "method": METHODS["refitted"]}, "every is 4; ValueAware refits values"),
+        ({"every": 4}, "every is 4 and observed is 'continued'"),
+        ({"every": 4, "observed": "last"}, "with pool keys are chosen once: pool=None"),
+        (EVEN | {"every": 4, "pool": "layer"}, "with pool keys are chosen once: pool=None"),
+        (EVEN | {"every": 4, "method": METHODS["refitted"]}, "4; ValueAware refits values"),
     ]
     for options, message in cases:
         given = {"method": ValueAware, "keep": 0.5} | options
@@ -460,13 +492,13 @@ def test_later_tokens_can_be_removed_and_a_cache_emptied(llama: PreTrainedModel)
 
 def test_texts_of_a_cache_are_selected_and_repeated(llama: PreTrainedModel) -> None:
     inputs = placed(llama, text())
-    expected = one_pass(llama, text(), ValueAware(R), pool="model")
+    expected = one_pass(llama, text(), ValueAware(R))
     for move, rows in (
         (lambda cache: cache.batch_select_indices(torch.tensor([2, 0])), [2, 0]),
         (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1, 2, 2]),
         (lambda cache: cache.reorder_cache(torch.tensor([1, 1, 0])), [1, 1, 0]),
     ):
-        with compressed_cache(llama, ValueAware, keep=KEEP, pool="model"), torch.no_grad():
+        with compressed_cache(llama, ValueAware, keep=KEEP), torch.no_grad():
             _, cache = read(llama, part(text(), 0, PREFIX + 1), [PREFIX])
             move(cache)
             rest = part(inputs, PREFIX + 1, PREFIX + LATER)
@@ -513,19 +545,21 @@ def test_tokens_that_generate_takes_for_padding_are_named(llama: PreTrainedModel
         llama.generate(input_ids=tokens, **NEW)
 
 
-def test_bf16_is_one_pass_to_its_precision() -> None:
+@of_every_budget
+def test_bf16_is_one_pass_to_its_precision(budget: dict[str, Any]) -> None:
     """Eager attention and this library's differ by more on the whole text: softmax in bf16."""
     model = sharp("llama").to(torch.bfloat16)
     model.set_attn_implementation("sdpa")
-    with compressed_cache(model, Recent, keep=KEEP):  # which no rounding changes
+    with compressed_cache(model, Uneven, keep=KEEP, **budget) as report:
         found, _ = read(model, text(), [PREFIX, PREFIX + 2])
-    expected = one_pass(model, text(), Recent(R))
+    expected = one_pass(model, text(), Uneven(R), **budget)
+    assert is_even(report) == (budget is EVEN)
     assert (found - expected).norm() <= 2e-2 * expected.norm()
 
 
-@pytest.mark.parametrize("pool", [None, "model"])
+@pytest.mark.parametrize("budget", [EVEN, {}])
 def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
-    llama: PreTrainedModel, pool: str | None
+    llama: PreTrainedModel, budget: dict[str, Any]
 ) -> None:
     """In the same cache, once it was emptied."""
 
@@ -533,7 +567,7 @@ def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
         raise KeyboardInterrupt
 
     inputs, cache = placed(llama, text()), DynamicCache(config=llama.config)
-    with compressed_cache(llama, ValueAware, keep=KEEP, pool=pool) as report, torch.no_grad():
+    with compressed_cache(llama, ValueAware, keep=KEEP, **budget) as report, torch.no_grad():
         stopped = llama.model.layers[2].mlp.register_forward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             llama(**part(inputs, 0, PREFIX - 6), past_key_values=cache)
@@ -543,23 +577,23 @@ def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
             llama(**part(inputs, 0, 4), past_key_values=cache)
         cache.reset()
         found, _ = read(llama, text(), [PREFIX], cache)
-    assert_equal(found, one_pass(llama, text(), ValueAware(R), pool=pool))
+    assert_equal(found, one_pass(llama, text(), ValueAware(R), **budget))
     (one,) = report.caches
     assert one.tokens == PREFIX and one.bytes_after < one.bytes_before / 2
 
 
-@pytest.mark.parametrize("every", [None, 2])
-def test_an_emptied_cache_is_as_a_new_one(llama: PreTrainedModel, every: int | None) -> None:
+@pytest.mark.parametrize("options", [{}, EVEN, EVEN | {"every": 2}])
+def test_an_emptied_cache_is_as_a_new_one(llama: PreTrainedModel, options: dict[str, Any]) -> None:
     beams = NEW | {"num_beams": 3, "do_sample": False}
     cache = DynamicCache(config=llama.config)
-    with compressed_cache(llama, Recent, keep=0.5, every=every), torch.no_grad():
+    with compressed_cache(llama, Uneven, keep=0.5, **options), torch.no_grad():
         llama(**prompt(), past_key_values=cache)
     cache.reset()
     found = llama.generate(**prompt(), **beams, past_key_values=cache)
     assert torch.equal(found, llama.generate(**prompt(), **beams))
 
 
-@pytest.mark.parametrize("options", [{"pool": "model"}, {"every": 2}])
+@pytest.mark.parametrize("options", [{}, EVEN | {"every": 2}])
 def test_a_copy_of_a_cache_is_read_in_its_context_alone(
     llama: PreTrainedModel, options: dict[str, Any]
 ) -> None:
@@ -671,11 +705,12 @@ def test_a_second_turn_is_read_in_chunks(llama: PreTrainedModel) -> None:
     assert found.shape[1] == asked.shape[1] + LATER
 
 
-def test_autocast_lowers_no_sum(llama: PreTrainedModel) -> None:
+@of_every_budget
+def test_autocast_lowers_no_sum(llama: PreTrainedModel, budget: dict[str, Any]) -> None:
     model = sharp("llama")
     model.set_attn_implementation("sdpa")
     inputs = placed(model, text())
-    with compressed_cache(model, Recent, keep=KEEP), torch.no_grad():
+    with compressed_cache(model, Uneven, keep=KEEP, **budget), torch.no_grad():
         cache = model(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
         copied = deepcopy(cache)
         rest = part(inputs, PREFIX, PREFIX + LATER)
@@ -707,7 +742,7 @@ SLOWLY = pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=SLOWLY)])
 @pytest.mark.parametrize("part_of_it", ["model", pytest.param("forward", marks=SLOWLY)])
 @pytest.mark.parametrize(
-    "options", [{"pool": "model"}, pytest.param({"every": 2, "observed": "last"}, marks=SLOWLY)]
+    "options", [{}, pytest.param(EVEN | {"every": 2, "observed": "last"}, marks=SLOWLY)]
 )
 def test_a_compiled_model_reads_the_same_cache(
     backend: str, part_of_it: str, options: dict[str, Any]
@@ -724,7 +759,7 @@ def test_a_compiled_model_reads_the_same_cache(
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("options", [{}, {"pool": "model"}, {"every": 2}])
+@pytest.mark.parametrize("options", [{}, EVEN, EVEN | {"every": 2}])
 def test_gradients_reach_the_prompt(options: dict[str, Any]) -> None:
     """They are those of one pass over the keys that are kept."""
     model, inputs = sharp("llama"), text(padding=0)
@@ -734,7 +769,8 @@ def test_gradients_reach_the_prompt(options: dict[str, Any]) -> None:
         output.logits.square().sum().backward()
     found = {name: x.grad for name, x in model.named_parameters()}
     model.zero_grad()
-    after = AfterPrefix(ObservedAttention(R), prefix=PREFIX, observed="noncausal", **options)
+    given = {"observed": "continued", "pool": "model"} | options
+    after = AfterPrefix(ObservedAttention(R), prefix=PREFIX, **given)
     with replace_attention(model, after):
         model(**inputs, use_cache=False).logits[:, PREFIX:].square().sum().backward()
     for name, x in model.named_parameters():
@@ -777,10 +813,55 @@ def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedMode
     short = {"input_ids": one["input_ids"][:, :3]}
     with torch.no_grad():
         cause = "leaves 3 of the prompt's 3 tokens; .*; with every, r must be at least 6"
-        with refused(cause), compressed_cache(llama, Recent, keep=1, every=2):
+        with refused(cause), compressed_cache(llama, Recent, keep=1, **EVEN, every=2):
             llama(**short, use_cache=True)
-        with compressed_cache(llama, Recent, keep=1):
-            llama(**short, use_cache=True)
+
+
+@of_every_budget
+@pytest.mark.parametrize("method", METHODS)
+def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_or_is_refused(
+    llama: PreTrainedModel, method: str, budget: dict[str, Any]
+) -> None:
+    """Two sinks and four recent keys are six."""
+    build = METHODS[method]
+    for tokens, refusal in ((1, 0.4), (3, 0.7), (5, 0.7), (6, 0.8), (PREFIX, 0.2)):
+        inputs = part(text(padding=0), 0, tokens + 1)
+        r = round(refusal * tokens)
+        cause = f"^keep is {refusal}, which leaves {r} of the prompt's {tokens} tokens; "
+        cause += r"2 sinks and 4 recent keys are always kept[^\n]*$"
+        with refused(cause), compressed_cache(llama, build, keep=refusal, **budget):
+            read(llama, inputs, [tokens])
+        with compressed_cache(llama, build, keep=1.0, **budget) as report:
+            found, _ = read(llama, inputs, [tokens])
+        assert report.caches[0].keys.unique().tolist() == [tokens]
+        assert_equal(found, read(llama, inputs, [tokens])[0])
+    with compressed_cache(llama, build, keep=0.26, **budget) as report:  # r is 6: the least
+        found, _ = read(llama, text(padding=0), [PREFIX])
+    assert report.caches[0].keys.unique().tolist() == [6]
+    assert_equal(found, one_pass(llama, text(padding=0), build(6), **budget))
+
+
+@pytest.mark.parametrize("pool", ["layer", "model"])
+def test_few_observed_queries_of_a_pool_bring_a_warning(llama: PreTrainedModel, pool: str) -> None:
+    """Less than half of the prompt's, where the method goes by them; any other warning fails."""
+    whole = text(padding=0)
+
+    def fill(method: Callable[[int], CacheMethod] = ValueAware, **options: Any) -> None:
+        with compressed_cache(llama, method, keep=KEEP, **options), torch.no_grad():
+            llama(**whole, use_cache=True)  # 30 tokens
+
+    for options in ({"rows": 14}, {"rows": 14, "observed": "last"}):
+        cause = f"pool is '{pool}' and 14 of the prompt's 30 queries are observed: .* pool=None"
+        with pytest.warns(UserWarning, match=cause):
+            fill(**options, pool=pool)
+    fill(pool=pool, rows=15)
+    fill(pool=pool)
+    fill(pool=None, rows=5)
+    fill(Recent, pool=pool, rows=5)
+    whole = {name: x.repeat(1, 3) for name, x in whole.items()}
+    fill(pool=pool)
+    with pytest.warns(UserWarning, match="32 of the prompt's 90 queries"):
+        fill(pool=pool, observed="noncausal")
 
 
 def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedModel) -> None:
@@ -798,12 +879,12 @@ def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedMode
         llama(**empty, use_cache=True)
 
 
-@pytest.mark.parametrize("rows", [4, 32])
+@pytest.mark.parametrize("given", [EVEN | {"rows": 4}, EVEN, {"rows": 32}, {}])
 def test_texts_of_few_rows_keep_their_values_beside_refitted_ones(
-    llama: PreTrainedModel, rows: int
+    llama: PreTrainedModel, given: dict[str, Any]
 ) -> None:
     inputs, build = text(padding=PREFIX - 3), partial(ValueAware, refit=True)
-    options = {"sinks": 1, "recent": 1, "rows": rows}
+    options = {"sinks": 1, "recent": 1} | given
     with compressed_cache(llama, build, keep=KEEP, **options):
         found, _ = read(llama, inputs, [PREFIX])
     assert_equal(found, one_pass(llama, inputs, build(R), **options))
@@ -845,9 +926,9 @@ def test_what_stops_a_call_is_named(llama: PreTrainedModel) -> None:
             model(**text(padding=0), use_cache=True)
 
 
-@pytest.mark.parametrize("pool", [None, "model"])
+@pytest.mark.parametrize("budget", [EVEN, {}])
 def test_a_cache_of_an_interrupted_choice_is_refused(
-    llama: PreTrainedModel, pool: str | None
+    llama: PreTrainedModel, budget: dict[str, Any]
 ) -> None:
     """Some of its layers are compressed, or none."""
     calls: list[int] = []
@@ -860,7 +941,7 @@ def test_a_cache_of_an_interrupted_choice_is_refused(
             return super().scores(seen)
 
     cache, inputs = DynamicCache(config=llama.config), prompt()
-    with compressed_cache(llama, Stops, keep=KEEP, pool=pool), torch.no_grad():
+    with compressed_cache(llama, Stops, keep=KEEP, **budget), torch.no_grad():
         with pytest.raises(KeyboardInterrupt):
             llama(**inputs, past_key_values=cache)
         with refused("tokens that were not compressed; .* and a new one after a call that was int"):
@@ -877,7 +958,7 @@ def test_a_cache_of_an_interrupted_later_choice_is_refused(llama: PreTrainedMode
             return super().scores(seen)
 
     inputs, token = placed(llama, text()), slice(PREFIX, PREFIX + 1)
-    with compressed_cache(llama, Stops, keep=KEEP, every=2), torch.no_grad():
+    with compressed_cache(llama, Stops, keep=KEEP, **EVEN, every=2), torch.no_grad():
         cache = llama(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
         later = {name: x[:, token] for name, x in inputs.items() if name != "attention_mask"}
         for _ in range(2):
@@ -893,7 +974,7 @@ def test_one_mask_serves_all_texts_of_a_growing_cache(llama: PreTrainedModel) ->
     mask = torch.full((1, 1, PREFIX, PREFIX), torch.finfo(torch.float32).min).triu(1)
     mask[..., :3] = torch.finfo(torch.float32).min
     inputs = prompt() | {"attention_mask": mask}
-    with compressed_cache(llama, Recent, keep=KEEP, every=2), torch.no_grad():
+    with compressed_cache(llama, Recent, keep=KEEP, **EVEN, every=2), torch.no_grad():
         cache = llama(**inputs, use_cache=True).past_key_values
         cache.reorder_cache(torch.tensor([2, 0, 1]))
     assert all(layer.visible.shape == (3, 1, 1, PREFIX) for layer in cache.layers)

@@ -181,7 +181,7 @@ class AfterPrefix(Approximation):
                 f"past, of which keys are dropped by then: last, causal or noncausal"
             )
         if self.pool is not None:
-            raise ValueError(f"every is {self.every}; with pool keys are chosen once")
+            raise ValueError(f"every is {self.every}; with pool keys are chosen once: pool=None")
 
     def forward(
         self,

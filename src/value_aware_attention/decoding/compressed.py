@@ -171,15 +171,19 @@ class _Choices:
     """Those of `AfterPrefix`"""
 
     def __post_init__(self) -> None:
+        for name, again, others in (
+            ("observed", "repeat", ", ".join(OBSERVED)),
+            ("pool", "checked", "model, layer or None"),
+        ):
+            if self.options[name] == again:
+                raise ValueError(
+                    f"{name} is {again!r}; it reads the prompt again, and a cache is filled in one "
+                    f"pass: {others}"
+                )
         check_choice(OBSERVED, observed=self.options["observed"])
         always = sum(check_at_least(0, **{x: self.options[x]}) for x in ("sinks", "recent"))
         check_at_least(0, floor=self.options["floor"])
         least, pool = built(self.method, max(1, always)), self.options["pool"]
-        if pool == "checked":
-            raise ValueError(
-                "pool is 'checked'; it reads the prompt twice more, and a cache is filled in one "
-                "pass: model, layer or None"
-            )
         prefix = pool.sizes[-1] if isinstance(pool, CacheProfile) else least.r
         AfterPrefix(least, prefix=prefix, **self.options | {"floor": 0})
 
