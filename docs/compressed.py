@@ -81,8 +81,8 @@ def one_pass(
     model: PreTrainedModel, given: dict[str, Tensor], method: Any, options: dict[str, Any]
 ) -> Tensor:
     """Computes the same logits in one pass of `AfterPrefix`."""
-    given = {"observed": "continued", "pool": "model"} | options  # defaults of compressed_cache
-    after = caches.AfterPrefix(method, prefix=PREFIX, **given)
+    options = {"observed": "continued", "pool": "model"} | options  # as in compressed_cache
+    after = caches.AfterPrefix(method, prefix=PREFIX, **options)
     with replace_attention(model, after):
         return model(**placed(model, given), use_cache=False).logits[:, PREFIX:]
 
@@ -101,7 +101,10 @@ def difference(
 
 
 def try_architecture(kind: str) -> Result:
-    """Compares a tiny model of this type with one pass; a hybrid one, keeping all, with itself."""
+    """Compares a tiny model of this type with one pass; a hybrid one, keeping all, with itself.
+
+    Heads keep as many keys, and then what the defaults leave them.
+    """
     if not calls_interface(kind):
         return Result(refused=NO_INTERFACE)
     with quiet():
