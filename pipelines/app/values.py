@@ -244,7 +244,7 @@ TOGETHER: tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...] = (
             lambda width, heads: width % heads == 0,
             "{}, must divide it",
         )
-        for model in ("causal", "masked", "in_context", "benchmark.layer")
+        for model in ("causal", "masked", "benchmark.layer")
     ),
     ("causal.context", "causal.length", operator.lt, "it must be below {}"),
     ("masked.block", "masked.long.length", operator.le, "it must be at most {}"),
