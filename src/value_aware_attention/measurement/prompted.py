@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -111,13 +112,14 @@ def measure_prompts(
     if len(lengths := {prompt.prefix for prompt in prompts}) != 1:
         raise ValueError(f"prompts have {sorted(lengths)} tokens; they must have one length")
     (prefix,) = lengths
-    chosen = {
-        (cache, share): build(max(1, round(share * prefix)), prefix)
-        for share in keep
-        for cache, build in caches.items()
-    }
+    chosen = {}
+    for share, (cache, build) in product(keep, caches.items()):
+        try:
+            chosen[cache, share] = build(max(1, round(share * prefix)), prefix)
+        except ValueError as error:
+            raise ValueError(f"{cache}, keep {share:g} of {prefix} tokens: {error}") from None
     by_prompt = []
-    for prompt in Progress(prompts, desc="prompts"):
+    for prompt in Progress(prompts, postfix=f"{task}, {prefix} tokens"):
         key = {
             "prompt": sha256(prompt.tokens.numpy().tobytes()).hexdigest(),
             "prefix": prefix,
