@@ -53,7 +53,9 @@ def main(cfg: DictConfig) -> None:
 def compared(cfg: DictConfig) -> "Mapping[str, Build]":
     """Returns how a group chooses keys, published methods first where it is compared with them."""
     if cfg.group not in cfg.compared:
-        raise ValueError(f"caches.group is {cfg.group}; it must be one of {', '.join(cfg.compared)}")
+        raise ValueError(
+            f"caches.group is {cfg.group}; it must be one of {', '.join(cfg.compared)}"
+        )
     cards, group = cache_cards(), plain(cfg.compared[cfg.group])
     published = [card for card in cards.values() if card.after is not None]
     peers = published if cfg.group == "practical" else []

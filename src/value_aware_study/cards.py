@@ -66,15 +66,19 @@ class CacheCard(MethodCard):
         whole = OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()})
         return instantiate(whole.method)
 
-    def after_prefix(self, options: Mapping[str, Any], r: int, prefix: int) -> "AfterPrefix":
-        """Builds the method with r keys of a prefix, and options as `after` gives them."""
+    def after_prefix(self, after: Mapping[str, Any], r: int, prefix: int) -> "AfterPrefix":
+        """Builds the method with r keys of a prefix, and options as cards give them."""
         from value_aware_attention.decoding.after_prefix import AfterPrefix
 
-        numbers = {
-            key: round(x * r) if isinstance(x, float) else prefix if x == "all" else x
-            for key, x in options.items()
+        return AfterPrefix(self.method(r), prefix=prefix, **self.options(after, r, prefix))
+
+    @staticmethod
+    def options(after: Mapping[str, Any], r: int, prefix: int) -> dict[str, Any]:
+        """Returns the options of `AfterPrefix` that cards give, in numbers."""
+        return {
+            name: round(x * r) if isinstance(x, float) else prefix if x == "all" else x
+            for name, x in after.items()
         }
-        return AfterPrefix(self.method(r), prefix=prefix, **numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
