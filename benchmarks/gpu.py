@@ -1,7 +1,7 @@
 """Measures everything that needs a GPU, on one machine.
 
-    python -m benchmarks.gpu                       # four parts of at most 8 minutes each
-    python -m benchmarks.gpu --parts training      # one of layer, patterns, training, solver
+    python -m benchmarks.gpu                       # five parts of at most 8 minutes each
+    python -m benchmarks.gpu --parts training      # one part alone
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
 layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 32,768 tokens
@@ -9,6 +9,8 @@ patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 
 training: a training step of the causal LM with each kernel at the paper's width, as trained, with
           compiled layers, and with eager attention: tokens/s and model-FLOP utilisation (MFU)
 solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: time and error
+caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarter is kept: the time
+          of choosing beside that of reading, and of a token beside that of the full cache
 
 Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
 one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
@@ -25,15 +27,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
+from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from benchmarks.training_step import ADAMW, KERNELS
@@ -45,10 +50,15 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights, working_precision
 from value_aware_attention.error import relative_output_error
-from value_aware_attention.hugging_face import replace_attention
+from value_aware_attention.hugging_face import compressed_cache, replace_attention
 from value_aware_attention.kernels import Exponential
+from value_aware_attention.measurement.run_on import seconds_now
 from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.probe import loaded
 from value_aware_study.benchmarking.measurement import peak_mib
+from value_aware_study.cards import CacheCard, cache_cards
+from value_aware_study.data.text import Docstrings
+from value_aware_study.evaluation.pretrained import packaged_model
 from value_aware_study.training.fit import peak_flops_of
 from value_aware_study.training.modules import CausalTraining
 from value_aware_study.training.optimizers import InverseSquareRoot
@@ -207,6 +217,52 @@ def solver(device: str, quick: bool) -> Rows:
             yield row | costs | {"relative output error": float(error)}
 
 
+def caches(device: str, quick: bool) -> Rows:
+    """Times published caches at their authors' settings, and single losses at the default's."""
+    smollm2 = OmegaConf.load("conf/pretrained/smollm2.yaml")
+    model, tokenizer = loaded(packaged_model(smollm2, ".cache/benchmark"))
+    text = "\n\n".join(document.text for document in Docstrings(package="networkx"))
+    tokens = tokenizer(text, return_tensors="pt").input_ids.to(model.device)
+    single = cache_cards()["leave_one_out"]
+    contenders: dict[str, tuple[CacheCard, Mapping[str, Any]]] = {
+        "single losses, all queries, one budget": (single, {"pool": "model"}),
+        "single losses, 128 queries": (single, {"rows": 128}),
+    }
+    for cache in cache_cards().values():
+        if cache.after is not None and cache.after.get("observed") != "repeat":
+            contenders[cache.label] = cache, {"observed": "last", **cache.after}
+    for length in (256,) if quick else (2048, 4096, 8064):
+        prompt = tokens[:, :length]
+        full = decoded(model, prompt, nullcontext)
+        yield {"tokens": length, "cache": "full", "reading ms": full[0], "token ms": full[1]}
+        for name, (cache, after) in list(contenders.items())[: 4 if quick else None]:
+            options = {"pool": None} | cache.options(after, length // 4, length)
+            opened = partial(compressed_cache, model, cache.method, keep=1 / 4, **options)
+            reading, token = decoded(model, prompt, opened)
+            yield {
+                "tokens": length, "cache": name, "reading ms": reading, "token ms": token,
+                "choosing / reading": reading / full[0] - 1, "token / full": token / full[1],
+            }  # fmt: skip
+
+
+@torch.inference_mode()
+def decoded(
+    model: PreTrainedModel, prompt: Tensor, opened: Callable[[], AbstractContextManager[object]]
+) -> tuple[float, float]:
+    """Measures median milliseconds of reading a prompt with its first token, and of a token."""
+    times = []
+    for _ in range(4):  # the first warms up
+        with opened():
+            cache, clocks = DynamicCache(config=model.config), [seconds_now()]
+            model(prompt, past_key_values=cache, logits_to_keep=1)
+            for _ in range(9):
+                model(prompt[:, :1], past_key_values=cache)
+                clocks.append(seconds_now())
+        times.append((clocks[1] - clocks[0], (clocks[-1] - clocks[1]) / 8))
+    reading, token = zip(*times[1:], strict=True)
+    return 1000 * median(reading), 1000 * median(token)
+
+
 def measured(work: Callable[[], object], device: str) -> Row:
     """Measures median milliseconds, and the peak MiB of tensors above those held before.
 
@@ -234,7 +290,7 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
-    measure.__name__: measure for measure in (training, solver, patterns, layer)
+    measure.__name__: measure for measure in (caches, training, solver, patterns, layer)
 }
 
 

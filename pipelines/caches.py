@@ -3,30 +3,30 @@
 python -m pipelines.caches [kind=running_text|needles|recalled_list] [length=512] ...
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain
+from value_aware_study.cards import cache_cards
 from value_aware_study.data.text import documents
 
 if TYPE_CHECKING:  # they bring torch
     from transformers import PreTrainedTokenizerBase
 
-    from value_aware_attention.decoding.after_prefix import AfterPrefix
-    from value_aware_attention.measurement.prompted import Prompt
+    from value_aware_attention.measurement.prompted import Build, Prompt
 
-SHORT = ("text", "text_name", "description", "kind", "length", "keep")
+SHORT = ("text", "text_name", "description", "kind", "length", "prompts", "group", "keep")
 """Arguments that stand for caches.<name>."""
 
 
 @app("caches", short=SHORT)
 def main(cfg: DictConfig) -> None:
-    """Writes <records>/<name>-<text>-<kind>-<length>.json."""
+    """Writes <records>/<group>-<kind>-<text>-<length>.json."""
     from pipelines.app.tracking import tracked
     from value_aware_attention.files import checksum, save_json
     from value_aware_attention.measurement.prompted import measure_prompts
@@ -35,46 +35,64 @@ def main(cfg: DictConfig) -> None:
     from value_aware_study.evaluation.pretrained import packaged_model, weights_of
     from value_aware_study.paths import inside
 
-    name = f"{cfg.model.name}-{cfg.text_name}-{cfg.kind}-{cfg.length}"
-    file = inside(cfg.records, name, ".json")
-    settings = {key: partial(after, plain(value)) for key, value in cfg.settings.items()}
+    name = f"{cfg.group}-{cfg.kind}-{cfg.text_name}-{cfg.length}"
+    file, caches = inside(cfg.records, name, ".json"), compared(cfg)
     model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
     code = source_hash("value_aware_attention.measurement.prompted")
     store = RecordCache(cfg.cache, {"weights": checksum(weights_of(cfg.model)), "code": code})
     with tracked(cfg, "caches", cfg.text_name):
         record = measure_prompts(
-            model, list(prompts(cfg, tokenizer)), settings, keep=cfg.keep, store=store,
-            name=cfg.model.model, task=cfg.kind,
+            model, prompts(cfg, tokenizer), caches, keep=cfg.keep, store=store,
+            name=cfg.model.model, task=cfg.kind, text=cfg.text_name,
             description=cfg.description or cfg.model.description,
         )  # fmt: skip
         save_json(file, record.to_json())
     print(file)
 
 
-def after(setting: dict[str, Any], r: int, prefix: int) -> "AfterPrefix":
-    """Builds a setting with r keys of a prompt."""
-    from value_aware_attention.decoding.after_prefix import AfterPrefix
-    from value_aware_study.cards import cache_cards
+def compared(cfg: DictConfig) -> "Mapping[str, Build]":
+    """Returns how a group chooses keys, published methods first where it is compared with them."""
+    if cfg.group not in cfg.compared:
+        raise ValueError(
+            f"caches.group is {cfg.group}; it must be one of {', '.join(cfg.compared)}"
+        )
+    cards, group = cache_cards(), plain(cfg.compared[cfg.group])
+    published = [card for card in cards.values() if card.after is not None]
+    peers = published if cfg.group == "practical" else []
+    caches = {card.label: partial(card.after_prefix, card.after or {}) for card in peers}
+    return caches | {
+        name: partial(cards[options.pop("card")].after_prefix, options)
+        for name, options in group.items()
+    }
 
-    options = dict(setting)
-    method = cache_cards()[options.pop("card")].method(r)
-    return AfterPrefix(method, prefix=prefix, **options)
 
-
-def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> Iterator["Prompt"]:
-    """Yields the prompts of a kind, each from a text of its own where there are enough."""
+def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prompt]":
+    """Builds the prompts of a kind, each from a passage of its own; ValueError for too few."""
     from value_aware_study.evaluation import prompts as kinds
 
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
-    texts = [document.text for source in sources for document in source]
-    if cfg.kind == "running_text":
-        yield from islice(
-            kinds.running_text(tokenizer, texts, cfg.length, cfg.continuation), cfg.prompts
+    build = {
+        "running_text": kinds.running_text,
+        "needles": kinds.needles,
+        "recalled_list": kinds.recalled_list,
+    }[cfg.kind]
+    tokens = cfg.length + cfg.continuation
+    passages = list(islice(kinds.passages(tokenizer, texts(cfg), tokens), cfg.prompts))
+    if len(passages) < cfg.prompts:
+        raise ValueError(
+            f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} are asked "
+            f"for: give a longer text, or fewer prompts (caches.prompts)"
         )
-    else:
-        build = {"needles": kinds.needles, "recalled_list": kinds.recalled_list}[cfg.kind]
-        for number, text in zip(range(cfg.prompts), cycle(texts), strict=False):
-            yield build(tokenizer, text, cfg.length, cfg.seed + number)
+    return [
+        build(tokenizer, passage, cfg.length, cfg.seed + number)
+        for number, passage in enumerate(passages)
+    ]
+
+
+def texts(cfg: DictConfig) -> Iterator[str]:
+    """Yields the texts without the first ones."""
+    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
+    every = (document.text for source in sources for document in source)
+    return islice(every, cfg.skip, None)
 
 
 if __name__ == "__main__":

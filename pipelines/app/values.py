@@ -177,6 +177,9 @@ RULES = {
     "*.iterations": COUNT_OR_NULL,
     "probe.length": COUNT_OR_NULL,
     "decode.length": COUNT_OR_NULL,
+    "caches.skip": COUNT_OR_ZERO,
+    "caches.kind": word("running_text", "needles", "recalled_list"),
+    "caches.keep": many(number("above 0 and at most 1", lambda v: 0 < v <= 1)),
     "*.length": LENGTH,
     "probe.windows": COUNT_OR_NULL,
     "*.recorded_units": COUNT,
@@ -244,7 +247,7 @@ TOGETHER: tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...] = (
             lambda width, heads: width % heads == 0,
             "{}, must divide it",
         )
-        for model in ("causal", "masked", "in_context", "benchmark.layer")
+        for model in ("causal", "masked", "benchmark.layer")
     ),
     ("causal.context", "causal.length", operator.lt, "it must be below {}"),
     ("masked.block", "masked.long.length", operator.le, "it must be at most {}"),
@@ -268,7 +271,7 @@ RULES_OF_TYPES = {
 """Rules of values that `RULES` does not name, by the type of the shipped one."""
 ADDED = (
     *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*", "decode.caches.*"),
-    *("evaluate.axes.*", "survey.vary.*"),
+    *("caches.compared.*", "evaluate.axes.*", "survey.vary.*"),
 )
 """Patterns of the keys that users may add, by names of their own."""
 REFERENCE = re.compile(r"\$\{((?!paths\.)\w[\w.]*)\}")

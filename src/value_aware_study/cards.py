@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+
+if TYPE_CHECKING:  # it brings torch
+    from value_aware_attention.decoding.after_prefix import AfterPrefix
 
 CONF = Path(__file__).parents[2] / "conf"
 APPROXIMATIONS, CACHE_METHODS = CONF / "approximation", CONF / "cache"
@@ -52,19 +55,30 @@ class CacheCard(MethodCard):
     """Describes a cache method, whose arguments take the number of keys from `caches.r`.
 
     Attributes:
-        only: The observed queries that it is measured with; None = all.
-        pools: Budgets other than r a head that it is measured with, each with its observed queries.
-        after: Options of `AfterPrefix` of its own; a float is a share of r.
+        after: Options of `AfterPrefix` at its authors' settings: a float is a share of r, "all"
+            the prefix. None = not a published method of its own.
     """
 
-    only: Sequence[str] | None = None
-    pools: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    after: Mapping[str, float] = field(default_factory=dict)
+    after: Mapping[str, Any] | None = None
 
     def method(self, r: int) -> Any:
         """Builds the method with r keys."""
         whole = OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()})
         return instantiate(whole.method)
+
+    def after_prefix(self, after: Mapping[str, Any], r: int, prefix: int) -> "AfterPrefix":
+        """Builds the method with r keys of a prefix, and options as cards give them."""
+        from value_aware_attention.decoding.after_prefix import AfterPrefix
+
+        return AfterPrefix(self.method(r), prefix=prefix, **self.options(after, r, prefix))
+
+    @staticmethod
+    def options(after: Mapping[str, Any], r: int, prefix: int) -> dict[str, Any]:
+        """Returns the options of `AfterPrefix` that cards give, in numbers."""
+        return {
+            name: round(x * r) if isinstance(x, float) else prefix if x == "all" else x
+            for name, x in after.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,22 +24,19 @@ from value_aware_study.cards import cache_cards
 
 quick = settings(deadline=None, max_examples=15)
 
-PREFIX, R, ROWS, HEADS, GROUP, DIM = 48, 16, 128, 3, 2, 8
+PREFIX, R, HEADS, GROUP, DIM = 48, 16, 3, 2, 8
 SINKS, RECENT = [0, 1], [44, 45, 46, 47]
 Weights = list[list[np.ndarray]]
 """Causal weights of the prefix, by head and query of its group: (rows, keys)"""
 
 
 def published(name: str) -> AfterPrefix:
-    """Builds the first setting of a card."""
+    """Builds the setting of a card; windows of 32 keys, more than R, are replaced."""
     card = cache_cards()[name]
-    budgets = {None: card.only} | dict(card.pools)
-    pool, ways = next((pool, ways) for pool, ways in budgets.items() if ways)
-    word, _, rows = ways[0].partition(" ")
-    options = {key: round(x * R) if isinstance(x, float) else x for key, x in card.after.items()}
-    return AfterPrefix(
-        card.method(R), prefix=PREFIX, observed=word, rows=int(rows or ROWS), pool=pool, **options
-    )
+    options = dict(card.after)
+    if options.get("recent", 0) == 32 or name == "kvzip":
+        options |= {"sinks": len(SINKS), "recent": len(RECENT)}
+    return card.after_prefix(options, R, PREFIX)
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -305,6 +302,14 @@ def slow_andpro(head: Slow) -> np.ndarray:
     return scores
 
 
+def slow_la_prox(head: Slow) -> np.ndarray:
+    scores = np.zeros(M)
+    for of, projection in zip(head.alpha, head.projections, strict=True):
+        for j in head.free:
+            scores[j] += np.linalg.norm(of[:, j]) * np.linalg.norm(head.value[j] @ projection)
+    return scores
+
+
 def slow_cake(head: Slow) -> np.ndarray:
     each = [head.alpha[g].mean(axis=0) + 200 * head.alpha[g].var(axis=0, ddof=1) for g in range(2)]
     return mean([near(head.only_free(one), 5, mean) for one in each])
@@ -327,6 +332,7 @@ ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
         for part in ("value", "key", "joint")
     },
     "andpro": (caches.AnDPro(8), slow_andpro),
+    "la_prox": (caches.LaProx(8), slow_la_prox),
     "cake": (caches.Cake(8), slow_cake),
     "lava": (caches.Lava(8), slow_lava),
 }

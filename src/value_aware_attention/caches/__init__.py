@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Random, Recent
 from value_aware_attention.caches.budgets import CacheProfile
-from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV
+from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV, LaProx
 from value_aware_attention.caches.expected_attention import CapKV, ExpectedAttention
 from value_aware_attention.caches.layer_budgets import AdaKV, Cake, Lava, PyramidKV
 from value_aware_attention.caches.leave_one_out import LeaveOneOut, OBCache
@@ -43,6 +43,7 @@ __all__ = [
     "KeptKeys",
     "KeyDiff",
     "KeyNorm",
+    "LaProx",
     "Lava",
     "LeaveOneOut",
     "OBCache",

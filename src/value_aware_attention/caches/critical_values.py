@@ -62,6 +62,28 @@ def projected_norms(observed: Observed) -> Float[Tensor, "*batch M"]:
     return torch.cat(list(norms), dim=-1)
 
 
+class LaProx(CacheMethod):
+    """Keeps keys of the largest ||alpha_j||_2 ||W_o v_j||_2, a column of weights by its value.
+
+    LaProx (arXiv 2605.07234), with `pool="model"`: as parts of the layer's sum. Neither the paper
+    nor its code could be read: the formula is that of two public derivatives, which agree. The sum
+    over a group is ours. Without an output projection W_o is the identity.
+    """
+
+    def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        value = projected = working_precision(observed.value)[..., None, :, :]
+        if observed.projection is not None:  # ||v W_o||^2 = v W_o W_o^T v^T
+            projection = working_precision(observed.projection)
+            projected = value @ (projection @ projection.mT)
+        norms = (projected * value).sum(dim=-1).clamp_min(0).sqrt()
+        columns = torch.linalg.vector_norm(candidate_weights(observed), dim=-2)
+        return (columns * norms).sum(dim=-2)
+
+    def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
+        scores = by_layer(observed, self.scores(observed))
+        return (scores / scores.sum(dim=(1, 2), keepdim=True)).view(*observed.batch, -1)
+
+
 class DefensiveKV(CacheMethod):
     """Keeps keys of the largest weight in any observed query, times the share of ||W_o v_j||_1.
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -13,14 +14,13 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
 
-from value_aware_attention.caches.observed import KeptKeys
 from value_aware_attention.decoding.after_prefix import AfterPrefix
 from value_aware_attention.decoding.reading import SharedReading
 from value_aware_attention.measurement.cache_record import FULL
 from value_aware_attention.measurement.estimate import Estimate, estimate
 from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.record import JsonRecord, RunOn
-from value_aware_attention.measurement.run_on import run_on, seconds_now
+from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache
 
 
@@ -48,9 +48,8 @@ class PromptCell:
         keep: Share of the prompt's keys that heads keep on average.
         kl: KL(exact || compressed) in nats a predicted token.
         nats: -log probability of a predicted token.
-        right: Share of the predicted tokens that are the model's likeliest ones.
-        choosing: Time of choosing keys over that of reading the prompt.
-        most: Keys of the head that keeps most.
+        right: Share of the predicted tokens that are the model's likeliest ones; 1: the whole
+            answer is right.
     """
 
     cache: str
@@ -58,8 +57,6 @@ class PromptCell:
     kl: tuple[float, ...]
     nats: tuple[float, ...]
     right: tuple[float, ...]
-    choosing: tuple[float, ...]
-    most: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +65,7 @@ class PromptRecord(JsonRecord):
 
     Attributes:
         task: Kind of the prompts, such as "needles".
+        text: Name of the text that they are cut from; `description` has its title and licence.
         prefix: Tokens of a prompt.
     """
 
@@ -75,6 +73,7 @@ class PromptRecord(JsonRecord):
     made_by: ClassVar[str] = "python -m pipelines.caches"
     model: str
     task: str
+    text: str
     description: str
     prefix: int
     run_on: RunOn
@@ -101,7 +100,8 @@ Build = Callable[[int, int], AfterPrefix]
 
 def measure_prompts(
     model: PreTrainedModel, prompts: Sequence[Prompt], caches: Mapping[str, Build], *,
-    keep: Sequence[float], store: RecordCache, name: str, task: str, description: str = "",
+    keep: Sequence[float], store: RecordCache, name: str, task: str, text: str = "",
+    description: str = "",
 ) -> PromptRecord:  # fmt: skip
     """Measures every cache at every share on the continuation of each prompt.
 
@@ -112,13 +112,14 @@ def measure_prompts(
     if len(lengths := {prompt.prefix for prompt in prompts}) != 1:
         raise ValueError(f"prompts have {sorted(lengths)} tokens; they must have one length")
     (prefix,) = lengths
-    chosen = {
-        (cache, share): build(max(1, round(share * prefix)), prefix)
-        for share in keep
-        for cache, build in caches.items()
-    }
+    chosen = {}
+    for share, (cache, build) in product(keep, caches.items()):
+        try:
+            chosen[cache, share] = build(max(1, round(share * prefix)), prefix)
+        except ValueError as error:
+            raise ValueError(f"{cache}, keep {share:g} of {prefix} tokens: {error}") from None
     by_prompt = []
-    for prompt in Progress(prompts, desc="prompts"):
+    for prompt in Progress(prompts, postfix=f"{task}, {prefix} tokens"):
         key = {
             "prompt": sha256(prompt.tokens.numpy().tobytes()).hexdigest(),
             "prefix": prefix,
@@ -139,6 +140,7 @@ def measure_prompts(
         ),
         model=name,
         task=task,
+        text=text,
         description=description,
     )  # fmt: skip
 
@@ -151,32 +153,18 @@ def _losses(
     repeated = any(after.observed == "repeat" for after in chosen)
     tokens = prompt.tokens[None].to(model.device)
     reading = SharedReading(model, tokens, prompt.prefix, repeated=repeated)
-    begun = seconds_now()
-    model(input_ids=tokens[:, : prompt.prefix], use_cache=True, logits_to_keep=1)
-    prefill = seconds_now() - begun
     rows = slice(prompt.answer - prompt.prefix - 1, -1)
     answer = tokens[0, prompt.answer :]
     exact = reading.logits[0, rows].float().log_softmax(dim=-1)
 
-    def losses(logs: Tensor, seconds: float, most: int) -> dict[str, float]:
+    def losses(logits: Tensor) -> dict[str, float]:
+        logs = logits[0, rows].float().log_softmax(dim=-1)
         kl = kl_div(logs, exact, reduction="none", log_target=True).sum(dim=-1)
         return {
             "kl": float(kl.mean().clamp_min(0)),
             "nats": float(-logs.gather(1, answer[:, None]).mean()),
             "right": float((logs.argmax(dim=-1) == answer).float().mean()),
-            "choosing": seconds / prefill,
-            "most": most,
         }
 
-    cells = [losses(exact, 0.0, prompt.prefix)]
-    for after in chosen:
-        begun = seconds_now()
-        choices = reading.choose(after)
-        seconds = seconds_now() - begun
-        logs = reading.continued(choices)[0, rows].float().log_softmax(dim=-1)
-        cells.append(losses(logs, seconds, max(map(_most, choices))))
-    return cells
-
-
-def _most(choice: KeptKeys) -> int:
-    return int(choice.log_weight.isfinite().sum(dim=-1).max())
+    chosen_losses = (losses(reading.continued(reading.choose(after))) for after in chosen)
+    return [losses(reading.logits), *chosen_losses]

@@ -3,7 +3,7 @@
 A question comes after the prompt, so that no choice of keys has seen it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 
 import torch
@@ -27,17 +27,30 @@ NOUNS = (
 )
 
 
-def running_text(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], prefix: int, continuation: int
-) -> Iterator[Prompt]:
-    """Cuts a prompt and its continuation from the beginning of each text that is long enough."""
+def passages(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], tokens: int
+) -> Iterator[list[int]]:
+    """Cuts tokens from the beginning of each text, or of short texts in a row."""
+    passage: list[int] = []
     for text in texts:
-        tokens = tokenizer(text, truncation=True, max_length=prefix + continuation).input_ids
-        if len(tokens) == prefix + continuation:
-            yield Prompt(torch.tensor(tokens), prefix, prefix + 1)
+        room = tokens - len(passage)
+        begun = text[: 16 * room] + "\n\n"
+        passage += tokenizer(begun, truncation=True, max_length=room).input_ids
+        if len(passage) == tokens:
+            yield passage
+            passage = []
 
 
-def needles(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: int) -> Prompt:
+def running_text(
+    tokenizer: PreTrainedTokenizerBase, passage: Sequence[int], prefix: int, seed: int
+) -> Prompt:
+    """Continues a passage with its own text."""
+    return Prompt(torch.tensor(passage), prefix, prefix + 1)
+
+
+def needles(
+    tokenizer: PreTrainedTokenizerBase, passage: Sequence[int], prefix: int, seed: int
+) -> Prompt:
     """Hides keys with numbers in a text and asks for one of them: RULER's multi-key needle.
 
     The sentences are those of RULER (arXiv 2404.06654, niah_multikey), its distractors `NEEDLES`
@@ -52,7 +65,7 @@ def needles(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: in
     ]
     asked = draw.randrange(NEEDLES)
     return _asked(
-        tokenizer, text, prefix, draw, sentences,
+        tokenizer, passage, prefix, draw, sentences,
         task="Some special magic numbers are hidden within the following text. Make sure to "
         "memorize them. I will quiz you about the numbers afterwards.",
         question=f"What is the special magic number for {keys[asked]} mentioned in the provided "
@@ -62,24 +75,26 @@ def needles(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: in
     )  # fmt: skip
 
 
-def recalled_list(tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, seed: int) -> Prompt:
+def recalled_list(
+    tokenizer: PreTrainedTokenizerBase, passage: Sequence[int], prefix: int, seed: int
+) -> Prompt:
     """Hides a list of words in a text and asks for all of it."""
     draw = Random(seed)
     words = ", ".join(draw.sample(NOUNS.split(), ITEMS))
     return _asked(
-        tokenizer, text, prefix, draw, [f" The list is: {words}."],
+        tokenizer, passage, prefix, draw, [f" The list is: {words}."],
         task="Remember the list in the following text.", question="Repeat the list.",
         begun="The list is:", answer=f" {words}.",
     )  # fmt: skip
 
 
 def _asked(
-    tokenizer: PreTrainedTokenizerBase, text: str, prefix: int, draw: Random,
+    tokenizer: PreTrainedTokenizerBase, passage: Sequence[int], prefix: int, draw: Random,
     sentences: Sequence[str], *, task: str, question: str, begun: str, answer: str,
 ) -> Prompt:  # fmt: skip
-    """Hides sentences in a text of `prefix` tokens with its task, and asks after it.
+    """Hides sentences in a passage, with the task before it in `prefix` tokens, and asks after it.
 
-    Raises ValueError for a tokenizer without a chat template, and a text that is too short.
+    Raises ValueError for a tokenizer without a chat template, and a prompt too short for the task.
     """
     if tokenizer.chat_template is None:
         raise ValueError("the tokenizer has no chat template, by which questions are asked")
@@ -93,16 +108,15 @@ def _asked(
 
     head, hidden = tokens(before), [tokens(sentence) for sentence in sentences]
     room = prefix - len(head) - sum(map(len, hidden))
-    haystack = tokens(text[: 16 * prefix])[: max(0, room)]
-    if len(haystack) < room or room < 2 * MARGIN + len(hidden):
+    if room < (least := 2 * MARGIN + len(hidden)):
         raise ValueError(
-            f"a text of {len(haystack)} tokens is left for a prompt of {prefix}, {prefix - room} "
-            f"of which are the task's: give a longer text, or another length"
+            f"prompts have {prefix} tokens; {prefix - room} are the task's, so they must have at "
+            f"least {prefix - room + least}"
         )
     depths = sorted(draw.sample(range(MARGIN, room - MARGIN), len(hidden)))
     inserted = head
     for begin, end, sentence in zip([0, *depths], depths, hidden, strict=False):
-        inserted = [*inserted, *haystack[begin:end], *sentence]
-    inserted += haystack[depths[-1] :]
+        inserted = [*inserted, *passage[begin:end], *sentence]
+    inserted += passage[depths[-1] : room]
     asked = tokens(after + begun)
     return Prompt(torch.tensor([*inserted, *asked, *tokens(answer)]), prefix, prefix + len(asked))
