@@ -37,11 +37,16 @@ PAGES, CALLS = "pages", "a call for each head"
 PROMPTS = (2048, 8192, 16384)
 FULL = "full cache"
 CONTENDERS: dict[str, dict[str, Any]] = {
-    "SnapKV": {"method": lambda r: caches.ObservedAttention(r, pool=7), "observed": "last"},
-    "ValueAware": {"method": caches.ValueAware, "observed": "continued"},
+    "SnapKV": {
+        "method": lambda r: caches.ObservedAttention(r, pool=7),
+        "observed": "last",
+        "pool": None,
+    },
+    "ValueAware": {"method": caches.ValueAware, "observed": "continued", "pool": None},
     "ValueAware, refit": {
         "method": lambda r: caches.ValueAware(r, refit=True),
         "observed": "continued",
+        "pool": None,
     },
     RAGGED: {
         "method": caches.ValueAware,
