@@ -161,5 +161,7 @@ def test_pools_that_have_no_meaning_are_refused() -> None:
         AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="head")
     with pytest.raises(ValueError, match=r"^heads may keep 4 keys; with pool each must keep 5: "):
         AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer", floor=5)
-    with pytest.raises(ValueError, match=r"^every is 2; with pool keys are chosen once$"):
+    with pytest.raises(
+        ValueError, match=r"^every is 2; with pool keys are chosen once: pool=None$"
+    ):
         AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer", every=2)

@@ -245,7 +245,7 @@ def test_no_choice_depends_on_the_scale_of_the_values(
     CapKV's are set beside 1.
     """
     if name.startswith(
-        ("leave_one_out", "expected_attention", "value_aware", "ob_cache", "andpro")
+        ("leave_one_out", "expected_attention", "value_aware", "ob_cache", "andpro", "la_prox")
     ):
         exponent //= 4
     exponent *= name != "cap_kv"
@@ -328,7 +328,7 @@ COUNTS = {
     **{"expected_attention": (8 + 16) * 4**2, "leave_one_out": SCORES + 2 * DISTANCES},
     **dict.fromkeys(("observed_attention", "pooled_attention", "largest_attention"), SCORES),
     **dict.fromkeys(("snapkv", "tova", "h2o", "kvzip", "ada_kv", "pyramid_kv"), SCORES),
-    **dict.fromkeys(("vase", "cake", "lava", "defensive_kv"), SCORES),
+    **dict.fromkeys(("vase", "cake", "lava", "defensive_kv", "la_prox"), SCORES),
     "r_kv": SCORES + 16 * 16 * 4,
     "cap_kv": 8 * 4 + 16 * (4 + 2 * 3**2),
     **dict.fromkeys(("ob_cache", "drop_kv", "andpro"), SCORES + 2 * DISTANCES),

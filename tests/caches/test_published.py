@@ -35,7 +35,8 @@ def published(name: str) -> AfterPrefix:
     card = cache_cards()[name]
     options = dict(card.after)
     if options.get("recent", 0) == 32 or name == "kvzip":
-        options |= {"sinks": len(SINKS), "recent": len(RECENT)}
+        sinks = options.get("sinks") or len(SINKS)
+        options |= {"sinks": sinks, "recent": len(RECENT)}
     return card.after_prefix(options, R, PREFIX)
 
 
@@ -107,7 +108,7 @@ def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None
     ("name", "pool", "rows", "sinks", "recent"),
     [
         ("ada_kv", "layer", 32, 2, 4),
-        ("defensive_kv", "layer", 32, 2, 4),
+        ("defensive_kv", "model", 32, 2, 4),
         ("cake", "model", 32, 2, 4),
         ("lava", "model", 32, 2, 4),
         ("pyramid_kv", "model", 8, 0, 8),
@@ -115,8 +116,9 @@ def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None
         ("vase", None, 64, 0, 4),
         ("r_kv", None, 8, 0, 8),
         ("drop_kv", None, 8, 0, 8),
-        ("cap_kv", None, 128, 4, 0),
+        ("cap_kv", None, PREFIX, 4, 0),
         ("andpro", "layer", 32, 4, 4),
+        ("la_prox", "model", 32, 2, 4),
     ],
 )
 def test_cards_protect_as_published_where_16_keys_allow_it(
