@@ -103,13 +103,13 @@ def one_pass(
     r / PREFIX is kept, and what is always kept. A pass reads all texts, as the cache is filled: in
     another batch a text may round to the other side of a tie.
     """
-    given = {"observed": "continued", "pool": "model", "sinks": 2, "recent": 4} | options
+    options = {"observed": "continued", "pool": "model", "sinks": 2, "recent": 4} | options
     inputs, found = placed(model, inputs), []
     lengths = inputs["attention_mask"][:, :PREFIX].sum(dim=1)
     for tokens in lengths.unique().tolist():
         own = copy(method)
-        own.r = max(round(method.r / PREFIX * tokens), given["sinks"] + given["recent"])
-        with replace_attention(model, AfterPrefix(own, prefix=PREFIX, **given)):
+        own.r = max(round(method.r / PREFIX * tokens), options["sinks"] + options["recent"])
+        with replace_attention(model, AfterPrefix(own, prefix=PREFIX, **options)):
             logits = model(**inputs, use_cache=False).logits[:, PREFIX:]
         found.append(logits.where((lengths == tokens)[:, None, None], 0.0))
     return torch.stack(found).sum(dim=0)
@@ -769,8 +769,8 @@ def test_gradients_reach_the_prompt(options: dict[str, Any]) -> None:
         output.logits.square().sum().backward()
     found = {name: x.grad for name, x in model.named_parameters()}
     model.zero_grad()
-    given = {"observed": "continued", "pool": "model"} | options
-    after = AfterPrefix(ObservedAttention(R), prefix=PREFIX, **given)
+    options = {"observed": "continued", "pool": "model"} | options
+    after = AfterPrefix(ObservedAttention(R), prefix=PREFIX, **options)
     with replace_attention(model, after):
         model(**inputs, use_cache=False).logits[:, PREFIX:].square().sum().backward()
     for name, x in model.named_parameters():
@@ -879,12 +879,12 @@ def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedMode
         llama(**empty, use_cache=True)
 
 
-@pytest.mark.parametrize("given", [EVEN | {"rows": 4}, EVEN, {"rows": 32}, {}])
+@pytest.mark.parametrize("options", [EVEN | {"rows": 4}, EVEN, {"rows": 32}, {}])
 def test_texts_of_few_rows_keep_their_values_beside_refitted_ones(
-    llama: PreTrainedModel, given: dict[str, Any]
+    llama: PreTrainedModel, options: dict[str, Any]
 ) -> None:
     inputs, build = text(padding=PREFIX - 3), partial(ValueAware, refit=True)
-    options = {"sinks": 1, "recent": 1} | given
+    options = {"sinks": 1, "recent": 1} | options
     with compressed_cache(llama, build, keep=KEEP, **options):
         found, _ = read(llama, inputs, [PREFIX])
     assert_equal(found, one_pass(llama, inputs, build(R), **options))
