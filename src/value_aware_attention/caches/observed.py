@@ -18,8 +18,9 @@ from value_aware_attention.attention import (
 from value_aware_attention.call import Arguments, Call, Layer, Rotary
 from value_aware_attention.kernels import Kernel
 
-AT_ONCE = 2**17
-"""Weights over a query's own past that are computed at once"""
+AT_ONCE = {"cpu": 2**17}
+"""Weights over a query's own past that are computed at once: they fit a CPU's cache"""
+ELSEWHERE = 2**26
 
 
 @dataclass(frozen=True)
@@ -376,15 +377,16 @@ def own_past(
     groups = query.shape[-3]
     key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
     places, states = torch.arange(key.shape[-2], device=rows.device), []
-    at_once = max(1, AT_ONCE // max(1, query.shape[:-2].numel() * len(places)))
+    weights = AT_ONCE.get(key.device.type, ELSEWHERE)
+    at_once = max(1, weights // max(1, query.shape[:-2].numel() * len(places)))
     for block, at in zip(query.split(at_once, dim=-2), rows.split(at_once), strict=True):
         keys = min(len(places), int(at[-1]) + 1)  # rows ascend
         heads = working_precision(block).flatten(-3, -2)
         scores = choice.call.kernel.log_similarity(heads, key[..., :keys, :])
         scores.unflatten(-2, (groups, -1)).masked_fill_(places[:keys] > at[:, None], -torch.inf)
         scale = scores.amax(dim=-1, keepdim=True)
-        weights = scores.sub_(scale).exp_()
-        state = AttentionState(weights @ value[..., :keys, :], weights.sum(-1, keepdim=True), scale)
+        mass = scores.sub_(scale).exp_()
+        state = AttentionState(mass @ value[..., :keys, :], mass.sum(-1, keepdim=True), scale)
         states.append(state.rearranged(lambda x: x.unflatten(-2, (groups, -1))))
     return _joined(states)
 

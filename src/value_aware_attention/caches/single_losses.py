@@ -18,12 +18,11 @@ from torch import Tensor
 
 from value_aware_attention.attention import finite, working_precision
 from value_aware_attention.caches.method import available
-from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.observed import ELSEWHERE, Observed
 from value_aware_attention.error import typical_unit
 
 BLOCK = {"cpu": 2**18}
 """Weights that are computed at once: they fit a CPU's cache"""
-ELSEWHERE = 2**26
 
 
 def single_losses(
