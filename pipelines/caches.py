@@ -3,7 +3,7 @@
 python -m pipelines.caches [kind=running_text|needles|recalled_list] [length=512] ...
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -75,24 +75,20 @@ def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prom
         "needles": kinds.needles,
         "recalled_list": kinds.recalled_list,
     }[cfg.kind]
-    tokens = cfg.length + cfg.continuation
-    passages = list(islice(kinds.passages(tokenizer, texts(cfg), tokens), cfg.prompts))
-    if len(passages) < cfg.prompts:
+    tokens, end = cfg.length + cfg.continuation, cfg.skip + cfg.prompts
+    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
+    texts = [document.text for source in sources for document in source]
+    passages = list(islice(kinds.passages(tokenizer, texts, tokens), end))
+    if len(passages) < end:
         raise ValueError(
-            f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} are asked "
-            f"for: give a longer text, or fewer prompts (caches.prompts)"
+            f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} after the "
+            f"first {cfg.skip} are asked for: give a longer text, fewer of them (caches.prompts), "
+            f"or skip fewer (caches.skip)"
         )
     return [
         build(tokenizer, passage, cfg.length, cfg.seed + number)
-        for number, passage in enumerate(passages)
+        for number, passage in enumerate(passages[cfg.skip :])
     ]
-
-
-def texts(cfg: DictConfig) -> Iterator[str]:
-    """Yields the texts without the first ones."""
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
-    every = (document.text for source in sources for document in source)
-    return islice(every, cfg.skip, None)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A question comes after the prompt, so that no choice of keys has seen it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import torch
@@ -28,9 +28,13 @@ NOUNS = (
 
 
 def passages(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], tokens: int
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: int
 ) -> Iterator[list[int]]:
-    """Cuts tokens from the beginning of each text, or of short texts in a row."""
+    """Cuts tokens from the beginning of each text, or of short texts in a row; from one, in turn."""
+    if len(texts) == 1:
+        whole = tokenizer(texts[0]).input_ids
+        yield from (whole[end - tokens : end] for end in range(tokens, len(whole) + 1, tokens))
+        return
     passage: list[int] = []
     for text in texts:
         room = tokens - len(passage)
