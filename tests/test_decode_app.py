@@ -30,7 +30,7 @@ def test_a_model_of_the_user_decodes_a_text(tmp_path: Path) -> None:
     run_app(f"decode model={folder} text={text} {options} decode.name=mine", tmp_path)
     record = read(tmp_path / "outputs/smoke/decoded/mine.json")
     assert (record.prefix, record.length, record.units) == (26, 32, 2)
-    caches = [FULL, "SnapKV", "value-aware", "value-aware, one budget"]
+    caches = [FULL, "SnapKV", "single losses", "single losses, one budget"]
     assert [cell.cache for cell in record.cells][:4] == caches
     assert {cell.r for cell in record.cells[1:]} == {13}
     assert len({cell.kl.value for cell in record.cells}) == len(record.cells)

@@ -177,6 +177,7 @@ RULES = {
     "*.iterations": COUNT_OR_NULL,
     "probe.length": COUNT_OR_NULL,
     "decode.length": COUNT_OR_NULL,
+    "decode.rows": COUNT_OR_NULL,
     "caches.skip": COUNT_OR_ZERO,
     "caches.kind": word("running_text", "needles", "recalled_list"),
     "caches.keep": many(number("above 0 and at most 1", lambda v: 0 < v <= 1)),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -116,40 +117,47 @@ class _Result:
 
 
 @dataclass(frozen=True)
-class _Read:
-    """What a model said after a prompt, and the processor seconds that it took."""
+class _Decoded:
+    """Holds what one cache decoded of a text, with tokens given and freely, and its costs."""
 
-    logits: Float[Tensor, "B N E"]
-    likeliest: Int[Tensor, "B N"]  # next tokens
+    forced: Float[Tensor, "B N E"]  # logits
+    likeliest: Int[Tensor, "B N"]  # next tokens, decoded freely
+    labels: Int[Tensor, "B N"]  # after the prompt
     report: CompressedCache | None
     bytes: int  # of the cache that the prompt filled
-    prompt: float
-    tokens: list[float]
-
-
-@dataclass(frozen=True)
-class _Decoded:
-    """Holds what one cache decoded of a text, with tokens given and freely."""
-
-    forced: _Read
-    free: _Read
-    labels: Int[Tensor, "B N"]  # after the prompt
+    prompt: float  # processor seconds
+    tokens: list[float]  # likewise, of each
 
     @classmethod
     def of(cls, task: Task, text: Text, prefix: int, arguments: Arguments | None) -> "_Decoded":
-        """Reads the text twice."""
+        """Reads the prompt once, and the tokens after it over two copies of its cache."""
+        model = task.model
         tokens, labels = (x.to(task.device) for x in text.take(range(len(text.inputs))))
-        forced = _read(task.model, tokens, None, prefix, arguments)
-        free = _read(task.model, tokens, labels, prefix, arguments)
-        return cls(forced, free, labels[:, prefix:])
+        with compressed_cache(model, **arguments) if arguments else nullcontext() as report:
+            cache = DynamicCache(config=model.config)
+            begun = _time(tokens)
+            model(tokens[:, :prefix], past_key_values=cache, use_cache=True)
+            prompt = _time(tokens) - begun
+            full: list[Any] = [layer for layer in cache.layers if type(layer) is DynamicLayer]
+            held = sum(x.keys.nbytes + x.values.nbytes for x in full if x.keys is not None)
+            forced, seconds = _decode(model, tokens, None, prefix, deepcopy(cache))
+            free, more = _decode(model, tokens, labels, prefix, cache)
+        if report is not None and not report.caches:
+            raise ValueError(
+                "no layer with full attention fills a cache; there is nothing to compress"
+            )
+        first = report.caches[0] if report else None
+        likeliest = free.argmax(dim=-1)
+        spent = [*seconds, *more]
+        return cls(forced, likeliest, labels[:, prefix:], first, held, prompt, spent)
 
     def compared(self, full: "_Decoded") -> _Result:
         """Compares it with the full cache."""
         asked, rows = self.labels != IGNORED, len(self.labels)
-        here, there = (x.forced.logits.log_softmax(dim=-1) for x in (self, full))
+        here, there = (x.forced.log_softmax(dim=-1) for x in (self, full))
         far = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
         nats = cross_entropy(here.mT, self.labels, ignore_index=IGNORED, reduction="none")
-        report, held = self.forced.report, self.forced.bytes
+        report, held = self.report, self.bytes
 
         def of_asked(x: Tensor) -> Array:
             average = (x * asked).sum(dim=1) / asked.sum(dim=1).clamp_min(1)
@@ -158,48 +166,37 @@ class _Decoded:
         return _Result(
             kl=far.mean(dim=1).double().cpu().numpy(),
             nats=of_asked(nats),
-            right=of_asked(self.free.likeliest == self.labels),
-            same=of_asked(self.free.likeliest == full.free.likeliest),
+            right=of_asked(self.likeliest == self.labels),
+            same=of_asked(self.likeliest == full.likeliest),
             keys=np.zeros((1, 0, 0)) if report is None else report.keys[None].double().numpy(),
             bytes=np.array([(report.bytes_after if report else held) / rows]),
             full_bytes=np.array([(report.bytes_before if report else held) / rows]),
-            token=np.array([np.median([*self.forced.tokens, *self.free.tokens])]),
-            prompt=np.array([min(self.forced.prompt, self.free.prompt) / rows]),
+            token=np.array([np.median(self.tokens)]),
+            prompt=np.array([self.prompt / rows]),
             choosing=np.array([report.seconds / rows if report else 0.0]),
         )
 
 
-def _read(
+def _decode(
     model: PreTrainedModel,
     tokens: Int[Tensor, "B L"],
     labels: Int[Tensor, "B L"] | None,
     prefix: int,
-    arguments: Arguments | None,
-) -> _Read:
-    """Reads a prompt, then token by token; where `labels` ask for one, the token just decoded."""
+    cache: DynamicCache,
+) -> tuple[Float[Tensor, "B N E"], list[float]]:
+    """Reads token by token; where `labels` ask for one, the token just decoded. Times each."""
     logits: list[Tensor] = []
     seconds: list[float] = []
-    with compressed_cache(model, **arguments) if arguments else nullcontext() as report:
-        cache = DynamicCache(config=model.config)
+    for at in range(prefix, tokens.shape[1]):
+        token = tokens[:, at]
+        if labels is not None and logits:
+            asks = labels[:, at - 1] != IGNORED
+            token = torch.where(asks, logits[-1].argmax(dim=-1), token)
         begun = _time(tokens)
-        model(tokens[:, :prefix], past_key_values=cache, use_cache=True)
-        prompt = _time(tokens) - begun
-        full: list[Any] = [layer for layer in cache.layers if type(layer) is DynamicLayer]
-        held = sum(x.keys.nbytes + x.values.nbytes for x in full if x.keys is not None)
-        for at in range(prefix, tokens.shape[1]):
-            token = tokens[:, at]
-            if labels is not None and logits:
-                asks = labels[:, at - 1] != IGNORED
-                token = torch.where(asks, logits[-1].argmax(dim=-1), token)
-            begun = _time(tokens)
-            output = model(token[:, None], past_key_values=cache, use_cache=True)
-            seconds.append(_time(tokens) - begun)
-            logits.append(output.logits[:, -1].float())
-    if report is not None and not report.caches:
-        raise ValueError("no layer with full attention fills a cache; there is nothing to compress")
-    after_prompt = torch.stack(logits, dim=1)
-    first = report.caches[0] if report else None
-    return _Read(after_prompt, after_prompt.argmax(dim=-1), first, held, prompt, seconds)
+        output = model(token[:, None], past_key_values=cache, use_cache=True)
+        seconds.append(_time(tokens) - begun)
+        logits.append(output.logits[:, -1].float())
+    return torch.stack(logits, dim=1), seconds
 
 
 def _time(x: Tensor) -> float:

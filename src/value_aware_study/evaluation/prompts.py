@@ -30,7 +30,7 @@ NOUNS = (
 def passages(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: int
 ) -> Iterator[list[int]]:
-    """Cuts tokens from the beginning of each text, or of short texts in a row; from one, in turn."""
+    """Cuts tokens from the beginning of each text, or of short ones in a row; one text in turn."""
     if len(texts) == 1:
         whole = tokenizer(texts[0]).input_ids
         yield from (whole[end - tokens : end] for end in range(tokens, len(whole) + 1, tokens))
