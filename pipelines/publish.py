@@ -1,10 +1,11 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.trainings=true] [publish.pretrained=true]
+python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
 alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the page
-of the records of make decoder with these records, which needs no other stage.
+of the records of make decoder with these records, which needs no other stage; with `publish.caches`
+results/caches in the same way, of make caches.
 """
 
 import gzip
@@ -28,8 +29,9 @@ def main(cfg: DictConfig) -> None:
         from pipelines.app.seeds import keep
 
         print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
-    elif cfg.pretrained:
-        print(f"{publish_pretrained(cfg)} is the published run of pretrained models")
+    elif cfg.pretrained or cfg.caches:
+        name = "pretrained" if cfg.pretrained else "caches"
+        print(f"{publish_records(cfg, name)} is the published run of {name}")
     else:
         print(f"{publish_page(cfg)} is the published run of this scale")
 
@@ -67,18 +69,19 @@ def publish_page(cfg: DictConfig) -> Path:
     return published
 
 
-def publish_pretrained(cfg: DictConfig) -> Path:
-    """Writes <results>/pretrained: the page of pretrained models, and their whole records."""
+def publish_records(cfg: DictConfig, name: str) -> Path:
+    """Writes <results>/<name>: the page of pretrained models or caches, and their whole records."""
     from pipelines.report import origin
     from value_aware_study.report import contents, records
 
-    folder, published = Path(cfg.outputs) / "pretrained", Path(cfg.results) / "pretrained"
-    page = contents.pretrained_page(records.pretrained(folder, published), origin())
+    folder, published = Path(cfg.outputs) / name, Path(cfg.results) / name
+    read, build = getattr(records, name), getattr(contents, f"{name}_page")
+    page = build(read(folder, published), origin())
     packed = {file.name: file.read_bytes() for file in published.glob("*.json.gz")}
     for file in folder.glob("*.json"):
         if not file.stem.endswith("-cut"):
             packed[f"{file.name}.gz"] = gzip.compress(file.read_bytes(), mtime=0)
-    return publish_alone(cfg, "pretrained", page, packed)
+    return publish_alone(cfg, name, page, packed)
 
 
 def publish_alone(cfg: DictConfig, name: str, page: "Page", records: Mapping[str, bytes]) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from value_aware_attention.measurement.estimate import rounded
+from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.frame import Measured, Results
 from value_aware_study.report.words import grouped, plural
@@ -107,7 +108,7 @@ def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
 
-def machine_of(record: Record) -> str:
+def machine_of(record: Record | PromptRecord) -> str:
     return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
 
 

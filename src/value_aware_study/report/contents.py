@@ -9,12 +9,14 @@ import pandas as pd
 from value_aware_attention.files import with_checksum
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.headline import headline
+from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     benchmark,
+    caches,
     claims,
     drawing,
     every_r,
@@ -60,6 +62,8 @@ def report_page(results: Results, origin: str = "") -> Page:
     sections = [_answer(results), _paper(results), _every_r(results)]
     if results.pretrained:
         sections.insert(1, pretrained_section(results.pretrained))
+    if results.prompted:
+        sections.append(caches_section(results.prompted))
     if results.surveyed or results.variants or results.benchmark:
         sections.append(survey_section(results))
     for place, record in enumerate(results.probed, start=1):
@@ -128,6 +132,30 @@ def pretrained_section(records: Sequence[Record]) -> Section:
         ),
         machines=[(pretrained.label(record), captions.machine_of(record)) for record in records],
     )
+
+
+def caches_section(records: Sequence[PromptRecord]) -> Section:
+    """Builds the section of compressed caches."""
+    return _section(
+        "caches",
+        "Caches",
+        "Which keys of a prompt a decoder's cache should keep, by the queries that are observed, by "
+        "the score, and by how heads and layers share keys. All that is measured comes after the "
+        "prompt: no choice has seen it.",
+        _unnamed(caches.compared(records)),
+        machines=[
+            (f"{r.model}, {r.task} of {r.text}, {r.prefix:,} tokens", captions.machine_of(r))
+            for r in records
+        ],
+    )
+
+
+def caches_page(records: Sequence[PromptRecord], origin: str = "") -> Page:
+    """Builds a page of caches alone. Raises ValueError where none was recorded."""
+    if not records:
+        raise ValueError("no records of caches given; make caches writes them")
+    section = caches_section(records)
+    return Page("Which keys should a cache keep?", section.lead, [section], origin)
 
 
 def _paper(results: Results) -> Section:

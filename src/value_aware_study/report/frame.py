@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import (
     AWARE,
     OBLIVIOUS,
@@ -78,6 +79,8 @@ class Results:
     """Pretrained models."""
     pretrained: Sequence[Record] = field(default=(), kw_only=True)
     """Pretrained models with the grid of `evaluate_pretrained`, a record a text and length."""
+    prompted: Sequence[PromptRecord] = field(default=(), kw_only=True)
+    """Compressed caches of a pretrained model, a record a kind, text and length of prompts."""
     explored: Exploration | None = field(default=None, kw_only=True)
     unchecked: Sequence[str] = field(default=(), kw_only=True)
     """Files that were read without a checksum."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
+from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import JsonRecord, Record
 from value_aware_attention.measurement.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
@@ -54,6 +55,7 @@ def read(places: Mapping[str, Path]) -> Results:
         else {},
         probed=_all(Record, places["probe"], "*/record.json"),
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
+        prompted=caches(places["caches"], places["caches_published"]),
         explored=Exploration.of(explored) if explored else None,
         unchecked=_unchecked(places),
     )
@@ -64,12 +66,7 @@ def pretrained(folder: Path, published: Path) -> list[Record]:
 
     Decoders come first, then shorter windows. A small cut is shown where nothing else is there.
     """
-    with reading(published, RESTORE):
-        kept = {
-            file.stem: Record.from_json(gzip.decompress(file.read_bytes()).decode(), str(file))
-            for file in sorted(published.glob("*.json.gz"))
-        }
-    records = kept | {file.name: _parsed(Record, file) for file in sorted(folder.glob("*.json"))}
+    records = with_published(Record, folder, published)
     models = {record.model for name, record in records.items() if not name.endswith("-cut.json")}
     whole = [
         record
@@ -77,6 +74,22 @@ def pretrained(folder: Path, published: Path) -> list[Record]:
         if not (name.endswith("-cut.json") and record.model in models)
     ]
     return sorted(whole, key=lambda r: (r.task != "causal", r.length, r.text.description))
+
+
+def caches(folder: Path, published: Path) -> list[PromptRecord]:
+    """Reads the records of caches, as `with_published` does: short prompts, running text first."""
+    records = with_published(PromptRecord, folder, published).values()
+    return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
+
+
+def with_published(kind: type[R], folder: Path, published: Path) -> dict[str, R]:
+    """Reads records of a run in the place of published ones, by the name of their files."""
+    with reading(published, RESTORE):
+        kept = {
+            file.stem: kind.from_json(gzip.decompress(file.read_bytes()).decode(), str(file))
+            for file in sorted(published.glob("*.json.gz"))
+        }
+    return kept | {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
 
 
 def read_folder(folder: Path | str) -> list[Record]:

@@ -1,0 +1,114 @@
+"""Compressed caches of a pretrained decoder, on prompts whose continuation they have not seen."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from value_aware_attention.measurement.estimate import short
+from value_aware_attention.measurement.prompted import PromptRecord
+from value_aware_study.report import charts, look, words
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.frame import Row
+
+BESIDE = "single losses, SnapKV's queries"
+"""The cache that others are compared with: the same score from the queries that SnapKV observes"""
+LEAST = 0.5
+"""Share of right tokens of the full cache below which a task does not tell caches apart"""
+TASKS = {"running_text": "running text", "needles": "needles", "recalled_list": "a recalled list"}
+
+
+def pooled(records: Sequence[PromptRecord]) -> Iterator[PromptRecord]:
+    """Joins the prompts of all texts, of one kind and length and the same caches."""
+    alike = words.grouped(
+        ((r.task, r.prefix, tuple((cell.cache, cell.keep) for cell in r.cells)), r) for r in records
+    )
+    for several in alike.values():
+        cells = [
+            replace(cells[0], **{
+                name: tuple(chain(*(getattr(cell, name) for cell in cells)))
+                for name in ("kl", "nats", "right")
+            })
+            for cells in zip(*(record.cells for record in several), strict=True)
+        ]  # fmt: skip
+        texts = ", ".join(record.text for record in several)
+        yield replace(several[0], cells=tuple(cells), text=texts)
+
+
+def rows(record: PromptRecord) -> Iterator[Row]:
+    """Tabulates the cells: KL over that of `BESIDE`, paired over prompts, and answers."""
+    full = record.cells[0]
+    others = {cell.keep: cell for cell in record.cells if cell.cache == BESIDE}
+    for cell in record.cells[1:]:
+        ratio, other = record.ratio(cell, others[cell.keep]), others[cell.keep]
+        yield {
+            "task": f"{TASKS[record.task]}, {record.prefix:,} tokens", "texts": record.text,
+            "prompts": len(cell.kl), "keep": cell.keep, "cache": cell.cache,
+            "kl": float(np.mean(cell.kl)), "ratio": ratio.value, "low": ratio.low,
+            "high": ratio.high, "worst": max(np.divide(cell.kl, other.kl)),
+            "right": float(np.mean(cell.right)), "whole": float(np.mean(np.equal(cell.right, 1))),
+            "nats": float(np.mean(cell.nats)), "right_full": float(np.mean(full.right)),
+            "tells": record.task == "running_text" or np.mean(full.right) >= LEAST,
+        }  # fmt: skip
+
+
+def compared(records: Sequence[PromptRecord]) -> list[Exhibit]:
+    """Shows for each kind of prompt and group of caches what they lose, at every share of keys."""
+    return [
+        _exhibit(f"caches_{number}", record)
+        for number, record in enumerate(pooled(records), start=1)
+    ]
+
+
+def _exhibit(name: str, record: PromptRecord) -> Exhibit:
+    data = pd.DataFrame(rows(record))
+    data = data.assign(name=data["cache"], series=[f"{x:.3g} of the keys" for x in data["keep"]])
+    written = {
+        "cache": data["cache"], "keys": data["series"], "KL, nats": data["kl"].map(short),
+        "KL / SnapKV's queries": data["ratio"].map(short),
+        "95% interval": words.intervals(data, 3, short), "worst prompt": data["worst"].map(short),
+    }  # fmt: skip
+    notes = [
+        f"The same score with SnapKV's queries (the last 32) is what others are divided by. "
+        f"{data['prompts'][0]} prompts of {record.text}; intervals of geometric means, paired over "
+        f"prompts. Published methods are at their authors' settings. Later queries are an oracle.",
+    ]
+    if record.task != "running_text":
+        written["tokens right"] = [f"{x:.1%}" for x in data["right"]]
+        written["answers right"] = [f"{x:.0%}" for x in data["whole"]]
+        notes.append(f"The full cache has {data['right_full'][0]:.1%} of the tokens right.")
+    if not data["tells"].all():
+        notes.append("That is too few to tell caches apart: the model cannot do this task.")
+    return Exhibit(
+        name,
+        _finding(data),
+        f"KL from {record.model}'s exact prediction, a token, with a compressed cache: lower is "
+        f"better.",
+        notes,
+        [_panel(data)],
+        Table(data, pd.DataFrame(written)),
+    )
+
+
+def _finding(data: pd.DataFrame) -> str:
+    """Names the best cache that is no oracle, at the share of keys in the middle."""
+    shares = sorted(data["keep"].unique())
+    middle = data[(data["keep"] == shares[len(shares) // 2]) & ~data["cache"].str.contains("later")]
+    best = middle.loc[middle["ratio"].idxmin()]
+    return (
+        f"{best['task']}, {best['series']}: {best['cache']} leaves {words.times(best['ratio'])} of "
+        f"the KL that the same score from SnapKV's queries leaves"
+    )
+
+
+def _panel(data: pd.DataFrame) -> look.Panel:
+    title = charts.direction("KL / single losses with SnapKV's queries", "lower")
+    drawn = data.assign(value=data["ratio"])
+    drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
+    x = charts.powers(alt.X, "value", title, drawn[["value", "low", "high"]].stack().tolist())
+    marks = look.ramp(drawn["series"].unique())
+    layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, marks, x)]
+    return charts.toggled(layers, 22, data["task"][0])
