@@ -17,7 +17,7 @@ COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
 .DEFAULT_GOAL := help
-.PHONY: help repro decoder survey seed publish test test-slow faults lint docs setup setup-dev clean
+.PHONY: help repro decoder caches survey seed publish test test-slow faults lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -30,6 +30,9 @@ survey: setup  ## every method of the survey: time, memory, distance to the opti
 
 decoder: setup  ## a pretrained decoder at 256, 512 and 2,048 tokens, with every control
 	@$(RUN) python -m pipelines.repro decoder $(SCALED)
+
+caches: setup  ## compressed caches of a pretrained decoder: text, needles, a list; for their section of the page
+	@$(RUN) python -m pipelines.repro caches $(SCALED)
 
 seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
 	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)

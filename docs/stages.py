@@ -25,6 +25,7 @@ STYLE = """text { font: 12px sans-serif; text-anchor: middle; fill: #1b1b1b }
 .small { font-size: 10px; fill: #444444 }
 rect { stroke: #777777 }
 .report { fill: #d7e8f5 } .survey { fill: #fae3d0 } .decoder { fill: #e9e0f5 }
+.caches { fill: #e0f0e3 }
 path { fill: none; stroke: #888888; stroke-width: 1.3 }"""
 
 

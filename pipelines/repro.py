@@ -1,6 +1,6 @@
 """Runs the stages of dvc.yaml that have changed, a line for each, then compares the run.
 
-    python -m pipelines.repro [report|decoder|survey|first|second|third] [scale=hours] [...]
+    python -m pipelines.repro [report|decoder|caches|survey|first|second|third] [scale=hours] [...]
 
 `dvc repro` does the work. A scale and overrides are first written into params.yaml, where DVC and
 every app read them; without any the run is the one that params.yaml describes. `report` takes the
@@ -33,6 +33,7 @@ from value_aware_study.paths import TIMES
 TARGETS = {
     "report": ("evaluate_pretrained", "report"),
     "decoder": ("decoder",),
+    "caches": ("caches", "caches_joint"),
     "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
 }
 """Stages of each target, without the values of a matrix"""

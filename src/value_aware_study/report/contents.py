@@ -139,8 +139,8 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
     return _section(
         "caches",
         "Caches",
-        "Which keys of a prompt a decoder's cache should keep, by the queries that are observed, by "
-        "the score, and by how heads and layers share keys. All that is measured comes after the "
+        "Which keys of a prompt a decoder's cache should keep: by the observed queries, the score, "
+        "and how heads and layers share keys. All that is measured comes after the "
         "prompt: no choice has seen it.",
         _unnamed(caches.compared(records)),
         machines=[

@@ -111,4 +111,4 @@ def _panel(data: pd.DataFrame) -> look.Panel:
     x = charts.powers(alt.X, "value", title, drawn[["value", "low", "high"]].stack().tolist())
     marks = look.ramp(drawn["series"].unique())
     layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, marks, x)]
-    return charts.toggled(layers, 22, data["task"][0])
+    return charts.toggled(layers, 34, data["task"][0])
