@@ -127,6 +127,7 @@ FOLDER = Rule(
         and all(path.is_dir() or not path.exists() for path in (Path(v), *Path(v).parents))
     ),
 )
+PROMPTS = word("running_text", "needles", "recalled_list")
 DTYPES = "float32", "bfloat16", "float16"
 
 TRAINER = {
@@ -156,6 +157,7 @@ RULES = {
     "grid.replicates": many(option("replicate"), least=0),
     "grid.pretrained": many(option("pretrained"), least=0),
     "grid.extent": many(option("extent"), least=0),
+    "grid.prompts": many(PROMPTS, least=0),
     "survey.trained": many(option("attention", "approximation"), least=0),
     "grid.keys": many(KEYS),
     "grid.window_keys": many(KEYS, least=0),
@@ -179,7 +181,7 @@ RULES = {
     "decode.length": COUNT_OR_NULL,
     "decode.rows": COUNT_OR_NULL,
     "caches.skip": COUNT_OR_ZERO,
-    "caches.kind": word("running_text", "needles", "recalled_list"),
+    "caches.kind": PROMPTS,
     "caches.keep": many(number("above 0 and at most 1", lambda v: 0 < v <= 1)),
     "*.length": LENGTH,
     "probe.windows": COUNT_OR_NULL,

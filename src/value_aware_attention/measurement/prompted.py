@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
 
+from value_aware_attention.caches.budgets import LEAST
 from value_aware_attention.decoding.after_prefix import AfterPrefix
 from value_aware_attention.decoding.reading import SharedReading
 from value_aware_attention.measurement.cache_record import FULL
@@ -46,7 +47,7 @@ class PromptCell:
     Attributes:
         cache: Its name.
         keep: Share of the prompt's keys that heads keep on average.
-        kl: KL(exact || compressed) in nats a predicted token.
+        kl: KL(exact || compressed) in nats a predicted token, at least 1e-12.
         nats: -log probability of a predicted token.
         right: Share of the predicted tokens that are the model's likeliest ones; 1: the whole
             answer is right.
@@ -161,7 +162,7 @@ def _losses(
         logs = logits[0, rows].float().log_softmax(dim=-1)
         kl = kl_div(logs, exact, reduction="none", log_target=True).sum(dim=-1)
         return {
-            "kl": float(kl.mean().clamp_min(0)),
+            "kl": float(kl.mean().clamp_min(LEAST)),
             "nats": float(-logs.gather(1, answer[:, None]).mean()),
             "right": float((logs.argmax(dim=-1) == answer).float().mean()),
         }

@@ -1,0 +1,90 @@
+"""Prompts have their length, hide what is asked, and ask for it after the prompt alone."""
+
+from collections.abc import Callable
+
+import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from value_aware_attention.measurement.prompted import Prompt
+from value_aware_study.evaluation.prompts import (
+    NEEDLES,
+    needles,
+    passages,
+    recalled_list,
+    running_text,
+)
+
+LENGTH = 1000
+TEMPLATE = "{% for turn in messages %}<{{ turn.content }}>{% endfor %}answer: "
+LETTERS = [chr(code) for code in range(32, 127)] + ["\n"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Makes a token of every letter."""
+    vocabulary = {letter: number for number, letter in enumerate(LETTERS)}
+    plain = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token=" "))
+    plain.decoder = tokenizers.decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, chat_template=TEMPLATE)
+
+
+def text(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> tuple[str, str, str]:
+    """Decodes the prompt, the question after it, and the answer."""
+    words = "".join(LETTERS[token] for token in prompt.tokens)
+    return words[: prompt.prefix], words[prompt.prefix : prompt.answer], words[prompt.answer :]
+
+
+def test_a_needle_is_asked_for_after_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompts = [needles(tokenizer, [0] * LENGTH, LENGTH, seed) for seed in range(8)]
+    for prompt in prompts:
+        before, question, answer = text(tokenizer, prompt)
+        assert len(before) == LENGTH and before.startswith("<Some special magic numbers")
+        assert before.count("special magic numbers for ") == NEEDLES
+        key = question.split("number for ")[1].split()[0]
+        assert f" One of the special magic numbers for {key} is:{answer}." in before
+        assert question.startswith("\n\nWhat is") and question.endswith("text is")
+        assert "What is" not in before and len(answer) == 8 and answer[1:].isdigit()
+    answers = {text(tokenizer, prompt)[2] for prompt in prompts}
+    assert len(answers) == 8
+    again = needles(tokenizer, [0] * LENGTH, LENGTH, 3).tokens
+    assert again.tolist() == prompts[3].tokens.tolist()
+
+
+def test_a_list_is_asked_for_after_the_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    before, question, answer = text(tokenizer, recalled_list(tokenizer, [0] * LENGTH, LENGTH, 0))
+    assert len(before) == LENGTH and f" The list is:{answer}" in before
+    assert answer.count(",") == 11 and answer.endswith(".") and question.endswith("The list is:")
+
+
+def test_running_text_goes_on(tokenizer: PreTrainedTokenizerFast) -> None:
+    prompt = running_text(tokenizer, list(range(60)), 50, 0)
+    assert (prompt.tokens.tolist(), prompt.prefix, prompt.answer) == (list(range(60)), 50, 51)
+
+
+@pytest.mark.parametrize("build", [needles, recalled_list])
+def test_what_cannot_be_asked_is_named(
+    tokenizer: PreTrainedTokenizerFast, build: Callable[..., Prompt]
+) -> None:
+    with pytest.raises(ValueError, match="prompts have 90 tokens; .* at least ") as refused:
+        build(tokenizer, [0] * 90, 90, 0)
+    least = int(str(refused.value).rpartition(" ")[2])
+    assert len(build(tokenizer, [0] * least, least, 0).tokens) > least
+    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(ValueError, match="the tokenizer has no chat template"):
+        build(plain, [0] * LENGTH, LENGTH, 0)
+
+
+def test_passages_begin_texts(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Short texts are joined; a text gives one passage, but where it is alone."""
+
+    def of(*texts: str) -> list[str]:
+        return [
+            "".join(LETTERS[token] for token in passage)
+            for passage in passages(tokenizer, texts, 6)
+        ]
+
+    assert of("abcdefgh", "ijklmnop", "q") == ["abcdef", "ijklmn"]
+    assert of("ab", "cd", "efghijk") == ["ab\n\ncd", "efghij"]
+    assert of("abcdefghijklmnopq") == ["abcdef", "ghijkl"]
+    assert of("abc") == [] and of("abc", "d") == ["abc\n\nd"]
