@@ -95,7 +95,7 @@ def test_what_this_scale_does_not_run_is_refused(
     monkeypatch.chdir(ROOT)
     with pytest.raises(
         ValueError,
-        match=f"^what to run is {target}; .* report or decoder or survey or first$",
+        match=f"^what to run is {target}; .* report or decoder or caches or survey or first$",
     ):
         rows_of(target, stages())
 

@@ -66,7 +66,7 @@ def test_running_text_goes_on(tokenizer: PreTrainedTokenizerFast) -> None:
 def test_what_cannot_be_asked_is_named(
     tokenizer: PreTrainedTokenizerFast, build: Callable[..., Prompt]
 ) -> None:
-    with pytest.raises(ValueError, match="prompts have 90 tokens; .* at least ") as refused:
+    with pytest.raises(ValueError, match=r"prompts have 90 tokens; .* at least ") as refused:
         build(tokenizer, [0] * 90, 90, 0)
     least = int(str(refused.value).rpartition(" ")[2])
     assert len(build(tokenizer, [0] * least, least, 0).tokens) > least

@@ -175,6 +175,19 @@ def test_errors_are_those_of_fp64_whatever_the_precision_of_the_inputs(
     assert r < 10 or (found.error <= 1e-12).all()
 
 
+def test_a_cache_alone_and_a_projection_in_fp32_are_taken() -> None:
+    """The projection orders keys of a start of the search, and never changes the optimum."""
+    seen = observed(10, batch=(2, 1), dtype=torch.float32)
+    found = optimal_set(seen, 4)
+    heads = seen.query.shape[-3]
+    projection = torch.randn(heads, seen.value.shape[-1], 6, generator=torch.Generator())
+    for text in range(2):
+        alone = replace(seen.cache((text, 0)), projection=projection)
+        best = optimal_set(alone, 4)
+        assert torch.equal(best.indices, found.indices[text, 0])
+        torch.testing.assert_close(best.error, found.error[text, 0])
+
+
 def test_more_keys_than_it_takes_and_bad_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"optimal_set got 129 keys; it takes at most 128$"):
         optimal_set(observed(129), 5)

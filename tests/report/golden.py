@@ -100,11 +100,13 @@ def stages(folder):
 
 def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
-    names = ("records", "explored", "survey", "trained", "pretrained")
+    names = ("records", "explored", "survey", "trained", "pretrained", "caches")
     by_name = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     by_name |= {"probe": folder / "probe", "training": folder / "train"}
-    published = {"spread": folder / "published", "pretrained_published": folder / "published"}
+    published = dict.fromkeys(
+        ("spread", "pretrained_published", "caches_published"), folder / "published"
+    )
     return by_name | files | published
 
 

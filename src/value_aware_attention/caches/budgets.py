@@ -20,17 +20,21 @@ LEAST = 1e-12
 
 @dataclass(frozen=True)
 class Ranking:
-    """Orders the keys of caches: the first r of them are a set to keep, for every r."""
+    """Orders the keys of caches: the first r of them are a set to keep, for every r.
+
+    Attributes:
+        loss: Cost of dropping each key once all behind it are dropped, comparable between the heads
+            and layers of a model: a part of the layer's squared output, or a score; inf: protected,
+            -inf: padding.
+        preference: How much a layer needs keys, where a method shares them among layers by one
+            number of each.
+        others: Orders of other methods, whose sets a search compares with its own.
+    """
 
     keys: Int[Tensor, "*batch M"]
     loss: Float[Tensor, "*batch M"]
-    """What dropping each key costs once all behind it are dropped, comparable between the heads and
-    layers of a model: a part of the layer's squared output, or a score; inf: protected,
-    -inf: padding"""
     preference: Float[Tensor, " B"] | None = None
-    """How much a layer needs keys, where a method shares them among layers by one number of each"""
     others: Int[Tensor, "S *batch M"] | None = None
-    """Orders of other methods, whose sets a search compares with its own"""
 
     @property
     def by_head(self) -> Float[Tensor, "B H M"]:
@@ -89,13 +93,15 @@ class CacheProfile:
     """Holds the KL divergence from the exact model by the keys that one layer or head keeps alone.
 
     Measured by `caches.profile` for one model, cache method and prefix.
+
+    Attributes:
+        sizes: Keys a head, ascending to the whole prefix.
+        kl: Mean KL in nats a served token, by layer, key-value head and size; one curve where all
+            heads of a layer were compressed together.
     """
 
     sizes: tuple[int, ...]
-    """Keys a head, ascending to the whole prefix"""
     kl: tuple[tuple[tuple[float, ...], ...], ...]
-    """Mean KL in nats a served token, by layer, key-value head and size; one curve where all heads
-    of a layer were compressed together"""
     key_value_heads: int
 
     def __post_init__(self) -> None:

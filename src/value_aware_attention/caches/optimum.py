@@ -71,7 +71,8 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
         raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_KEYS}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
-    raised = {name: getattr(observed, name).double() for name in ("query", "key", "value")}
+    names = ("query", "key", "value", "projection")
+    raised = {name: x.double() for name in names if (x := getattr(observed, name)) is not None}
     beside = observed.beside and observed.beside.rearranged(Tensor.double)
     # outputs and weights in fp64, as errors are
     observed = replace(observed, **raised, beside=beside)
@@ -84,7 +85,7 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
         for cache_rows in [rows.take(cache)]
     ]
     sets, *numbers = (
-        torch.stack(x).view(*observed.batch, *x[0].shape) for x in zip(*searches, strict=True)
+        torch.stack(x).view(observed.batch + x[0].shape) for x in zip(*searches, strict=True)
     )
     return OptimalSet(CacheMethod.leading(observed, sets.double(), r).sort(-1).values, *numbers)
 

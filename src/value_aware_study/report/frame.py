@@ -58,32 +58,38 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Results:
-    """Holds all that a report shows: the evaluated models in its order, and other records."""
+    """Holds all that a report shows: the evaluated models in its order, and other records.
+
+    Attributes:
+        training: Measurements and hyperparameters of each model's training.
+        tokens: Counts of the training text, by source.
+        replicates: Further trainings of models among the records.
+        surveyed: Models with every method at equal budgets.
+        variants: Models trained with an approximation.
+        benchmark: Measured time and memory; {} where they were not measured.
+        spreads: Spread over trainings of comparisons, in a published run of models trained several
+            times.
+        probed: Pretrained models.
+        pretrained: Pretrained models with the grid of `evaluate_pretrained`, a record a text and
+            length.
+        prompted: Compressed caches of a pretrained model, a record a kind, text and length of
+            prompts.
+        unchecked: Files that were read without a checksum.
+    """
 
     records: Sequence[Record]
     training: Mapping[str, Row] = field(default_factory=dict)
-    """Measurements and hyperparameters of each model's training."""
     tokens: Row = field(default_factory=dict)
-    """Counts of the training text, by source."""
     replicates: Sequence[Record] = field(default=(), kw_only=True)
-    """Further trainings of models among the records."""
     surveyed: Sequence[Record] = field(default=(), kw_only=True)
-    """Models with every method at equal budgets."""
     variants: Sequence[Record] = field(default=(), kw_only=True)
-    """Models trained with an approximation."""
     benchmark: Row = field(default_factory=dict, kw_only=True)
-    """Measured time and memory; {} where they were not measured."""
     spreads: Mapping[Key, Spread] = field(default_factory=dict, kw_only=True)
-    """Spread over trainings of comparisons, in a published run of models trained several times."""
     probed: Sequence[Record] = field(default=(), kw_only=True)
-    """Pretrained models."""
     pretrained: Sequence[Record] = field(default=(), kw_only=True)
-    """Pretrained models with the grid of `evaluate_pretrained`, a record a text and length."""
     prompted: Sequence[PromptRecord] = field(default=(), kw_only=True)
-    """Compressed caches of a pretrained model, a record a kind, text and length of prompts."""
     explored: Exploration | None = field(default=None, kw_only=True)
     unchecked: Sequence[str] = field(default=(), kw_only=True)
-    """Files that were read without a checksum."""
 
     @classmethod
     def of(cls, records: Iterable[Record], *others: Row, **more: Any) -> "Results":

@@ -1,0 +1,70 @@
+"""The stage measures caches of a packaged decoder: a tiny one, from a GGUF file in a package."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.apps import refusal, run_app
+from tests.models.gguf_files import llama, write_gguf
+from value_aware_attention.measurement.prompted import PromptRecord
+from value_aware_study.report import records
+from value_aware_study.report.contents import caches_page
+from value_aware_study.report.exhibits import caches
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installs a package that holds a GGUF file."""
+    folder = tmp_path / "site/tiny_decoder"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    write_gguf(llama(), folder / "tiny.gguf")
+    (tmp_path / "text.txt").write_text(40 * "the thing that they thought of then was with them ")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path
+
+
+def command(site: Path, *more: str) -> str:
+    options = [
+        "pretrained.package=tiny_decoder", "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        f"text={site}/text.txt", "text_name=made", "description=words", "length=32", "prompts=3",
+        "caches.skip=1", "caches.continuation=6", "keep=[0.5]",
+    ]  # fmt: skip
+    return " ".join(["caches", *options, *more])
+
+
+def test_the_record_is_shown_and_measured_once(site: Path) -> None:
+    options = ["group=joint", "keep=[0.5,0.25]"]
+    run_app(command(site, *options), site)
+    folder = site / "outputs/smoke/caches"
+    (file,) = folder.glob("*.json")
+    assert file.name == "joint-running_text-made-32.json"
+    record = PromptRecord.from_json(file.read_text())
+    assert (record.model, record.task, record.text, record.prefix) == (
+        "tiny",
+        "running_text",
+        "made",
+        32,
+    )
+    assert {len(cell.kl) for cell in record.cells} == {3} and str(site) not in file.read_text()
+    measured = {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
+    run_app(command(site, *options), site)
+    assert PromptRecord.from_json(file.read_text()) == record
+    assert measured == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
+    (exhibit,) = caches_page(records.caches(folder, site / "published")).sections[0].exhibits
+    assert len(exhibit.table.data) == len(record.cells) - 1
+    assert exhibit.title.startswith("running text, 32 tokens, ")
+    assert set(exhibit.table.data.loc[exhibit.table.data["cache"] == caches.BESIDE, "ratio"]) == {1}
+
+
+def test_what_cannot_be_measured_is_named(site: Path) -> None:
+    assert refusal(command(site, "group=other"), site).endswith(
+        "caches.group is other; it must be one of practical, long, joint"
+    )
+    assert "keep 0.5 of 32 tokens: r is 16; it counts" in refusal(command(site), site)
+    line = refusal(command(site, "group=joint", "prompts=90"), site)
+    assert "prompts of 38 tokens; 90 after the first 1 are asked for: give a longer text" in line
+    line = refusal(command(site, "group=joint", "kind=needles"), site)
+    assert "the tokenizer has no chat template, by which questions are asked" in line
