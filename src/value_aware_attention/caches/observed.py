@@ -1,6 +1,6 @@
 """Collects the queries that a cache method observes, for the query heads of a key-value head."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -364,12 +364,6 @@ def continued(choice: Choice) -> Arguments:
     return noncausal(choice) | {"beside": beside}
 
 
-def _joined(states: Iterable[AttentionState]) -> AttentionState:
-    """Returns the states of queries one after another."""
-    parts = zip(*((x.values, x.total, x.log_scale) for x in states), strict=True)
-    return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
-
-
 def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
@@ -388,7 +382,8 @@ def own_past(
         mass = scores.sub_(scale).exp_()
         state = AttentionState(mass @ value[..., :keys, :], mass.sum(-1, keepdim=True), scale)
         states.append(state.rearranged(lambda x: x.unflatten(-2, (groups, -1))))
-    return _joined(states)
+    parts = zip(*((x.values, x.total, x.log_scale) for x in states), strict=True)
+    return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
 
 
 def repeat(choice: Choice) -> Arguments:

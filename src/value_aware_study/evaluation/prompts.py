@@ -13,7 +13,6 @@ from value_aware_attention.measurement.prompted import Prompt
 
 NEEDLES = 4
 DIGITS = 7
-ITEMS = 12
 MARGIN = 8
 """Tokens before the first inserted sentence, and after the last one, at least"""
 KEYS = (
@@ -84,7 +83,7 @@ def recalled_list(
 ) -> Prompt:
     """Hides a list of words in a text and asks for all of it."""
     draw = Random(seed)
-    words = ", ".join(draw.sample(NOUNS.split(), ITEMS))
+    words = ", ".join(draw.sample(NOUNS.split(), 12))
     return _asked(
         tokenizer, passage, prefix, draw, [f" The list is: {words}."],
         task="Remember the list in the following text.", question="Repeat the list.",

@@ -53,7 +53,7 @@ def read(places: Mapping[str, Path]) -> Results:
         benchmark=load_json(benchmark, "cells", "methods", "layer", "run_on", remedy=AGAIN)
         if benchmark.exists()
         else {},
-        probed=_all(Record, places["probe"], "*/record.json"),
+        probed=[_parsed(Record, file) for file in sorted(places["probe"].glob("*/record.json"))],
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         prompted=caches(places["caches"], places["caches_published"]),
         explored=Exploration.of(explored) if explored else None,
@@ -114,11 +114,6 @@ def files_of(folder: Path | str) -> list[Path]:
     if files := sorted(Path(folder).glob("*.json")):
         return files
     raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
-
-
-def _all(kind: type[R], folder: Path, pattern: str = "*.json") -> list[R]:
-    """Returns the records of this kind, by file name; [] where there are none."""
-    return [_parsed(kind, file) for file in sorted(folder.glob(pattern))]
 
 
 def _parsed(kind: type[R], file: Path) -> R:

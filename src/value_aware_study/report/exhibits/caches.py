@@ -7,6 +7,7 @@ from itertools import chain
 import altair as alt
 import numpy as np
 import pandas as pd
+from scipy.stats import kendalltau
 
 from value_aware_attention.measurement.estimate import short
 from value_aware_attention.measurement.prompted import PromptRecord
@@ -18,6 +19,7 @@ BESIDE = "single losses, SnapKV's queries"
 """The cache that others are compared with: the same score from the queries that SnapKV observes"""
 LEAST = 0.5
 """Share of right tokens of the full cache below which a task does not tell caches apart"""
+AGREED = 0.8
 TASKS = {"running_text": "running text", "needles": "needles", "recalled_list": "a recalled list"}
 
 
@@ -76,6 +78,12 @@ def _exhibit(name: str, record: PromptRecord) -> Exhibit:
         f"{data['prompts'][0]} prompts of {record.text}; intervals of geometric means, paired over "
         f"prompts. Published methods are at their authors' settings. Later queries are an oracle.",
     ]
+    taus = {keep: _agreement(record, keep) for keep in sorted(data["keep"].unique())}
+    written_taus = ", ".join(f"{tau:.2f} at {keep:.3g}" for keep, tau in taus.items())
+    notes.append(
+        f"Kendall's tau of the order of caches between halves of the prompts: {written_taus}"
+        f"{'' if min(taus.values()) >= AGREED else '; below .8 no order is claimed'}."
+    )
     if record.task != "running_text":
         written["tokens right"] = [f"{x:.1%}" for x in data["right"]]
         written["answers right"] = [f"{x:.0%}" for x in data["whole"]]
@@ -91,6 +99,13 @@ def _exhibit(name: str, record: PromptRecord) -> Exhibit:
         [_panel(data)],
         Table(data, pd.DataFrame(written)),
     )
+
+
+def _agreement(record: PromptRecord, keep: float) -> float:
+    """Computes Kendall's tau of the order of caches by KL between halves of the prompts."""
+    kl = np.log([cell.kl for cell in record.cells if cell.keep == keep])
+    tau: float = kendalltau(kl[:, ::2].mean(axis=1), kl[:, 1::2].mean(axis=1)).statistic
+    return tau
 
 
 def _finding(data: pd.DataFrame) -> str:
