@@ -27,19 +27,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
-from transformers import DynamicCache, PreTrainedModel
 
+from benchmarks import decoder_caches
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from benchmarks.training_step import ADAMW, KERNELS
 from value_aware_attention.approximations import (
@@ -50,15 +48,10 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.attention import attention, attention_weights, working_precision
 from value_aware_attention.error import relative_output_error
-from value_aware_attention.hugging_face import compressed_cache, replace_attention
+from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
-from value_aware_attention.measurement.run_on import seconds_now
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_attention.probe import loaded
 from value_aware_study.benchmarking.measurement import peak_mib
-from value_aware_study.cards import CacheCard, cache_cards
-from value_aware_study.data.text import Docstrings
-from value_aware_study.evaluation.pretrained import packaged_model
 from value_aware_study.training.fit import peak_flops_of
 from value_aware_study.training.modules import CausalTraining
 from value_aware_study.training.optimizers import InverseSquareRoot
@@ -218,49 +211,8 @@ def solver(device: str, quick: bool) -> Rows:
 
 
 def caches(device: str, quick: bool) -> Rows:
-    """Times published caches at their authors' settings, and single losses at the default's."""
-    smollm2 = OmegaConf.load("conf/pretrained/smollm2.yaml")
-    model, tokenizer = loaded(packaged_model(smollm2, ".cache/benchmark"))
-    text = "\n\n".join(document.text for document in Docstrings(package="networkx"))
-    tokens = tokenizer(text, return_tensors="pt").input_ids.to(model.device)
-    single = cache_cards()["leave_one_out"]
-    contenders: dict[str, tuple[CacheCard, Mapping[str, Any]]] = {
-        "single losses, all queries, one budget": (single, {"pool": "model"}),
-        "single losses, 128 queries": (single, {"rows": 128}),
-    }
-    for cache in cache_cards().values():
-        if cache.after is not None and cache.after.get("observed") != "repeat":
-            contenders[cache.label] = cache, {"observed": "last", **cache.after}
-    for length in (256,) if quick else (2048, 4096, 8064):
-        prompt = tokens[:, :length]
-        full = decoded(model, prompt, nullcontext)
-        yield {"tokens": length, "cache": "full", "reading ms": full[0], "token ms": full[1]}
-        for name, (cache, after) in list(contenders.items())[: 4 if quick else None]:
-            options = {"pool": None} | cache.options(after, length // 4, length)
-            opened = partial(compressed_cache, model, cache.method, keep=1 / 4, **options)
-            reading, token = decoded(model, prompt, opened)
-            yield {
-                "tokens": length, "cache": name, "reading ms": reading, "token ms": token,
-                "choosing / reading": reading / full[0] - 1, "token / full": token / full[1],
-            }  # fmt: skip
-
-
-@torch.inference_mode()
-def decoded(
-    model: PreTrainedModel, prompt: Tensor, opened: Callable[[], AbstractContextManager[object]]
-) -> tuple[float, float]:
-    """Measures median milliseconds of reading a prompt with its first token, and of a token."""
-    times = []
-    for _ in range(4):  # the first warms up
-        with opened():
-            cache, clocks = DynamicCache(config=model.config), [seconds_now()]
-            model(prompt, past_key_values=cache, logits_to_keep=1)
-            for _ in range(9):
-                model(prompt[:, :1], past_key_values=cache)
-                clocks.append(seconds_now())
-        times.append((clocks[1] - clocks[0], (clocks[-1] - clocks[1]) / 8))
-    reading, token = zip(*times[1:], strict=True)
-    return 1000 * median(reading), 1000 * median(token)
+    """Times caches of the packaged decoder, on the GPU where there is one."""
+    return decoder_caches.timed((256,) if quick else (2048, 4096, 8064), few=quick)
 
 
 def measured(work: Callable[[], object], device: str) -> Row:

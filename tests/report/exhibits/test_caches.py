@@ -1,0 +1,90 @@
+"""Exhibits of caches join texts, divide by one score, and say what they cannot tell."""
+
+from dataclasses import replace
+
+import pytest
+
+from value_aware_attention.measurement.cache_record import FULL
+from value_aware_attention.measurement.prompted import PromptCell, PromptRecord
+from value_aware_attention.measurement.run_on import run_on
+from value_aware_study.report.contents import caches_page
+from value_aware_study.report.exhibits.caches import BESIDE, compared, pooled, rows
+
+OTHERS = {"SnapKV": 2.0, BESIDE: 1.0, "all queries": 0.25, "later queries": 0.1}
+
+
+def record(task: str, text: str, kl: tuple[float, ...], right: float = 1.0) -> PromptRecord:
+    """Makes a record whose KL is that of `BESIDE` times a factor of each cache."""
+    count = len(kl)
+    full = PromptCell(
+        cache=FULL, keep=1.0, kl=(1e-12,) * count, nats=(0.1,) * count, right=(right,) * count
+    )
+    cells = [
+        PromptCell(
+            cache=name, keep=keep, kl=tuple(factor * x / keep for x in kl), nats=(0.2,) * count,
+            right=(right, *(0.0,) * (count - 1)),
+        )
+        for keep in (0.5, 0.25, 0.125)
+        for name, factor in OTHERS.items()
+    ]  # fmt: skip
+    return PromptRecord(
+        model="tiny", task=task, text=text, description="made up", prefix=512, run_on=run_on(),
+        cells=(full, *cells),
+    )  # fmt: skip
+
+
+TEXT = [record("running_text", name, (0.1, 0.4)) for name in ("novels", "articles")]
+
+
+def test_texts_are_joined_by_kind_length_and_caches() -> None:
+    needles = record("needles", "novels", (0.1, 0.2))
+    longer = replace(needles, prefix=1024)
+    fewer = replace(TEXT[0], cells=TEXT[0].cells[:9])
+    joined = list(pooled([*TEXT, needles, longer, fewer]))
+    assert [(r.task, r.prefix, r.text) for r in joined] == [
+        ("running_text", 512, "novels, articles"),
+        ("needles", 512, "novels"),
+        ("needles", 1024, "novels"),
+        ("running_text", 512, "novels"),
+    ]
+    assert joined[0].cells[1].kl == TEXT[0].cells[1].kl + TEXT[1].cells[1].kl
+
+
+def test_ratios_are_paired_and_the_best_that_is_no_oracle_is_named() -> None:
+    (exhibit,) = compared(TEXT)
+    data = exhibit.table.data
+    for row in rows(next(pooled(TEXT))):
+        assert row["ratio"] == pytest.approx(OTHERS[row["cache"]])
+        assert row["worst"] == pytest.approx(OTHERS[row["cache"]])
+    assert set(data["prompts"]) == {4} and data["tells"].all()
+    assert exhibit.title == (
+        "running text, 512 tokens, 0.25 of the keys: all queries leaves × 0.25 of the KL that the "
+        "same score from SnapKV's queries leaves"
+    )
+    notes = " ".join(exhibit.notes)
+    assert "1.00 at 0.125, 1.00 at 0.25, 1.00 at 0.5." in notes and "no order" not in notes
+    assert "tokens right" not in exhibit.table.display
+
+
+def test_an_order_that_halves_do_not_share_is_not_claimed() -> None:
+    cells = [
+        replace(cell, kl=cell.kl[::-1] if number % 2 else cell.kl)
+        for number, cell in enumerate(TEXT[0].cells)
+    ]
+    (exhibit,) = compared([replace(TEXT[0], cells=tuple(cells))])
+    assert "below .8 no order is claimed" in " ".join(exhibit.notes)
+
+
+@pytest.mark.parametrize(("right", "said"), [(1.0, False), (0.2, True)])
+def test_a_task_that_the_model_cannot_do_is_named(right: float, said: bool) -> None:
+    (exhibit,) = compared([record("needles", "novels", (0.1, 0.4), right)])
+    notes = " ".join(exhibit.notes)
+    assert f"The full cache has {right:.1%} of the tokens right." in notes
+    assert ("the model cannot do this task" in notes) == said
+    assert exhibit.table.display["answers right"][0] == ("50%" if right == 1 else "0%")
+
+
+def test_a_page_without_records_is_refused() -> None:
+    with pytest.raises(ValueError, match="no records of caches given; make caches writes them"):
+        caches_page([])
+    assert [section.name for section in caches_page(TEXT).sections] == ["caches"]
