@@ -137,7 +137,7 @@ def test_the_examples_of_decoding_run_and_check_the_cache(
     for example in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(compile(example, "decoding.md", "exec"), names)
     said = capsys.readouterr().out
-    assert "256 tokens: 32.0 keys a head" in said and "equal over 56 tokens" in said
+    assert "256 tokens: 64.0 keys a head" in said and "equal over 56 tokens" in said
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what DVC imports
