@@ -15,7 +15,7 @@ from value_aware_attention.files import write_text
 
 AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
-    *("grid.pretrained", "grid.extent", "grid.prompts"),
+    *("grid.pretrained", "grid.extent", "grid.prompts", "grid.joint_prompts"),
 )
 """Lists of params.yaml that dvc.yaml makes stages of."""
 CELLS = (*("kernel", "length", "replicate", "attention", "model", "pretrained", "extent"),)

@@ -157,7 +157,7 @@ RULES = {
     "grid.replicates": many(option("replicate"), least=0),
     "grid.pretrained": many(option("pretrained"), least=0),
     "grid.extent": many(option("extent"), least=0),
-    "grid.prompts": many(PROMPTS, least=0),
+    "grid.*prompts": many(PROMPTS, least=0),
     "survey.trained": many(option("attention", "approximation"), least=0),
     "grid.keys": many(KEYS),
     "grid.window_keys": many(KEYS, least=0),
