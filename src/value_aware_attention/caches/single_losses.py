@@ -1,4 +1,4 @@
-"""Computes the loss of every key alone in blocks of queries, in the time of reading the prompt.
+"""Computes the loss of every key alone, in blocks of queries.
 
 Dropping key j moves the output of query i from o_i to o_i + t_ij (o_i - v_j) with
 t_ij = alpha_ij / (1 - alpha_ij). The squared changes t_ij^2 ||v_j - o_i||^2 sum, with
