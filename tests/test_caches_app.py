@@ -53,6 +53,10 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     run_app(command(site, *options), site)
     assert PromptRecord.from_json(file.read_text()) == record
     assert measured == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
+    run_app(command(site, *options, "caches.skip=0", "prompts=4"), site)
+    whole = PromptRecord.from_json(file.read_text())
+    for cell, longer in zip(record.cells, whole.cells, strict=True):
+        assert cell.kl == longer.kl[1:]  # the first prompt was left out
     (exhibit,) = caches_page(records.caches(folder, site / "published")).sections[0].exhibits
     assert len(exhibit.table.data) == len(record.cells) - 1
     assert exhibit.title.startswith("running text, 32 tokens, ")
