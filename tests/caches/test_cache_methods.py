@@ -258,6 +258,13 @@ def test_no_choice_depends_on_the_scale_of_the_values(
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_nested_methods_order_keys_alike_for_every_r(name: str) -> None:
+    cache = observed(64, rows=8, protected=2)
+    few, many = (METHODS[name](r).rank(cache).keys for r in (8, 32))
+    assert torch.equal(few, many) or not METHODS[name](8).is_nested
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_r_is_a_positive_integer(name: str) -> None:
     for wrong in (0, -1, 2.0, True):
         with pytest.raises(InstantiationException, match=r"r is [^;]*; it must be an integer >= 1"):

@@ -1,10 +1,20 @@
 """One reading serves every cache: its continuations are those of a pass of `AfterPrefix`."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
 from tests.hugging_face.models import sharp
-from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention, ValueAware
+from value_aware_attention.caches import (
+    AfterPrefix,
+    CacheMethod,
+    LeaveOneOut,
+    ObservedAttention,
+    ValueAware,
+    VaSE,
+)
 from value_aware_attention.decoding.reading import SharedReading
 from value_aware_attention.hugging_face import compressed_cache, replace_attention
 
@@ -26,6 +36,19 @@ def test_continuations_equal_one_pass(kind: str, pool: str | None, method: type)
     torch.testing.assert_close(reading.logits, exact, rtol=1e-4, atol=1e-4)
     found = reading.continued(reading.choose(after))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [LeaveOneOut, ValueAware, partial(VaSE, seed=0)])
+def test_one_ranking_serves_every_number_of_keys(method: Callable[[int], CacheMethod]) -> None:
+    reading = SharedReading(sharp("llama"), TOKENS, PREFIX)
+    for r, floor in [(16, 0), (8, 7), (8, 0)]:
+        after = AfterPrefix(
+            method(r), prefix=PREFIX, observed="continued", pool="model", floor=floor
+        )
+        alone = SharedReading(sharp("llama"), TOKENS, PREFIX).choose(after)
+        for shared, expected in zip(reading.choose(after), alone, strict=True):
+            assert torch.equal(shared.indices, expected.indices)
+            assert torch.equal(shared.log_weight, expected.log_weight)
 
 
 def test_a_compressed_cache_by_default_is_the_same() -> None:

@@ -95,6 +95,8 @@ class DefensiveKV(CacheMethod):
     `pool="model"`, which may drop recent keys, as is not done here.
     """
 
+    is_nested = False
+
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         weights, counted = candidate_weights(observed), candidates(observed)
         near = pooled(weights, 5).masked_fill(~counted[..., None, None, :], 0.0)

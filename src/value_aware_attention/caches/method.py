@@ -24,6 +24,9 @@ class CacheMethod(nn.Module):
     refits: bool = False
     """True: keys get weights and values of their own, from which nothing can be chosen again."""
 
+    is_nested: bool = True
+    """False: the order of the keys depends on r."""
+
     def __init__(self, r: int) -> None:
         super().__init__()
         self.r = check_at_least(1, r=r)
@@ -149,6 +152,7 @@ class Refinement(CacheMethod):
         check_cache_method(method)
         super().__init__(method.r)
         self.method, self.kernels = method, method.kernels
+        self.is_nested = method.is_nested
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:

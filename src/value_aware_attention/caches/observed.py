@@ -370,20 +370,25 @@ def own_past(
     """Returns the state of queries over the keys up to them."""
     groups = query.shape[-3]
     key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
-    places, states = torch.arange(key.shape[-2], device=rows.device), []
+    places = torch.arange(key.shape[-2], device=rows.device)
     weights = AT_ONCE.get(key.device.type, ELSEWHERE)
     at_once = max(1, weights // max(1, query.shape[:-2].numel() * len(places)))
-    for block, at in zip(query.split(at_once, dim=-2), rows.split(at_once), strict=True):
+    # filled in place: parts that are kept between blocks that are freed scatter the memory
+    values = value.new_empty(*query.shape[:-1], value.shape[-1])
+    total, log_scale = (value.new_empty(*query.shape[:-1], 1) for _ in range(2))
+    for start in range(0, len(rows), at_once):
+        block = slice(start, start + at_once)
+        at = rows[block]
         keys = min(len(places), int(at[-1]) + 1)  # rows ascend
-        heads = working_precision(block).flatten(-3, -2)
+        heads = working_precision(query[..., block, :]).flatten(-3, -2)
         scores = choice.call.kernel.log_similarity(heads, key[..., :keys, :])
         scores.unflatten(-2, (groups, -1)).masked_fill_(places[:keys] > at[:, None], -torch.inf)
         scale = scores.amax(dim=-1, keepdim=True)
         mass = scores.sub_(scale).exp_()
-        state = AttentionState(mass @ value[..., :keys, :], mass.sum(-1, keepdim=True), scale)
-        states.append(state.rearranged(lambda x: x.unflatten(-2, (groups, -1))))
-    parts = zip(*((x.values, x.total, x.log_scale) for x in states), strict=True)
-    return AttentionState(*(torch.cat(part, dim=-2) for part in parts))
+        values[..., block, :] = (mass @ value[..., :keys, :]).unflatten(-2, (groups, -1))
+        total[..., block, :] = mass.sum(dim=-1, keepdim=True).unflatten(-2, (groups, -1))
+        log_scale[..., block, :] = scale.unflatten(-2, (groups, -1))
+    return AttentionState(values, total, log_scale)
 
 
 def repeat(choice: Choice) -> Arguments:

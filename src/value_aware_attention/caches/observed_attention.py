@@ -144,6 +144,7 @@ class VaSE(Random):
     """
 
     observes = True
+    is_nested = False
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         weights = pooled(mean_softmax(observed, observed.log_similarity), 5)

@@ -60,7 +60,7 @@ def _of_cache(
     rows = max(1, BLOCK.get(value.device.type, ELSEWHERE) // max(1, groups * observed.keys))
     sums = value.new_zeros(groups, observed.keys, value.shape[-1] + 2)
     of_largest = value.new_zeros(observed.keys)
-    outputs = []
+    outputs = value.new_empty(groups, queries, value.shape[-1])
     for start in range(0, queries, rows):
         block = observed.take(slice(start, start + rows))
         scores = observed.kernel.log_similarity(
@@ -82,7 +82,7 @@ def _of_cache(
         filled = total.where(total > 0, 1.0)
         value_of_top = value[largest[..., 0]]
         output = (changed + of_top * value_of_top) / filled
-        outputs.append(output + centre.where(total > 0, 0.0))
+        outputs[:, start : start + rows] = (output + centre.where(total > 0, 0.0)) * unit
         left = (changed / others.where(others > 0, 1.0)).where(others > 0, -centre)
         lost = (of_top / filled).square() * _squared(left - value_of_top, metric)
         of_largest.scatter_add_(0, largest.flatten(), lost.flatten())
@@ -95,7 +95,7 @@ def _of_cache(
     loss = _squared(value, metric)[..., 0] * sums[..., -2] + sums[..., -1]
     loss -= 2 * (value * sums[..., :-2]).sum(dim=-1)
     loss = (of_largest + loss.clamp_min_(0).sum(dim=0)).double() * unit.double().square()
-    return loss.flatten(), torch.cat(outputs, dim=1) * unit
+    return loss.flatten(), outputs
 
 
 def _squared(x: Float[Tensor, "*#G N V"], metric: Float[Tensor, "*#G V V"]) -> Tensor:

@@ -62,6 +62,8 @@ class ValueAware(CacheMethod):
     `refit` gives the keys biases and values of their own, as `AttentionMatching` does.
     """
 
+    is_nested = False
+
     def __init__(self, r: int, refit: bool = False, search: str = "default") -> None:
         super().__init__(r)
         self.refit = self.refits = refit

@@ -1,5 +1,6 @@
 """Reads texts once, for any number of compressed caches and their continuations."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -9,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
 
-from value_aware_attention.caches.observed import KeptKeys
-from value_aware_attention.decoding.after_prefix import AfterPrefix
+from value_aware_attention.caches.budgets import Ranking
+from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.decoding.after_prefix import OF_MODEL, AfterPrefix
 from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
 from value_aware_attention.hugging_face.adapter import named_attention, recording
 from value_aware_attention.hugging_face.attending import set_implementation
@@ -38,6 +40,7 @@ class SharedReading:
         if not 1 <= prefix < tokens.shape[1]:
             raise ValueError(f"prefix is {prefix}; the texts have {tokens.shape[1]} tokens")
         self.model, self.tokens, self.prefix = model, tokens, prefix
+        self.rankings: dict[str, list[tuple[Observed, Ranking | None]]] = {}
         with recording(
             model, shares_keys=True, repeated=prefix if repeated else None
         ) as self.calls:
@@ -49,8 +52,14 @@ class SharedReading:
 
     @torch.no_grad()
     def choose(self, after: AfterPrefix) -> list[KeptKeys]:
-        """Chooses keys of every layer as `AfterPrefix.choose`."""
-        return after.choose([call.arguments() | {"layer": call.layer} for call in self.calls])
+        """Chooses keys of every layer as `AfterPrefix.choose`; a pool ranks them once for all r."""
+        calls = [call.arguments() | {"layer": call.layer} for call in self.calls]
+        if after.pool not in OF_MODEL or not after.method.is_nested:
+            return after.choose(calls)
+        of_any_size = re.sub(r"\b(r|floor)=\d+", "", repr(after))
+        if of_any_size not in self.rankings:
+            self.rankings[of_any_size] = [after.ranked(after.observe(**call)) for call in calls]
+        return after.choose_model(self.rankings[of_any_size])[0]
 
     @torch.no_grad()
     def continued(self, choices: Sequence[KeptKeys]) -> Float[Tensor, "B n E"]:

@@ -23,6 +23,8 @@ from value_aware_attention.hugging_face.layers import positions
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
+ROTATED = 256
+"""Queries that are rotated at once, in fp64"""
 
 
 class Kept(Protocol):
@@ -86,12 +88,16 @@ def rotary_of(model: nn.Module) -> Rotary | None:
     if len(rotations) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
         return partial(_refuse_rotation, name)
 
-    def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
+    def turned(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
         angles = [x.double() for x in module(query.float(), shift[None])]
         cos, sin = (x / getattr(module, "attention_scaling", 1.0) for x in angles)
-        turned = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
-        rotated, _ = apply(turned, turned, cos[0], sin[0], unsqueeze_dim=0)
+        part = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
+        rotated, _ = apply(part, part, cos[0], sin[0], unsqueeze_dim=0)
         return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
+
+    def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
+        blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
+        return torch.cat([turned(*block) for block in blocks], dim=-2)
 
     return rotary
 
