@@ -46,12 +46,7 @@ def _of_cache(
     observed: Observed, projected: bool
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, "G W V"]]:
     """Computes the losses and outputs of one cache."""
-    key, value = working_precision(observed.key), working_precision(observed.value)
-    allowed = available(observed)[:, None]
-    centre = value.where(allowed, 0.0).sum(dim=0) / allowed.sum().clamp_min(1)
-    value = (value - centre).where(allowed, 0.0)
-    unit = typical_unit(value)  # its squares may leave the range of fp32
-    value, centre = value / unit, centre / unit
+    key, (value, centre, unit) = working_precision(observed.key), _centred(observed)
     metric = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
     if projected and observed.projection is not None:
         projection = working_precision(observed.projection)
@@ -96,6 +91,17 @@ def _of_cache(
     loss -= 2 * (value * sums[..., :-2]).sum(dim=-1)
     loss = (of_largest + loss.clamp_min_(0).sum(dim=0)).double() * unit.double().square()
     return loss.flatten(), outputs
+
+
+def _centred(
+    observed: Observed,
+) -> tuple[Float[Tensor, "M V"], Float[Tensor, "1 V"], Float[Tensor, "1 1"]]:
+    """Returns the values of a cache less their mean, and the mean, both in a unit, and the unit."""
+    value, allowed = working_precision(observed.value), available(observed)[:, None]
+    centre = value.where(allowed, 0.0).sum(dim=0) / allowed.sum().clamp_min(1)
+    value = (value - centre).where(allowed, 0.0)
+    unit = typical_unit(value)  # its squares may leave the range of fp32
+    return value / unit, centre / unit, unit
 
 
 def _squared(x: Float[Tensor, "*#G N V"], metric: Float[Tensor, "*#G V V"]) -> Tensor:
