@@ -209,34 +209,31 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
     half = margin(error, units, spread, len(means))
     holds = first.above if mean - half > 0 else not first.above if mean + half < 0 else None
     differ = any(effect.above != first.above for effect in effects)
-    numbers = (mean, mean - half, mean + half, min(means), max(means))
-    estimate, low, high, *seeds = (_scaled(end, first.unit) for end in numbers)
+    seeds = (min(means), max(means)) if len(means) > 1 else ()
+    numbers = [_scaled(end, first.unit) for end in (mean, mean - half, mean + half, *seeds)]
     return Finding(
-        _sentence(first, estimate, (low, high), seeds, again=len(means) > 1, differ=differ),
+        _sentence(first, numbers, differ=differ),
         None if differ else holds,
-        *(first.what, first.label),
-        *(estimate, low, high),
-        *(first.unit, spread, len(means)),
-        sum(m > 0 if effect.above else m < 0 for m, effect in zip(means, effects, strict=True)),
-        p_value(mean, error, units, spread, len(means)),
+        first.what,
+        first.label,
+        estimate=numbers[0],
+        low=numbers[1],
+        high=numbers[2],
+        unit=first.unit,
+        spread=spread,
+        trainings=len(means),
+        agree=sum(m > 0 if e.above else m < 0 for m, e in zip(means, effects, strict=True)),
+        p=p_value(mean, error, units, spread, len(means)),
     )
 
 
-def _sentence(
-    effect: Effect,
-    estimate: float,
-    interval: Sequence[float],
-    seeds: Sequence[float],
-    *,
-    again: bool,
-    differ: bool,
-) -> str:
+def _sentence(effect: Effect, numbers: Sequence[float], *, differ: bool) -> str:
     """Writes "elu × 0.361 (0.190 to 0.688; seeds 0.272 to 0.446)"."""
-    value, *ends = (_text(end, effect.unit) for end in (estimate, *interval, *seeds))
+    value, low, high, *seeds = (_text(end, effect.unit) for end in numbers)
     form = {"ratio": "× {}", "points": "{} points"}.get(effect.unit, "{}")
-    beside = f"; seeds {' to '.join(ends[2:])}" if again else ""
+    beside = f"; seeds {' to '.join(seeds)}" if seeds else ""
     beside += "; trainings differ in which should be larger" if differ else ""
-    return f"{effect.label} {form.format(value)} ({' to '.join(ends[:2])}{beside})"
+    return f"{effect.label} {form.format(value)} ({low} to {high}{beside})"
 
 
 def _scaled(effect: float, unit: str) -> float:
