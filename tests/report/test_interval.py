@@ -104,8 +104,12 @@ def coverage(
 @pytest.fixture(scope="module")
 def shares() -> Array:
     """Returns coverages (regimes, rules) of every design, with normal noise and heavy tails."""
-    cells = product(DESIGNS, REGIMES, HELD)
-    return np.array([coverage(*design, *cell)[0] for design, *cell in cells])
+    return np.array(
+        [
+            coverage(*design, regime, noise)[0]
+            for design, regime, noise in product(DESIGNS, REGIMES, HELD)
+        ]
+    )
 
 
 def test_the_rule_holds_95_of_100_effects_in_every_regime(shares: Array) -> None:
@@ -135,7 +139,10 @@ def test_a_finding_has_the_interval_of_the_rule(trainings: int, units: int) -> N
 
 def test_under_other_noise_no_rule_holds_more_but_the_one_that_is_never_narrower() -> None:
     for noise in set(NOISE) - set(HELD):
-        cells = [coverage(*design, regime, noise)[0] for design in DESIGNS for regime in REGIMES]
+        cells = [
+            coverage(*cell, noise)[0]
+            for cell in ((3, 24, "text alone"), (1, 96, "trainings alone"))
+        ]
         first, ours, satterthwaite = np.min(cells, axis=0)
         assert 0.95 - WITHIN > ours == first >= satterthwaite
 
