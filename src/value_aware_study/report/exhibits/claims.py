@@ -521,8 +521,7 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
                 "after Holm": data["after_holm"],
                 "decided for it": [decided(answer.findings) for answer in answered],
                 "trainings that agree": [agreeing(answer.findings) for answer in answered],
-                "by comparison": [_counts(answer.findings, "what") for answer in answered],
-                "by model": [_counts(answer.findings, "label") for answer in answered],
+                "by model": [_by_model(answer.findings) for answer in answered],
                 "remark": data["remark"],
             },
         ),
@@ -549,14 +548,11 @@ def _row(answer: Answer) -> Row:
     }
 
 
-def _counts(findings: Sequence[Finding], name: str) -> str:
-    """Counts decided comparisons and agreeing trainings by model or comparison, if several."""
-    groups = words.grouped((getattr(finding, name), finding) for finding in findings)
-    each = (
-        f"{key.partition(' (')[0]}: {decided(some)} ({agreeing(some)})"
-        for key, some in groups.items()
-    )
-    return "; ".join(each) if len(groups) > 1 else DASH
+def _by_model(findings: Sequence[Finding]) -> str:
+    """Counts decided comparisons and agreeing trainings of each model, if there are several."""
+    models = words.grouped((finding.label, finding) for finding in findings)
+    each = (f"{model}: {decided(some)} ({agreeing(some)})" for model, some in models.items())
+    return "; ".join(each) if len(models) > 1 else DASH
 
 
 def _strength(findings: Sequence[Finding]) -> Exhibit:
