@@ -98,9 +98,9 @@ BEFORE = "published × 0.5 (0.4 to 0.6) ✓"
             ["A against B, long −2.00 points ?, published −2.00 points ✓; unknown training noise"],
         ),
         (
-            [(number, "verdict", "in part") for number in range(3)],
+            [(number, "verdict", "open") for number in range(3)],
             (1, 0, 0),
-            ["in part, published holds: one"],
+            ["open, published holds: one"],
         ),
     ],
 )
