@@ -200,8 +200,9 @@ def _with_one_legend(text: str) -> Any:
     """Reads a chart whose panels have the marks of all series, as they share a legend."""
     parts: list[dict[str, Any]] = []
     content = json.loads(text, object_hook=lambda part: parts.append(part) or part)  # type: ignore
-    scales = grouped((s["range"][0].startswith("var"), s) for s in parts if "range" in s)
-    for same in scales.values():
+    scales = (part.get("scale", {}) for part in parts if part.get("field") == "series")
+    kinds = grouped((s["range"][0].startswith("var"), s) for s in scales if "range" in s)
+    for same in kinds.values():
         marks = dict(chain.from_iterable(zip(s["domain"], s["range"], strict=True) for s in same))
         for scale in same:
             scale |= {"domain": list(marks), "range": list(marks.values())}
