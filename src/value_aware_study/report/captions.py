@@ -149,8 +149,8 @@ def ours(records: Iterable[Record]) -> str:
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
     """Says of how many trainings a number of our models is the mean."""
-    records = [record for record in results.records if record.task in tasks]
-    trained = (record.model for record in records for _ in results.trainings_of(record))
+    of_tasks = (r for r in results.records if r.task in tasks)
+    trained = (record.model for record in of_tasks for _ in results.trainings_of(record))
     return means(trained, drawn) or " One training of each model; intervals are over text alone."
 
 

@@ -95,24 +95,18 @@ def _answer(results: Results) -> Section:
     """
     labels = {record.model: record.model for record in results.probed} | results.names()
     first = "The first figure is of models that others trained, with four keys in every layer. "
-    bars = (
-        "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for "
-        "the output (OVA), in the trained network and in one with random weights; the loss of the "
-        "model that keeps few keys stands beside them where it was measured. "
-    )
-    of_first = " The tokens are of the first training of each model." * bool(results.replicates)
     exhibits: list[Named] = [
         ("", pretrained.few_keys(results.pretrained, "hero")),
         ("", layers.hero(results, "matching" if results.pretrained else "hero")),
-        ("the token explorer", model.explorer(results.explored, labels, of_first)),
+        ("the token explorer", model.explorer(results.explored, labels, bool(results.replicates))),
         ("", drawing.drawing()),
         ("the claims", claims.claims(results)),
     ]
     return _section(
         "answer",
         "The claims",
-        f"{first * bool(results.pretrained)}{bars * bool(results.probed)}Every claim of the paper "
-        "has a verdict below, with the number of comparisons that agree.",
+        f"{first if results.pretrained else ''}{layers.BARS if results.probed else ''}Every claim "
+        "of the paper has a verdict below, with the number of comparisons that agree.",
         exhibits,
     )
 

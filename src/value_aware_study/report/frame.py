@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import Estimate
+from value_aware_attention.measurement.estimate import Array, Estimate, ratio_of_sums
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import (
     AWARE,
@@ -28,9 +28,8 @@ from value_aware_attention.measurement.record import (
     Record,
 )
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.report.claim import Key, Spread
+from value_aware_study.report.claim import Key, Spread, margin, quantile
 from value_aware_study.report.look import Mark, kernel_mark, model_mark
-from value_aware_study.report.trainings import mean_loss
 from value_aware_study.report.words import (
     KERNEL_LABELS,
     TRAINING,
@@ -151,9 +150,8 @@ class Results:
         return {FIRST: record} | {r.model.removeprefix(f"{record.model}_"): r for r in again}
 
     def of_kernel(self, kernel: str) -> Record | None:
-        """Finds the first causal language model trained with a kernel; None if there is none."""
-        of_kernel = (r for r in self.causal if r.kernel == kernel and r.scale)  # none: pretrained
-        return next(of_kernel, None)
+        """Finds the first causal model trained with a kernel, of a scale of ours; None for none."""
+        return next((r for r in self.causal if r.kernel == kernel and r.scale), None)
 
     @cached_property
     def cells(self) -> pd.DataFrame:
@@ -185,9 +183,11 @@ class Results:
         names = dict.fromkeys(TRAINING + name for of_model in trainings for name in of_model)
         rows = [row for of_model in trainings for row in _settings(of_model)]
         frame = _frame(rows, (*SEED_COLUMNS, *(names if self.replicates else ())))
-        frame["series"] = [series_label(row) for row in frame.to_dict("records")]
-        frame["kernel_label"] = frame["kernel"].map(KERNEL_LABELS)
-        frame["share"] = (100 * frame["r"] / frame["length"]).astype(float)
+        frame = frame.assign(
+            series=[series_label(row) for row in frame.to_dict("records")],
+            kernel_label=frame["kernel"].map(KERNEL_LABELS),
+            share=(100 * frame["r"] / frame["length"]).astype(float),
+        )
         return frame.drop(columns=RANDOM_SEED)
 
     @cached_property
@@ -263,22 +263,23 @@ def _settings(trainings: Mapping[str, Record]) -> Iterator[Row]:
         for name, record in trainings.items()
         for cell in record.cells
     ]
-    settings = grouped((_setting(row), (name, (row, totals))) for row, name, totals in cells)
+    same = [{n: row[n] for n in row if n not in (*MEASURED, RANDOM_SEED)} for row, *_ in cells]
+    settings = grouped(
+        (json.dumps(key, sort_keys=True), (name, (row, totals)))
+        for key, (row, name, totals) in zip(same, cells, strict=True)
+    )
     for seeds in map(grouped, settings.values()):
         means = {name: _mean_of_seeds([row for row, _ in of]) for name, of in seeds.items()}
-        added = {
-            name: np.mean([totals for _, totals in of], axis=0) - exact[name].unit_totals
+        losses = [
+            (
+                np.mean([totals for _, totals in of], axis=0) - exact[name].unit_totals,
+                np.array(exact[name].unit_counts),
+            )
             for name, of in seeds.items()
-        }
-        losses = [(totals, np.array(exact[name].unit_counts)) for name, totals in added.items()]
+        ]
         yield (
             _mean_of_trainings(means, mean_loss(losses)) if len(means) > 1 else means.popitem()[1]
         )
-
-
-def _setting(row: Row) -> str:
-    varying = (*MEASURED, RANDOM_SEED)
-    return json.dumps({name: row[name] for name in row if name not in varying}, sort_keys=True)
 
 
 def _mean_of_seeds(rows: Sequence[Row]) -> Row:
@@ -311,9 +312,59 @@ def _mean(rows: Sequence[Row]) -> Row:
     mean = geometric_mean if rows[0]["metric"] == "perplexity" else fmean
     of_loss = dict.fromkeys(("value", "low", "high", *SEED_COLUMNS[1:]), mean)
     averages = dict.fromkeys((*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION), fmean) | of_loss
-    names = [name for name in averages if len(rows) > 1]
-    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in names}
+    columns: dict[str, list[Any]] = {
+        name: [row.get(name) for row in rows] for name in (averages if len(rows) > 1 else ())
+    }
     return rows[0] | {n: None if None in x else averages[n](x) for n, x in columns.items()}
+
+
+def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: int) -> Estimate:
+    """Averages the trainings' means; the 95% interval covers text and training.
+
+    Of one training it covers the text. `errors` are standard errors over the units of text, which
+    the trainings share. This is the one place of the rule for all that is shown beside the claims
+    (docs/reproduce.md).
+    """
+    error = math.sqrt(fmean(error**2 for error in errors))
+    spread = Spread(stdev(means), len(means)) if len(means) > 1 else None
+    mean, half = fmean(means), margin(error, units, spread, len(means))
+    return Estimate(value=mean, low=mean - half, high=mean + half)
+
+
+def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
+    """Averages losses a target, or their changes, from sums and counts by unit of each training."""
+    ends = [map(float, ratio_of_sums(totals, counts)) for totals, counts in trainings]
+    means, _, highs = zip(*ends, strict=True)
+    by = quantile(len(trainings[0][1]))
+    errors = [(high - mean) / by for mean, high in zip(means, highs, strict=True)]
+    return mean_over_trainings(means, errors, len(trainings[0][1]))
+
+
+def averaged(
+    frame: pd.DataFrame, same: Sequence[str], value: str, others: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Averages rows of several trainings that agree in the `same` columns, to one row each.
+
+    Means are arithmetic, of `value` and of `others`. The new `low` and `high` of `value` follow
+    from those over the text of each training, whose name is in `training` and whose units are in
+    `units`; these two columns go. Columns `training_<name>` hold the single values.
+    """
+    if frame["training"].nunique() > 1:
+        groups = frame.groupby(list(same), sort=False, dropna=False)
+        frame = pd.DataFrame(_mean_row(group, value, others) for _, group in groups)
+    return frame.drop(columns=["training", "units"])
+
+
+def _mean_row(group: pd.DataFrame, value: str, others: Sequence[str]) -> dict[str, object]:
+    numbers, units = group[[value, "low", "high", *others]].astype(float), int(group["units"].max())
+    errors = (numbers["high"] - numbers["low"]) / 2 / quantile(units)
+    mean = mean_over_trainings(numbers[value].tolist(), errors.tolist(), units)
+    return (
+        group.iloc[0].to_dict()
+        | numbers.mean(skipna=False).to_dict()
+        | {"low": mean.low, "high": mean.high}
+        | dict(zip(TRAINING + group["training"], numbers[value], strict=True))
+    )
 
 
 def is_replicate(record: Record, first: Record) -> bool:

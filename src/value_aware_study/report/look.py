@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import chain
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from PIL import Image
 
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import Card, cards
-from value_aware_study.report.words import KERNEL_LABELS, ORACLES, grouped
+from value_aware_study.report.words import KERNEL_LABELS, ORACLES
 
 # Light, dark. The series use Okabe and Ito's palette, which every common colour blindness tells
 # apart, darkened on light where it has less than 3:1 contrast, and lightened on dark.
@@ -196,19 +195,6 @@ def still(chart: Panel) -> Panel:
     return copied
 
 
-def _with_one_legend(text: str) -> Any:
-    """Reads a chart whose panels have the marks of all series, as they share a legend."""
-    parts: list[dict[str, Any]] = []
-    content = json.loads(text, object_hook=lambda part: parts.append(part) or part)  # type: ignore
-    scales = (part.get("scale", {}) for part in parts if part.get("field") == "series")
-    kinds = grouped((s["range"][0].startswith("var"), s) for s in scales if "range" in s)
-    for same in kinds.values():
-        marks = dict(chain.from_iterable(zip(s["domain"], s["range"], strict=True) for s in same))
-        for scale in same:
-            scale |= {"domain": list(marks), "range": list(marks.values())}
-    return content
-
-
 def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = False) -> bytes:
     """Renders rows of panels as a PNG at twice its size, or less for several rows.
 
@@ -224,8 +210,10 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
     if title:
         panels = panels.properties(title=alt.Title(wrap(title, 80), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
-    content = _with_one_legend(json.dumps(specification(panels)))
-    text = json.dumps(content | {"config": theme})
+    series = set(re.findall(r'"domain": (\["[^]]*)', json.dumps(specification(panels))))
+    legend: Any = "shared" if len(series) == 1 else "independent"  # a shared one mixes up others
+    panels = panels.resolve_scale(color=legend, shape=legend)
+    text = json.dumps(specification(panels) | {"config": theme})
     names = rf"var\(--({'|'.join(COLOURS)})\)"
     coloured = re.sub(names, lambda name: COLOURS[name[1]][dark], text)
     drawn = vl_convert.vegalite_to_png(coloured, scale=2 if rows == 1 else 1.25)

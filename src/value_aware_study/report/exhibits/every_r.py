@@ -151,7 +151,6 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     masked = published_errors().assign(task="masked", kernel="exponential")
     both = pd.concat([masked, published_losses().assign(task="causal")])
     both = both[both["approximation"].isin(OPTIMAL)]
-    both = both.assign(series=both["approximation"].map(words.method_label))
     same = ["task", "kernel"]
     return pd.concat(
         both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)

@@ -38,13 +38,18 @@ from value_aware_study.report.frame import (
     Measured,
     Results,
     Row,
+    averaged,
     error_rows,
     filled,
     gap_rows,
     of_kernels,
 )
-from value_aware_study.report.trainings import averaged
 
+BARS = (
+    "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for the "
+    "output (OVA), in the trained network and in one with random weights; the loss of the model "
+    "that keeps few keys stands beside them where it was measured. "
+)
 LARGEST = 16
 """Most value-aware keys that bars are drawn for; the table has all."""
 TRAINED, RANDOM = "trained", "random weights"
@@ -52,7 +57,6 @@ BAR_MARKS = look.ORACLE_MARKS | {TRAINED: look.Mark.of("teal"), RANDOM: look.Mar
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
 COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
 BESIDE = ("random_keys", "random_low", "random_high")
-MEANS = ("share", "value_aware_error", *BESIDE)
 NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 ALIKE = 0.1
 BOUND_LABEL = "sampled from α, expected"
@@ -269,7 +273,12 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
         for row in _count_rows(item)
     )
     data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE, "training", "units"])
-    data = averaged(data, ["model", "layer", "r"], "keys_needed", (*COUNTS[2:], *MEANS))
+    data = averaged(
+        data,
+        ["model", "layer", "r"],
+        "keys_needed",
+        (*COUNTS[2:], "share", "value_aware_error", *BESIDE),
+    )
     data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), float))
     data["low"], data["high"] = data["low"].clip(data["r"]), data["high"].clip(None, data["keys"])
     return data if filled(data, BESIDE) else data.drop(columns=[*BESIDE])
@@ -369,7 +378,6 @@ def output_error(
     data = averaged(pd.DataFrame(rows), [column, "method", "layer", "r"], "error")
     models = {item.label: item.output_error for item in measured}
     trained = captions.means((item.label for item in measured), captions.PALE)
-    several = any(len(item.output_error.methods) > len(OPTIMAL) for item in measured)
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
@@ -378,7 +386,7 @@ def output_error(
         [
             f"{captions.OUTPUT_ERROR} Errors under {FLOOR:g}, zero included, are drawn there.",
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
-            *([OTHERS] if several else []),
+            *([OTHERS] if set(data["method"]) > set(OPTIMAL) else []),
             setting,
         ],
         [_error_panel(data[data[column] == label], label, of) for label, of in models.items()],

@@ -342,11 +342,11 @@ def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
 
 
 def explorer(
-    explored: Exploration | None, labels: Mapping[str, str], whose: str = ""
+    explored: Exploration | None, labels: Mapping[str, str], is_first: bool = False
 ) -> Exhibit | None:
     """Shows the models that have a label, in this order; None where none was explored.
 
-    `whose` names the training that they are of.
+    `is_first`: they are the first trainings of several.
     """
     selected = explored and explored.labelled(labels)
     if not selected or not selected.models:
@@ -361,7 +361,8 @@ def explorer(
         "explorer",
         "Token by token: which keys each choice keeps",
         "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
-        f"left in its output. With {r} keys the median error in {first.label} is {medians}.{whose}",
+        f"left in its output. With {r} keys the median error in {first.label} is {medians}."
+        f"{' The models are the first training of each.' if is_first else ''}",
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
@@ -386,19 +387,20 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         | {"measured_on": captions.measured_on(record), "metric": record.metric}
         for record in records
     )
-    exact = pd.DataFrame(results.find(name, "exact") for name in data["model"])
-    single = ["value", *words.of_trainings(exact)]
-    data[single] = exact[single]
-    texts = []
-    for row in data.to_dict("records"):
-        mean, *others = (number(row[name]) for name in single)
-        unit, beside = " %" * (row["metric"] == "error"), f" ({', '.join(others)})" * bool(others)
-        texts.append(f"{row['metric']} {mean}{unit}{beside}")
-    display = data.drop(columns=["metric", *single]).rename(columns=lambda n: n.replace("_", " "))
-    display = display.assign(**{"exact attention": texts})
-    evaluated = [*records, *results.replicates]
+    found = pd.DataFrame(results.find(name, "exact") for name in data["model"])
+    single = ["value", *words.of_trainings(found)]
+    data[single] = found[single]
+    written = [[number(value) for value in row] for row in data[single].to_numpy()]
+    beside = [f" ({', '.join(others)})" if others else "" for _, *others in written]
+    exact = [
+        f"{metric} {numbers[0]}{' %' if metric == 'error' else ''}{others}"
+        for metric, numbers, others in zip(data["metric"], written, beside, strict=True)
+    ]
+    display = data.drop(columns=["metric", *single]).assign(**{"exact attention": exact})
+    display = display.rename(columns=lambda n: n.replace("_", " "))
     runs = words.grouped(
-        (on, measured) for measured, on in [*captions.machines(evaluated), *machines]
+        (on, measured)
+        for measured, on in [*captions.machines([*records, *results.replicates]), *machines]
     )
     read = {on: "; ".join(dict.fromkeys(measured)) for on, measured in runs.items()}
     return Exhibit(

@@ -21,8 +21,7 @@ from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.report import captions, charts, look, published
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits import pretrained
-from value_aware_study.report.frame import FIRST, KERNELS, Results, Row
-from value_aware_study.report.trainings import averaged, mean_loss
+from value_aware_study.report.frame import FIRST, KERNELS, Results, Row, averaged, mean_loss
 from value_aware_study.report.words import (
     KERNEL_LABELS,
     TRAINING,
@@ -50,7 +49,6 @@ MASKED = ("masked_long", "masked_short")
 RANDOM = ("lsh", "orf")
 """Methods of which all our settings are shown, and two digits of the paper's numbers."""
 ALONE = "itself alone (window 1)"
-ALONE_COLUMN = (ALONE, "sliding_window", 1)
 TRAINED, COUNTS = "trained here", "counts"
 MASKED_COUNTS = {
     "unigram": "counts: most frequent token",
@@ -198,10 +196,12 @@ def level(measured: Mapping[str, EndMetric], metric: str) -> Row:
         math.exp(end) if nats else min(max(100 * end, 0.0), 100.0)
         for end in vars(mean_loss(losses)).values()
     )
-    row = {"value": (geometric_mean if nats else fmean)(values), "own_low": low, "own_high": high}
-    row |= {"difference": fmean(of.difference for of in measured.values())}
     single = {f"own_{TRAINING}{name}": of.value for name, of in measured.items()}
-    return row | {"count": measured[FIRST].count} | (single if len(single) > 1 else {})
+    return (
+        {"value": (geometric_mean if nats else fmean)(values), "own_low": low, "own_high": high}
+        | {"difference": fmean(of.difference for of in measured.values())}
+        | {"count": measured[FIRST].count, **(single if len(single) > 1 else {})}
+    )
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
@@ -220,9 +220,9 @@ def ends(row: Row, begun: str, text: Writer = number) -> str:
     `begun` begins the names of the row's columns.
     """
     own = interval(row.get(f"{begun}low"), row.get(f"{begun}high"), text=text)
-    least, most = range_over(row, begun)
-    alike = text(least, 1) == text(most, 1)
-    return own if alike else f"{own}; seeds {interval(least, most, text=text)}"
+    if len({text(end, 1) for end in range_over(row, begun)}) == 1:
+        return own
+    return f"{own}; seeds {interval(*range_over(row, begun), text=text)}"
 
 
 def sizes(record: Record | None, approximation: str, parameters: Row, length: int) -> Iterator[Row]:
@@ -360,7 +360,10 @@ def table_2(results: Results) -> Exhibit | None:
 def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterator[Row]:
     """Yields the paper's perplexity and ours by column for a kernel, None for missing ones."""
     name, model = (record.model, not record.scale and record.model) if record else ("", "")
-    columns, exact = (*published.TABLE_2_COLUMNS, ALONE_COLUMN), exact_of(results, name)
+    columns, exact = (
+        (*published.TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)),
+        exact_of(results, name),
+    )
     paper = dict(zip((column for column, _, _ in columns), published.TABLE_2[kernel], strict=False))
     for column, approximation, r in columns:
         first: Row = {} if r is None else {"r": r}
@@ -557,9 +560,8 @@ def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
 
 def _trainings(training: Mapping[str, Row], model: str) -> dict[str, Row]:
     """Maps the names of a model's trainings to their measurements, the first one first."""
-    first = {FIRST: training[model]} if model in training else {}
-    again = (name for name in sorted(training) if name.startswith(f"{model}_"))
-    return first | {name.removeprefix(f"{model}_"): training[name] for name in again}
+    names = (name for name in sorted(training) if f"{name}_".startswith(f"{model}_"))
+    return {name.removeprefix(model).strip("_") or FIRST: training[name] for name in names}
 
 
 def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -632,8 +634,11 @@ def loss_panel(
         for whose, frame in frames.items()
     )
     counts = [*drawn["count"], *hollow["count"]]
-    by_share = charts.powers(alt.X, "count", label, counts)
-    x = by_share if of == "share" else charts.count_axis(label, counts)
+    x = (
+        charts.powers(alt.X, "count", label, counts)
+        if of == "share"
+        else charts.count_axis(label, counts)
+    )
     y = loss_axis(task, charts.extent(drawn, hollow, others[["value"]]))
     ends = others.groupby(of)["value"].agg(low="min", high="max").rename_axis("count").reset_index()
     band = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
@@ -689,9 +694,8 @@ def figure_1(results: Results) -> Exhibit | None:
     ours, theirs = frame[frame["approximation"].isin(methods)], published_errors()
     if ours.empty:
         return None
-    same_length = results.changes["length"] == CAUSAL_LENGTH
-    decoder = results.changes[results.changes["scale"].eq("") & same_length]
-    decoder = decoder[decoder["approximation"].isin(methods)]
+    others = results.changes[results.changes["scale"] == ""]
+    decoder = others[(others["length"] == CAUSAL_LENGTH) & others["approximation"].isin(methods)]
     beside = published_losses()[lambda frame: frame["kernel"] == "exponential"]
     drawn = [
         (ours, theirs, "r", "sparse methods"),
@@ -742,10 +746,9 @@ def figure_2(results: Results) -> Exhibit | None:
     ours = ours[ours["approximation"] == "optimal_v_oblivious"]
     if ours.empty:
         return None
-    series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
-    ours = ours.assign(series=series).drop_duplicates(["series", "r"])
+    ours = ours.assign(series=ours["kernel_label"].where(ours["scale"] != "", ours["model"]))
     theirs = published_losses("optimal_v_oblivious")
-    theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS))
+    theirs["series"] = theirs["kernel"].map(KERNEL_LABELS)
     marks = look.KERNEL_MARKS | look.ramp(ours[ours["scale"] == ""]["model"].unique())
     return Exhibit(
         "figure_2",
@@ -805,15 +808,13 @@ def figure_3(results: Results) -> Exhibit | None:
     ]
     if not rows:
         return None
-    data = averaged(pd.DataFrame(rows), ["series", "count"], "value")
-    data = data.drop(columns=list(charts.ENDS))
-    single = of_trainings(data)
+    data = averaged(pd.DataFrame(rows), ["series", "count"], "value").dropna(axis=1, how="all")
     marks = {name: mark for _, _, name, mark in drawn}
     return Exhibit(
         "figure_3",
         "Figure 3. Learning curves with exact attention",
         "The metric of every model while it was trained"
-        f"{', mean of its trainings' * bool(single)}{captions.PALE * bool(single)}.",
+        f"{f', mean of its trainings{captions.PALE}' if of_trainings(data) else ''}.",
         [
             "The long masked model starts from the trained short one, with new positions; a step "
             "of one model need not see as many tokens as a step of another."
