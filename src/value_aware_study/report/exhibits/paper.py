@@ -697,17 +697,21 @@ def figure_1(results: Results) -> Exhibit | None:
     others = results.changes[results.changes["scale"] == ""]
     decoder = others[(others["length"] == CAUSAL_LENGTH) & others["approximation"].isin(methods)]
     beside = published_losses()[lambda frame: frame["kernel"] == "exponential"]
-    drawn = [
-        (ours, theirs, "r", "sparse methods"),
-        (ours, theirs, "features", "ORF"),
-        (ours, theirs, "share", "sparse methods, by share of keys"),
-        (decoder, beside, "share", " ".join(decoder["model"].unique())),
+    panels = [
+        loss_panel(of_ours, of_theirs, of, title)
+        for of_ours, of_theirs, of, title in (
+            (ours, theirs, "r", "sparse methods"),
+            (ours, theirs, "features", "ORF"),
+            (ours, theirs, "share", "sparse methods, by share of keys"),
+            (decoder, beside, "share", " ".join(decoder["model"].unique())),
+        )
+        if of_ours[of].notna().any()
     ]
-    panels = [loss_panel(*panel) for panel in drawn if panel[0][panel[2]].notna().any()]
     return Exhibit(
         "figure_1",
         "Figure 1. Masked-LM error of the long model under approximate attention",
-        "What each method adds to exact attention's error, by keys or features; hollow: the paper."
+        "What each method adds to exact attention's error, by keys, features, or keys as a share "
+        "of the length; hollow: the paper."
         f"{captions.seeds(results, captions.PALE, ['masked'])}",
         [
             "Differences from exact attention, ours from ours and the paper's (Table 1, hollow) "
@@ -715,7 +719,11 @@ def figure_1(results: Results) -> Exhibit | None:
             "more than one round sees more keys than r.",
             "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
             f"and with Performer's scaling. {captions.BEST_FOUND}",
-            *([f"{pretrained.BESIDE} Its loss is in nats; hollow: Table 2."] * len(decoder[:1])),
+            *(
+                [f"{pretrained.BESIDE} Its loss is in nats; hollow: Table 2."]
+                if len(decoder)
+                else []
+            ),
             f"{captions.INTERVAL} {captions.SEEDS} {captions.NOT_JOINED}",
         ],
         panels,
@@ -746,14 +754,16 @@ def figure_2(results: Results) -> Exhibit | None:
     ours = ours[ours["approximation"] == "optimal_v_oblivious"]
     if ours.empty:
         return None
-    ours = ours.assign(series=ours["kernel_label"].where(ours["scale"] != "", ours["model"]))
+    series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
+    ours = ours.assign(series=series).drop_duplicates(["series", "r"])
     theirs = published_losses("optimal_v_oblivious")
     theirs["series"] = theirs["kernel"].map(KERNEL_LABELS)
     marks = look.KERNEL_MARKS | look.ramp(ours[ours["scale"] == ""]["model"].unique())
     return Exhibit(
         "figure_2",
         "Figure 2. Loss of keys chosen by weight, for each kernel",
-        "What the r largest weights add to each model's loss; hollow: the paper."
+        "What the r largest weights add to the loss of each kernel's model, by keys and by their "
+        "share of the length; hollow: the paper."
         f"{captions.seeds(results, captions.PALE, ['causal'])}",
         [
             "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
