@@ -84,7 +84,7 @@ def of_one_training(line: str) -> bool:
     models = (ROOT / "results" / file).with_name("models.csv")
     if not models.exists():  # no page of our models
         return False
-    if not Path(file).suffix == ".csv":
+    if Path(file).suffix != ".csv":
         return True
     if PROBED.fullmatch(Path(file).stem):
         return False
