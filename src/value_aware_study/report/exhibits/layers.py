@@ -493,7 +493,8 @@ def skewness_gap(
         name,
         f"{begins}Skewness of the attention and what choosing for the output gains",
         f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
-        "the degree of the kernel. Large marks are models, small ones their single layers.",
+        "the degree of the kernel. Large marks are models, small ones the single layers of every "
+        "training.",
         [
             "Section 3 argues that the flatter the attention weights, the more the values decide "
             "which keys matter: for a polynomial kernel of degree 0 all weights are equal, and "

@@ -362,7 +362,7 @@ def explorer(
         "Token by token: which keys each choice keeps",
         "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
         f"left in its output. With {r} keys the median error in {first.label} is {medians}."
-        f"{' The models are the first training of each.' if is_first else ''}",
+        f"{' Each model is that of the first training.' if is_first else ''}",
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
@@ -387,9 +387,9 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         | {"measured_on": captions.measured_on(record), "metric": record.metric}
         for record in records
     )
-    found = pd.DataFrame(results.find(name, "exact") for name in data["model"])
-    single = ["value", *words.of_trainings(found)]
-    data[single] = found[single]
+    settings = pd.DataFrame(results.find(name, "exact") for name in data["model"])
+    single = ["value", *words.of_trainings(settings)]
+    data[single] = settings[single]
     written = [[number(value) for value in row] for row in data[single].to_numpy()]
     beside = [f" ({', '.join(others)})" if others else "" for _, *others in written]
     exact = [

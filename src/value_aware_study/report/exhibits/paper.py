@@ -219,10 +219,9 @@ def ends(row: Row, begun: str, text: Writer = number) -> str:
 
     `begun` begins the names of the row's columns.
     """
-    own = interval(row.get(f"{begun}low"), row.get(f"{begun}high"), text=text)
-    if len({text(end, 1) for end in range_over(row, begun)}) == 1:
-        return own
-    return f"{own}; seeds {interval(*range_over(row, begun), text=text)}"
+    of_mean = interval(row.get(f"{begun}low"), row.get(f"{begun}high"), text=text)
+    seeds = f"; seeds {interval(*range_over(row, begun), text=text)}"
+    return of_mean + seeds * (len({text(end, 1) for end in range_over(row, begun)}) > 1)
 
 
 def sizes(record: Record | None, approximation: str, parameters: Row, length: int) -> Iterator[Row]:
@@ -370,7 +369,7 @@ def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterat
         for size in sizes(record, approximation, first, CAUSAL_LENGTH):
             cell = results.find(name, approximation, **size) if size else exact
             change = results.find(name, approximation, results.changes, **size) if size else {}
-            own = ("value", "count", "own_low", "own_high", *of_trainings(cell, "own_"))
+            levels = ("value", "count", "own_low", "own_high", *of_trainings(cell, "own_"))
             added = [end for end in (*charts.ENDS, *of_trainings(change)) if end in change]
             yield (
                 {"model": model or TRAINED, "kernel": kernel}
@@ -383,7 +382,7 @@ def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterat
                     else {}
                 )
                 | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
-                | {end: cell.get(end) for end in own}
+                | {end: cell.get(end) for end in levels}
                 | {"ratio": ratio(cell.get("value"), exact.get("value"))}
                 | {f"ratio_{end}": math.exp(change[end]) for end in added}
             )
@@ -750,14 +749,15 @@ def published_errors() -> pd.DataFrame:
 def figure_2(results: Results) -> Exhibit | None:
     """Shows the change of each kernel's loss, and the paper's; None where none was evaluated."""
     ours = results.changes
-    ours = ours[(ours["task"] == "causal") & ours["kernel"].isin(KERNELS)]
-    ours = ours[ours["approximation"] == "optimal_v_oblivious"]
+    causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNELS)
+    ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
     if ours.empty:
         return None
     series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
     ours = ours.assign(series=series).drop_duplicates(["series", "r"])
-    theirs = published_losses("optimal_v_oblivious")
-    theirs["series"] = theirs["kernel"].map(KERNEL_LABELS)
+    theirs = published_losses("optimal_v_oblivious").assign(
+        series=lambda losses: losses["kernel"].map(KERNEL_LABELS)
+    )
     marks = look.KERNEL_MARKS | look.ramp(ours[ours["scale"] == ""]["model"].unique())
     return Exhibit(
         "figure_2",
