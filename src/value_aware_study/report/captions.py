@@ -57,8 +57,8 @@ CAUSAL = (
     "more keys than are kept is exact with either method."
 )
 DRAWS = (
-    "Random methods: means over the draws of their seeds, with the seeds' mean interval, which "
-    "covers the text and not the draws; the range over these seeds is given apart."
+    "Random methods: means over the draws of their seeds, which the interval does not cover; the "
+    "range over these seeds is given apart."
 )
 PALE = "; pale: single trainings"
 SEEDS = f"LSH and ORF are random. {DRAWS}"

@@ -149,8 +149,8 @@ def table_1(results: Results) -> Exhibit | None:
             "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and "
             "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
-            f"{captions.keys(results.models('masked_long'), MASKED_LENGTH)} The rows of the "
-            "paper's share of keys have its number of r = 65. LSH with as many keys as the "
+            f"{captions.keys(results.models('masked_long'), MASKED_LENGTH)} A row of the "
+            "paper's share of keys stands beside its number for r = 65. LSH with as many keys as the "
             "sequence sees all of them.",
             f"The last rows need no attention: {ALONE} lets each token see nothing else, and "
             "counts of all training tokens choose the most frequent token, the likeliest given the "
