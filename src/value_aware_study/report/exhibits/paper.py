@@ -150,8 +150,8 @@ def table_1(results: Results) -> Exhibit | None:
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and "
             "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
             f"{captions.keys(results.models('masked_long'), MASKED_LENGTH)} A row of the "
-            "paper's share of keys stands beside its number for r = 65. LSH with as many keys as the "
-            "sequence sees all of them.",
+            "paper's share of keys stands beside its number for r = 65. LSH with as many keys as "
+            "the sequence sees all of them.",
             f"The last rows need no attention: {ALONE} lets each token see nothing else, and "
             "counts of all training tokens choose the most frequent token, the likeliest given the "
             "token shown in its place (masking leaves one token in ten as it is), the likeliest "
