@@ -14,9 +14,8 @@ from synthetic import match as match_of
 
 from value_aware_attention.measurement.headline import match as matching_keys
 from value_aware_study.report import captions
-from value_aware_study.report.claim import over_trainings
+from value_aware_study.report.claim import Effect, over_trainings
 from value_aware_study.report.exhibits import every_r, layers, paper
-from value_aware_study.report.exhibits.claims import effect
 from value_aware_study.report.frame import (
     Results,
     error_rows,
@@ -233,7 +232,7 @@ def test_the_mean_over_trainings_is_shown_with_the_interval_of_the_verdicts(reco
     first = trained.of_kernel("elu")
     cells = {n: find_cell(of, ELU).unit_totals for n, of in trained.trainings_of(first).items()}
     effects = [
-        [effect("", "", "ratio", np.subtract(totals, first.cells[0].unit_totals), UNITS)]
+        [Effect("", "", "ratio", np.subtract(totals, first.cells[0].unit_totals), UNITS)]
         for totals in cells.values()
     ]
     [finding] = over_trainings(effects, {})

@@ -321,9 +321,9 @@ def _mean(rows: Sequence[Row]) -> Row:
 def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: int) -> Estimate:
     """Averages the trainings' means; the 95% interval covers text and training.
 
-    Of one training it covers the text. `errors` are standard errors over the units of text, which
-    the trainings share. This is the one place of the rule for all that is shown beside the claims
-    (docs/reproduce.md).
+    Of one training it covers the text. `errors` are standard errors over the units of text: of the
+    mean over trainings, which share them, or of each training where that is not known. This is the
+    one place of the rule for all that is shown beside the claims (docs/reproduce.md).
     """
     error = math.sqrt(fmean(error**2 for error in errors))
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else None
@@ -333,11 +333,10 @@ def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: 
 
 def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
     """Averages losses a target, or their changes, from sums and counts by unit of each training."""
-    ends = [map(float, ratio_of_sums(totals, counts)) for totals, counts in trainings]
-    means, _, highs = zip(*ends, strict=True)
-    by = quantile(len(trainings[0][1]))
-    errors = [(high - mean) / by for mean, high in zip(means, highs, strict=True)]
-    return mean_over_trainings(means, errors, len(trainings[0][1]))
+    totals, counts = (np.sum(sums, axis=0) for sums in zip(*trainings, strict=True))
+    mean, _, high = map(float, ratio_of_sums(totals, counts))
+    means = [float(t.sum() / c.sum()) for t, c in trainings]
+    return mean_over_trainings(means, [(high - mean) / quantile(len(counts))], len(counts))
 
 
 def averaged(
