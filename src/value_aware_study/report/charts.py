@@ -234,8 +234,8 @@ def curves(
     if filled(frame, ENDS):
         rule = base.mark_rule(strokeWidth=0.8 * width)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
-    if of_trainings(frame):
-        places = frame[[*labels, "count", *of_trainings(frame)]]
+    if trainings := of_trainings(frame.dropna(axis="columns", how="all")):
+        places = frame[[*labels, "count", *trainings]]
         places = places.melt([*labels, "count"], value_name="value").dropna(subset="value")
         single = _base(places, labels, numbers, colours, x=x, y=y)
         pale = alt.when(SHOWN).then(alt.value(0.5)).otherwise(alt.value(0.05))
