@@ -13,6 +13,7 @@ from tests.report.synthetic import probed
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_attention.files import with_checksum, write_checksums
+from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OUT = "outputs/smoke/"
@@ -137,8 +138,7 @@ def test_metrics_of_another_form_are_named(
     root = shutil.copytree(whole, tmp_path / "root")
     file = root / OUT / f"metrics/{name}.json"
     file.write_text(text)
-    with pytest.raises(SystemExit, match=f"^error: {file} is damaged .{line}"):
-        run_app("report", root)
+    assert_refused(f"^error: {file} is damaged .{line}", run_app, "report", root, error=SystemExit)
 
 
 def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path) -> None:
@@ -154,8 +154,7 @@ def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path)
 def test_a_model_with_two_records_is_refused_by_their_names(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "root")
     (root / OUT / "records/b.json").write_text(RECORD)
-    with pytest.raises(SystemExit, match=r"records/a\.json and .*records/b\.json are both records"):
-        run_app("report", root)
+    assert_refused(r"records/a\.json and .*records/b\.json are both records", run_app, "report", root, error=SystemExit)
 
 
 def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path: Path) -> None:
@@ -166,8 +165,7 @@ def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
-        with pytest.raises(SystemExit, match=f"^error: {file} has changed since it was written"):
-            run_app("evaluate kernel=elu", root)
+        assert_refused(f"^error: {file} has changed since it was written", run_app, "evaluate kernel=elu", root, error=SystemExit)
 
 
 @pytest.mark.parametrize(
@@ -190,5 +188,4 @@ def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
     else:
         write_checksums(root / OUT / "corpus")
     file.write_bytes(file.read_bytes().replace(old, new, 1))
-    with pytest.raises(SystemExit, match=f"^error: {file} .*has changed since it was written"):
-        run_app(command, root)
+    assert_refused(f"^error: {file} .*has changed since it was written", run_app, command, root, error=SystemExit)

@@ -52,6 +52,7 @@ from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject
 from value_aware_study.evaluation.budgets import effective_weights, first_head
 from value_aware_study.training.plan import one_step
+from tests.refusals import assert_refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 exact = import_module("value_aware_attention.attention")  # the package has a function of this name
@@ -136,8 +137,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], object], type[Exception], str]] = {
 def test_what_else_cuda_refuses(
     device: PretendDevice, work: Callable[..., object], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        work(torch.arange(4, device="cuda"))
+    assert_refused(message, work, torch.arange(4, device="cuda"), error=error)
 
 
 def test_what_cuda_allows(device: PretendDevice) -> None:
@@ -312,8 +312,7 @@ def test_optimal_paths(search: str) -> None:
 
 
 def test_the_compiled_search_is_only_for_the_cpu(device: PretendDevice) -> None:
-    with pytest.raises(ValueError, match=r"'compiled' on cuda:0; it needs the CPU"):
-        OptimalValueAware(3, engine="compiled")(*moved(inputs()))
+    assert_refused(r"'compiled' on cuda:0; it needs the CPU", OptimalValueAware(3, engine="compiled"), *moved(inputs()))
 
 
 def test_errors() -> None:

@@ -38,6 +38,7 @@ from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.report.contents import write_probe
+from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
@@ -169,8 +170,7 @@ def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        probed(name, **options)
+    assert_refused(named, probed, name, **options)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,7 @@ def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str
     ],
 )
 def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        probe.probe_caches(model("bert"), tokenizer(), TEXT, windows=2, length=LENGTH, **options)
+    assert_refused(named, probe.probe_caches, model("bert"), tokenizer(), TEXT, windows=2, length=LENGTH, **options)
 
 
 @pytest.mark.parametrize("count", [99, 100, 1000])
@@ -220,14 +219,10 @@ def test_budgets_are_those_of_a_measured_share() -> None:
     assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
     assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
     for share in (0.02, 5, 0):
-        with pytest.raises(ValueError, match=f"share is {share}; it must be one of 0.01, 0.05"):
-            report.keys_by_head(share)
-        with pytest.raises(ValueError, match="share is"):
-            report.keys_needed(share)
-    with pytest.raises(ValueError, match="method is 'sliding_window'; it must be one of"):
-        report.keys_by_head(0.05, "sliding_window")
-    with pytest.raises(ValueError, match="layer is 2; it must be None or one of 0, 1"):
-        report.keys_needed(0.05, layer=2)
+        assert_refused(f"share is {share}; it must be one of 0.01, 0.05", report.keys_by_head, share)
+        assert_refused("share is", report.keys_needed, share)
+    assert_refused("method is 'sliding_window'; it must be one of", report.keys_by_head, 0.05, "sliding_window")
+    assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
 
 
 def with_other_mask() -> PreTrainedTokenizerFast:
@@ -267,8 +262,7 @@ def of_few_tokens() -> CausalLanguageModel:
 )
 def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -> None:
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=LENGTH)):
-        with pytest.raises(ValueError, match=line):
-            call(made(), tokenizer(), TEXT)
+        assert_refused(line, call, made(), tokenizer(), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +277,12 @@ def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -
     ],
 )
 def test_texts_that_cannot_be_read_are_refused(made: Callable, text: object, line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        probe.probe(model("roberta"), made(), text, **QUICK)
+    assert_refused(line, probe.probe, model("roberta"), made(), text, **QUICK)
 
 
 def test_a_causal_model_needs_two_tokens() -> None:
     bare = tokenizer(closes=False)
-    with pytest.raises(ValueError, match=r"length is 1; a causal model .* at least 2"):
-        probe.probe(model("gpt2"), bare, TEXT, **{**QUICK, "length": 1})
+    assert_refused(r"length is 1; a causal model .* at least 2", probe.probe, model("gpt2"), bare, TEXT, **{**QUICK, "length": 1})
     assert probe.probe(model("gpt2"), bare, TEXT, **{**FEW, "length": 2, "sizes": [1]}).record
 
 
@@ -301,8 +293,7 @@ def test_a_layer_whose_scores_overflow_is_named(layer: int) -> None:
     attention.q_proj.weight.data *= 1e25
     attention.k_proj.weight.data *= 1e25
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=96)):
-        with pytest.raises(ValueError, match=f"not a number from layer {layer} on: scores"):
-            call(made, tokenizer(), words(200))
+        assert_refused(f"not a number from layer {layer} on: scores", call, made, tokenizer(), words(200))
 
 
 def silenced(layers: range, rows: slice) -> BertModel:
@@ -381,8 +372,7 @@ def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
 
 
 def test_a_model_whose_values_are_all_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="every layer's attention gives 0"):
-        probe.probe(silenced(range(2), slice(None)), tokenizer(), TEXT, **QUICK)
+    assert_refused("every layer's attention gives 0", probe.probe, silenced(range(2), slice(None)), tokenizer(), TEXT, **QUICK)
 
 
 # The app.
@@ -517,8 +507,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
     page, _ = written(tmp_path, "other")
     assert "post hoc" in page and "polynomial kernel" in page
-    with pytest.raises(SystemExit, match="caches=true measures the model's own kernel"):
-        run(folder, command + "polynomial probe.name=other caches=true", tmp_path)
+    assert_refused("caches=true measures the model's own kernel", run, folder, command + "polynomial probe.name=other caches=true", tmp_path, error=SystemExit)
 
 
 @pytest.mark.parametrize(
@@ -610,8 +599,7 @@ def test_a_record_of_before_is_replaced_by_one_of_its_model_alone(
         run(folder, command, tmp_path)
         assert Record.from_json(file.read_text()).hashes
     else:
-        with pytest.raises(SystemExit, match=f"{named}.*give probe.name="):
-            run(folder, command, tmp_path)
+        assert_refused(f"{named}.*give probe.name=", run, folder, command, tmp_path, error=SystemExit)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -630,5 +618,4 @@ def test_a_model_of_the_hub_has_the_hash_of_its_files(
 def test_a_model_trained_with_an_approximation_is_refused(folder: Path, tmp_path: Path) -> None:
     attention = TrainedAttention("value_aware_attention.approximations.SlidingWindow", {"r": 4})
     save_masked(attend_with(model("our_masked"), attention), folder / "windowed")
-    with pytest.raises(SystemExit, match="was trained with SlidingWindow"):
-        run(folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path)
+    assert_refused("was trained with SlidingWindow", run, folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path, error=SystemExit)

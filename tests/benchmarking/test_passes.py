@@ -16,6 +16,7 @@ from value_aware_attention.measurement.store import RecordCache
 from value_aware_study.benchmarking import measurement
 from value_aware_study.benchmarking.measurement import ROUNDS, Benchmark, in_turn, peak_mib, summary
 from value_aware_study.benchmarking.passes import PASSES, EagerAttention, Setting, Subject, layer_of
+from tests.refusals import assert_refused
 
 SETTING = Setting(16, 2, 32, 1, "cpu", "float32", 1, 0)
 
@@ -33,8 +34,7 @@ def test_eager_attention_is_exact_attention(generator: torch.Generator) -> None:
     query, key, value = torch.randn(3, 2, 9, 4, generator=generator)
     output = EagerAttention()(query, key, value)
     torch.testing.assert_close(output, attention(query, key, value))
-    with pytest.raises(ValueError, match="Elu"):
-        EagerAttention()(query, key, value, kernel=Elu())
+    assert_refused("Elu", EagerAttention(), query, key, value, kernel=Elu())
 
 
 def test_layer_is_pytorchs_pre_norm_encoder_layer() -> None:
@@ -149,7 +149,5 @@ def test_a_pass_that_runs_out_of_memory_is_left_out(
 
 def test_a_method_that_cannot_run_is_named_before_any_work(tmp_path: Path) -> None:
     wrong = benchmark([subject(Exact), subject(Nystrom, landmarks=17)], tmp_path)
-    with pytest.raises(ValueError, match=r"Nystrom at length 16: landmarks"):
-        next(wrong.cells({"forward": [16]}))
-    with pytest.raises(ValueError, match="divisible by heads = 3"):
-        Setting(16, 3, 32, 1, "cpu", "float32", 1, 0)
+    assert_refused(r"Nystrom at length 16: landmarks", next, wrong.cells({"forward": [16]}))
+    assert_refused("divisible by heads = 3", Setting, 16, 3, 32, 1, "cpu", "float32", 1, 0)

@@ -28,6 +28,7 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.kernels import Elu, Exponential
+from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSE = {"atol": 2e-4, "rtol": 2e-4}
@@ -143,8 +144,7 @@ def test_a_second_thread_is_refused_until_the_first_has_left() -> None:
     with ThreadPoolExecutor(1) as thread, replace_attention(model, OptimalValueOblivious(2)):
         inside = logits(model, inputs)
         for shared in (model, model.model):
-            with pytest.raises(ValueError, match=refusal):
-                thread.submit(used, shared).result()
+            assert_refused(refusal, thread.submit(used, shared).result)
         assert torch.equal(thread.submit(used, copy).result(), expected[0])
         assert torch.equal(thread.submit(used, other).result(), expected[1])
         assert torch.equal(logits(model, inputs), inside)
@@ -337,10 +337,8 @@ def test_set_attention_takes_masks_and_refuses_as_replace_attention_does() -> No
         (lambda layer: None, r"approximation\(0\) is None; it must be a module"),
         (lambda layer: LSH(4, 1, layer), "LSH does not support causal .*LlamaForCausalLM is"),
     ):
-        with pytest.raises(ValueError, match=named):
-            set_attention(model, given)
+        assert_refused(named, set_attention, model, given)
     assert torch.equal(logits(model, inputs), expected)
     set_attention(model, lambda layer: Exact())
     torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with pytest.raises(ValueError, match="output_attentions"):
-        model(**inputs, output_attentions=True)
+    assert_refused("output_attentions", model, **inputs, output_attentions=True)

@@ -14,6 +14,7 @@ from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.call import Layer
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.hugging_face.cache_layers import grouped, output_projection, rotary_of
+from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R = 9, 6
@@ -169,8 +170,7 @@ def test_an_unknown_rotation_is_refused_where_it_is_used() -> None:
                 assert logits(model, inputs).isfinite().all()
                 continue
             expected = r"^LlamaForCausalLM rotates queries in a way that is not known here: [^\n]*$"
-            with pytest.raises(ValueError, match=expected):
-                logits(model, inputs)
+            assert_refused(expected, logits, model, inputs)
 
 
 def test_positions_that_are_given_are_those_of_the_second_pass() -> None:
@@ -225,8 +225,7 @@ def test_what_was_read_first_serves_one_call_alone(options: dict[str, str], expe
     model, inputs = sharp("llama"), batch("none")
     with replace_attention(model, after(caches.Recent(R), **options)):
         logits(model, inputs)
-        with pytest.raises(ValueError, match=f"^{expected}"):
-            model.model(**inputs)
+        assert_refused(f"^{expected}", model.model, **inputs)
 
 
 def test_repeated_queries_are_those_of_the_prefix_read_twice(model: PreTrainedModel) -> None:
@@ -282,10 +281,8 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     method = after(caches.Recent(R), observed="repeat")
     embedded = model.get_input_embeddings()(inputs["input_ids"])
     with replace_attention(model, method):
-        with pytest.raises(ValueError, match=r"^a prefix is read once more; the model must"):
-            model(inputs_embeds=embedded)
-        with pytest.raises(ValueError, match=r"^prefix is 9; the text has shape \(3, 5\)$"):
-            model(input_ids=inputs["input_ids"][:, :5])
+        assert_refused(r"^a prefix is read once more; the model must", model, inputs_embeds=embedded)
+        assert_refused(r"^prefix is 9; the text has shape \(3, 5\)$", model, input_ids=inputs["input_ids"][:, :5])
     with (
         pytest.raises(ValueError, match=r"^prefixes are \['8', '9'\]; one prefix is repeated$"),
         replace_attention(
@@ -353,13 +350,11 @@ def test_generation_with_a_cache_is_refused_in_one_line(model: PreTrainedModel) 
 
 
 def test_it_is_not_trained_with() -> None:
-    with pytest.raises(ValueError, match=r"^AfterPrefix is not trained with; [^\n]*$"):
-        set_attention(sharp("gpt2"), lambda _: after(caches.Recent(R)))
+    assert_refused(r"^AfterPrefix is not trained with; [^\n]*$", set_attention, sharp("gpt2"), lambda _: after(caches.Recent(R)))
 
 
 def test_heads_that_cannot_share_are_refused() -> None:
     for heads in ((5, 2, 2), (4, 2, 4)):
         tensors = [torch.zeros(1, count, 3, 4) for count in heads]
         expected = "^the model has {} query, {} key and {} value heads; to share a set of keys"
-        with pytest.raises(ValueError, match=expected.format(*heads)):
-            grouped(nn.Linear(4, 4), Layer(), *tensors, attn_mask=None)
+        assert_refused(expected.format(*heads), grouped, nn.Linear(4, 4), Layer(), *tensors, attn_mask=None)

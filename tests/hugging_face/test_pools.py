@@ -22,6 +22,7 @@ from value_aware_attention.caches import (
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import attention_layers, replace_attention
+from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R, HEADS = 9, 5, {"llama": 2, "gpt2": 4}
@@ -287,26 +288,20 @@ def test_layers_with_windows_keep_keys_that_later_queries_see(first: str, pool: 
 
 
 def test_a_checked_pool_needs_a_prefix() -> None:
-    with pytest.raises(ValueError, match=r"^pool is 'checked'; without a prefix there is none"):
-        after(caches.Recent(R), pool="checked", prefix=None, observed="noncausal")
+    assert_refused(r"^pool is 'checked'; without a prefix there is none", after, caches.Recent(R), pool="checked", prefix=None, observed="noncausal")
 
 
 def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
     model, inputs = sharp(kind), batch("none")
     tokens = inputs["input_ids"]
     found = caches.profile(model, [tokens], caches.Recent, prefix=PREFIX, sizes=[PREFIX])
-    with pytest.raises(ValueError, match=r"^the profile is of a prefix of 9; prefix is 8$"):
-        after(caches.Recent(R), prefix=8, pool=found)
-    with pytest.raises(ValueError, match=r"^heads may keep 2 keys; with pool each must keep 3: "):
-        after(caches.Recent(R), pool=CacheProfile((2, 9), (((1.0, 0.0),),), 1))
+    assert_refused(r"^the profile is of a prefix of 9; prefix is 8$", after, caches.Recent(R), prefix=8, pool=found)
+    assert_refused(r"^heads may keep 2 keys; with pool each must keep 3: ", after, caches.Recent(R), pool=CacheProfile((2, 9), (((1.0, 0.0),),), 1))
     fewer = replace(found, kl=found.kl[1:])
-    with pytest.raises(ValueError, match=r"^the profile is of 3 layers; the model has 4$"):
-        kept_by(model, inputs, caches.Recent(R), pool=fewer)
+    assert_refused(r"^the profile is of 3 layers; the model has 4$", kept_by, model, inputs, caches.Recent(R), pool=fewer)
     other = replace(found, key_value_heads=7)
-    with pytest.raises(ValueError, match=r"^the profile is of 7 key-value heads; the layer has"):
-        kept_by(model, inputs, caches.Recent(R), pool=other)
+    assert_refused(r"^the profile is of 7 key-value heads; the layer has", kept_by, model, inputs, caches.Recent(R), pool=other)
     for batches, said in (([tokens, tokens[:, :-1]], "11, 12"), ([tokens[:, :PREFIX]], "9")):
-        with pytest.raises(ValueError, match=rf"^batches have lengths \[{said}\]; they must have"):
-            caches.profile(model, batches, caches.Recent, prefix=PREFIX)
+        assert_refused(rf"^batches have lengths \[{said}\]; they must have", caches.profile, model, batches, caches.Recent, prefix=PREFIX)
     with pytest.raises(ValueError, match=r"^method is of type Recent; it must be a function from"):
         caches.profile(model, [tokens], caches.Recent(R), prefix=PREFIX)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
 from value_aware_attention.measurement.decoding import measure_decoding
 from value_aware_attention.measurement.task import Task, Text
+from tests.refusals import assert_refused
 
 PREFIX, LENGTH = 16, 24
 CACHES: dict[str, dict[str, Any]] = {
@@ -87,8 +88,7 @@ def test_a_record_is_read_again(record: DecodingRecord) -> None:
     assert DecodingRecord.from_json(record.to_json()) == record
     content = json.loads(record.to_json())
     content["cells"] = content["cells"][1:]
-    with pytest.raises(ValueError, match="first cell is not of the full cache"):
-        DecodingRecord.from_json(json.dumps(content))
+    assert_refused("first cell is not of the full cache", DecodingRecord.from_json, json.dumps(content))
 
 
 def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
@@ -97,14 +97,10 @@ def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
         arguments |= {"model_name": "", "task_name": "", "progress": False} | changed
         measure_decoding(task, arguments.pop("caches"), **arguments)
 
-    with pytest.raises(ValueError, match="prefix is 23; with 24 tokens it must be 1 to 22"):
-        measured(task, prefix=LENGTH - 1)
+    assert_refused("prefix is 23; with 24 tokens it must be 1 to 22", measured, task, prefix=LENGTH - 1)
     config = sharp("mistral").config
     config.sliding_window = 8
     windowed = Task(type(sharp("mistral"))(config).eval(), [text(0)], "perplexity")
-    with pytest.raises(ValueError, match="there is nothing to compress"):
-        measured(windowed)
-    with pytest.raises(ValueError, match="caches or keep is empty"):
-        measured(task, keep=[])
-    with pytest.raises(ValueError, match="metric is 'cosine'; only causal models decode"):
-        measured(Task(task.model, task.texts, "cosine"))
+    assert_refused("there is nothing to compress", measured, windowed)
+    assert_refused("caches or keep is empty", measured, task, keep=[])
+    assert_refused("metric is 'cosine'; only causal models decode", measured, Task(task.model, task.texts, "cosine"))

@@ -13,6 +13,7 @@ from tests.report.synthetic import probed
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
+from tests.refusals import assert_refused
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -44,8 +45,7 @@ def edited(text: str, edit: Edit) -> str:
     ],
 )
 def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
-    with pytest.raises(ValueError, match=rf"^r\.json.*{line}"):
-        Record.from_json(edited(probed().to_json(), edit), "r.json")
+    assert_refused(rf"^r\.json.*{line}", Record.from_json, edited(probed().to_json(), edit), "r.json")
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,7 @@ def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -
 def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
     text = cache_record().to_json()
     assert CacheRecord.from_json(text) == cache_record()
-    with pytest.raises(ValueError, match=rf"^r\.json.*{line}"):
-        CacheRecord.from_json(edited(text, edit), "r.json")
+    assert_refused(rf"^r\.json.*{line}", CacheRecord.from_json, edited(text, edit), "r.json")
 
 
 @pytest.mark.parametrize(
@@ -76,5 +75,4 @@ def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: 
     ],
 )
 def test_an_exploration_without_a_part_that_is_shown_is_refused(edit: Edit, line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        Exploration.from_json(edited(exploration().to_json(), edit))
+    assert_refused(line, Exploration.from_json, edited(exploration().to_json(), edit))

@@ -9,6 +9,7 @@ import pytest
 from pipelines.app import write_json
 from value_aware_attention.files import from_json, to_json
 from value_aware_attention.measurement.store import RecordCache
+from tests.refusals import assert_refused
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 
@@ -16,15 +17,13 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 @pytest.mark.parametrize("number", NOT_FINITE)
 def test_the_keys_of_a_number_that_is_not_finite_are_named(number: float) -> None:
     content = {"cells": [{"value": 1.0}, {"value": 2.0, "layers": (0.5, number)}]}
-    with pytest.raises(ValueError, match=rf"^cells\.1\.layers\.1 is {number}, which JSON"):
-        to_json(content)
+    assert_refused(rf"^cells\.1\.layers\.1 is {number}, which JSON", to_json, content)
     assert json.loads(to_json({"a": [1, 2.5, None, "NaN"]})) == {"a": [1, 2.5, None, "NaN"]}
 
 
 @pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "-Infinity", "{", ""])
 def test_only_json_is_read(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        from_json(text)
+    assert_refused(r".", from_json, text)
 
 
 @pytest.mark.parametrize("number", NOT_FINITE)
@@ -32,16 +31,14 @@ def test_a_good_file_outlives_content_that_is_not_json(tmp_path: Path, number: f
     file = tmp_path / "record.json"
     write_json(file, {"value": 1.0})
     before = file.read_bytes()
-    with pytest.raises(ValueError, match=r"record\.json was not written: value is"):
-        write_json(file, {"value": number})
+    assert_refused(r"record\.json was not written: value is", write_json, file, {"value": number})
     assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("number", NOT_FINITE)
 def test_a_record_that_is_not_finite_is_never_kept(tmp_path: Path, number: float) -> None:
     cache = RecordCache(tmp_path / "cells", {})
-    with pytest.raises(ValueError, match=r"^errors\.1 is"):
-        cache.get({"a": 1}, lambda: {"errors": [0.0, number]})
+    assert_refused(r"^errors\.1 is", cache.get, {"a": 1}, lambda: {"errors": [0.0, number]})
     assert not (tmp_path / "cells").exists()
     assert cache.get({"a": 1}, lambda: {"errors": [0.0, 1.0]}) == {"errors": [0.0, 1.0]}
 

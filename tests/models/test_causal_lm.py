@@ -18,6 +18,7 @@ from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, TrainedAttention
 from value_aware_attention.models.causal_lm import sinusoidal_positions
+from tests.refusals import assert_refused
 
 
 def tiny(kernel: Kernel | None = None, **changes: Any) -> CausalLanguageModel:
@@ -156,17 +157,14 @@ def test_a_folder_of_another_model_is_refused(
 ) -> None:
     tiny().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=rf"^{tmp_path}.*{named}") as refused:
-        CausalLanguageModel.from_pretrained(tmp_path)
-    assert "\n" not in str(refused.value)
+    assert_refused(rf"^{tmp_path}.*{named}", CausalLanguageModel.from_pretrained, tmp_path)
 
 
 def test_an_unknown_kernel_is_refused(tmp_path: Path) -> None:
     model = tiny()
     model.config.kernel = {"name": "os", "arguments": {}}
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="kernel 'os' is not one of"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_refused("kernel 'os' is not one of", AutoModelForCausalLM.from_pretrained, tmp_path)
 
 
 def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
@@ -174,8 +172,7 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     del weights["layers.1.attention.output.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks weights of Linear: train the model again"):
-        CausalLanguageModel.from_pretrained(tmp_path)
+    assert_refused(r"lacks weights of Linear: train the model again", CausalLanguageModel.from_pretrained, tmp_path)
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
@@ -183,8 +180,7 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"model\.safetensors"):
-        AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_refused(r"model\.safetensors", AutoModelForCausalLM.from_pretrained, tmp_path, error=OSError)
 
 
 def trained(attention: TrainedAttention | None, kernel: Kernel, steps: int = 4) -> Tensor:
@@ -230,5 +226,4 @@ def test_a_model_with_an_attention_of_its_own_comes_back(tmp_path: Path) -> None
 
 
 def test_width_must_fit_the_heads() -> None:
-    with pytest.raises(ValueError, match="width is 16; it must be even and divisible by heads = 3"):
-        tiny(heads=3)
+    assert_refused("width is 16; it must be even and divisible by heads = 3", tiny, heads=3)

@@ -17,6 +17,7 @@ from value_aware_attention.kernels import Elu
 from value_aware_attention.models import TrainedAttention, attend_with, load_masked, save_masked
 from value_aware_study.training.modules import MaskedTraining
 from value_aware_study.training.plan import one_step
+from tests.refusals import assert_refused
 
 LEARNED = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0})
 ATTENTIONS = {
@@ -132,15 +133,13 @@ def test_weights_of_another_method_are_refused(tmp_path: Path) -> None:
     ):
         model.config.trained_attention = attention
         model.config.save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=named):
-            load_masked(tmp_path)
+        assert_refused(named, load_masked, tmp_path)
     model.config.trained_attention = asdict(LEARNED)
     model.config.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "attention.safetensors")
     weights.popitem()
     save_file(weights, tmp_path / "attention.safetensors")
-    with pytest.raises(ValueError, match=r"not those of LearnedScale"):
-        load_masked(tmp_path)
+    assert_refused(r"not those of LearnedScale", load_masked, tmp_path)
 
 
 def test_replaced_attention_goes_before_a_models_own_and_it_returns() -> None:
@@ -179,7 +178,6 @@ def test_a_method_of_another_kernel_computes_that_one() -> None:
 
 def test_attention_dropout_is_refused_by_name() -> None:
     module = masked_module(dropout=0.1)
-    with pytest.raises(ValueError, match=r"attention dropout is 0\.1; .*or train without it$"):
-        attend_with(module.model, window(3))
+    assert_refused(r"attention dropout is 0\.1; .*or train without it$", attend_with, module.model, window(3))
     attend_with(module.model, MIXINGS["FourierMixing"])  # nothing is dropped from a mixing
     assert one_step(module, masked_batch(0))["loss"] > 0

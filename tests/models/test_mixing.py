@@ -16,6 +16,7 @@ from value_aware_attention.models import (
     build_roberta,
 )
 from value_aware_attention.models.mixing import Mixing, MixingSublayer
+from tests.refusals import assert_refused
 
 MODULE = "value_aware_attention.models.mixing"
 SIZE = {"length": 12, "width": 16, "seed": 0}
@@ -66,10 +67,8 @@ def test_matrix_mixing_multiplies_both_sides(kind: type[LinearMixing]) -> None:
         for i in range(3):
             expected[:, n] += mixing.positions[n, i] * (x[:, i] @ mixing.hidden)
     torch.testing.assert_close(mixing(x), expected)
-    with pytest.raises(ValueError, match=r"of 6 x 4; it mixes at most 5 positions, of width 4$"):
-        mixing(hidden(1, 6, 4))
-    with pytest.raises(ValueError, match="of 3 x 8; it mixes"):
-        mixing(hidden(1, 3, 8))
+    assert_refused(r"of 6 x 4; it mixes at most 5 positions, of width 4$", mixing, hidden(1, 6, 4))
+    assert_refused("of 3 x 8; it mixes", mixing, hidden(1, 3, 8))
 
 
 def test_matrices_are_drawn_from_the_seed_at_the_scale_of_fnets_code() -> None:
@@ -90,8 +89,7 @@ def test_matrices_are_drawn_from_the_seed_at_the_scale_of_fnets_code() -> None:
 
 @pytest.mark.parametrize("arguments", [(0, 4, 0), (4, 0, 0), (4, 4, -1)])
 def test_sizes_and_seeds_are_checked(arguments: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"^(length|width|seed) is .*must be an integer >= "):
-        RandomMixing(*arguments)
+    assert_refused(r"^(length|width|seed) is .*must be an integer >= ", RandomMixing, *arguments)
 
 
 def test_only_linear_mixing_learns() -> None:
@@ -143,6 +141,5 @@ def test_what_stands_in_padding_moves_nothing(
 
 def test_a_causal_model_has_no_place_for_it() -> None:
     for attention in MIXINGS.values():
-        with pytest.raises(ValueError, match=f"^{attention.name} lets every position see all"):
-            attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=True)
+        assert_refused(f"^{attention.name} lets every position see all", attention.check_trainable, kernel=Exponential(), length=12, head_dim=8, is_causal=True)
         attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=False)

@@ -40,6 +40,7 @@ from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.evaluation.grid import expand_axes
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
+from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -91,8 +92,7 @@ def test_every_target_is_scored_once_from_what_its_window_may_read(
 
 
 def test_a_context_as_long_as_the_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="context is 8"):
-        list(context_windows(10, 8, 8))
+    assert_refused("context is 8", list, context_windows(10, 8, 8))
 
 
 def small_masked(
@@ -147,18 +147,15 @@ def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path
             parts = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
         wrong.append(int(((torch.cat(parts) != labels) & (labels >= 0)).sum()))
     assert sums.totals.tolist() == wrong
-    with pytest.raises(ValueError, match="piece is 5; it must divide the sequences' 12 tokens"):
-        small_masked(tmp_path, None, piece=5)
+    assert_refused("piece is 5; it must divide the sequences' 12 tokens", small_masked, tmp_path, None, piece=5)
 
 
 def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
     task = small_masked(tmp_path, None)
     from value_aware_study.evaluation.texts import _check_fit
 
-    with pytest.raises(ValueError, match="vocabulary of 60, the tokens of 61"):
-        _check_fit(task.model, 61, 12)
-    with pytest.raises(ValueError, match="13 tokens; the model has 12 positions"):
-        _check_fit(task.model, 60, 13)
+    assert_refused("vocabulary of 60, the tokens of 61", _check_fit, task.model, 61, 12)
+    assert_refused("13 tokens; the model has 12 positions", _check_fit, task.model, 60, 13)
 
 
 def test_a_cell_is_measured_against_exact_on_the_same_units(causal: Task) -> None:

@@ -17,6 +17,7 @@ from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
 from value_aware_attention.files import write_checksums
 from value_aware_study.training.modules import CausalTraining
+from tests.refusals import assert_refused
 
 
 def one_of_two(rank: int, port: int, root: Path) -> None:
@@ -118,9 +119,7 @@ def test_a_folder_of_the_users_is_refused_before_the_training(tmp_path: Path) ->
     with refused:
         run_app(f"train_causal paths.models={tmp_path} train_causal.name=texts", tmp_path)
     tokens = tmp_path / "outputs/smoke/tokens"
-    with pytest.raises(SystemExit, match=r"holds evaluation\.npy"):
-        run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
+    assert_refused(r"holds evaluation\.npy", run_app, f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path, error=SystemExit)
     write_checksums(tokens / "causal")
-    with pytest.raises(SystemExit, match=r"cannot be written from .*tokens/causal: one of them"):
-        run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
+    assert_refused(r"cannot be written from .*tokens/causal: one of them", run_app, f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path, error=SystemExit)
     assert (texts / "thesis.docx").exists() and (tokens / "causal/train.npy").exists()

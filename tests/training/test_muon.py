@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from value_aware_study.training.optimizers import Muon
+from tests.refusals import assert_refused
 
 
 def parameters() -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
@@ -69,7 +70,5 @@ def test_everything_else_is_adamws() -> None:
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
-    with pytest.raises(ValueError, match="2D"):
-        Muon([{"params": [nn.Parameter(torch.zeros(3))], "hidden": True}], lr=1.0)
-    with pytest.raises(ValueError, match=r"adamw_rate is 0; it must be positive"):
-        Muon([{"params": list(parameters())[:1], "hidden": True}], lr=1.0, adamw_rate=0)
+    assert_refused("2D", Muon, [{"params": [nn.Parameter(torch.zeros(3))], "hidden": True}], lr=1.0)
+    assert_refused(r"adamw_rate is 0; it must be positive", Muon, [{"params": list(parameters())[:1], "hidden": True}], lr=1.0, adamw_rate=0)
