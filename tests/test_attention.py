@@ -13,10 +13,10 @@ from methods import KERNELS
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.reference import approximations as reference
+from tests.refusals import assert_refused
 from value_aware_attention import attention, error, kernels
 from value_aware_attention.approximations import LinearAttention
 from value_aware_attention.attention import attention_weights
-from tests.refusals import assert_refused
 
 X = torch.ones(3, 2)
 DTYPES = (torch.float32, torch.float64)

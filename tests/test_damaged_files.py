@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.apps import refusal, run_app
+from tests.refusals import assert_refused
 from tests.report.synthetic import probed
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_attention.files import with_checksum, write_checksums
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OUT = "outputs/smoke/"
@@ -154,7 +154,13 @@ def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path)
 def test_a_model_with_two_records_is_refused_by_their_names(whole: Path, tmp_path: Path) -> None:
     root = shutil.copytree(whole, tmp_path / "root")
     (root / OUT / "records/b.json").write_text(RECORD)
-    assert_refused(r"records/a\.json and .*records/b\.json are both records", run_app, "report", root, error=SystemExit)
+    assert_refused(
+        r"records/a\.json and .*records/b\.json are both records",
+        run_app,
+        "report",
+        root,
+        error=SystemExit,
+    )
 
 
 def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path: Path) -> None:
@@ -165,7 +171,13 @@ def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
-        assert_refused(f"^error: {file} has changed since it was written", run_app, "evaluate kernel=elu", root, error=SystemExit)
+        assert_refused(
+            f"^error: {file} has changed since it was written",
+            run_app,
+            "evaluate kernel=elu",
+            root,
+            error=SystemExit,
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,4 +200,10 @@ def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
     else:
         write_checksums(root / OUT / "corpus")
     file.write_bytes(file.read_bytes().replace(old, new, 1))
-    assert_refused(f"^error: {file} .*has changed since it was written", run_app, command, root, error=SystemExit)
+    assert_refused(
+        f"^error: {file} .*has changed since it was written",
+        run_app,
+        command,
+        root,
+        error=SystemExit,
+    )

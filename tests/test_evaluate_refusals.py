@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from pipelines.app.checkpoint import file_hash
 from tests import apps
 from tests.apps import run_app
+from tests.refusals import assert_refused
 from tests.test_cluster import write_model
 from tests.test_distributed import GRID, write_masked
 from tests.training.processes import write_tokens
@@ -23,7 +24,6 @@ from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.files import write_checksums
 from value_aware_attention.measurement.task import Task, UnitSums
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CAUSAL = "outputs/smoke/models/causal_elu"
@@ -147,7 +147,13 @@ def test_text_without_a_masked_token_is_refused_and_the_record_stays(tmp_path: P
     record = tmp_path / "outputs/smoke/records/masked_short.json"
     record.parent.mkdir(parents=True)
     record.write_text("a good record")
-    assert_refused(r"^error: no masked token in 3 sequences.* 0\.0001", run_app, f"{SHORT} masked.fraction=0.0001", tmp_path, error=SystemExit)
+    assert_refused(
+        r"^error: no masked token in 3 sequences.* 0\.0001",
+        run_app,
+        f"{SHORT} masked.fraction=0.0001",
+        tmp_path,
+        error=SystemExit,
+    )
     assert record.read_text() == "a good record"
 
 
@@ -175,10 +181,22 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
         return whole(sums, exact, metric) | ({} if sums is exact else {"value": float("inf")})
 
     monkeypatch.setattr(measured, "end_metric", broken)
-    assert_refused(r"^error: sliding_window r=4: value is inf, which JSON", run_app, "evaluate kernel=elu approximation=sliding_window approximation.r=4", root, error=SystemExit)
+    assert_refused(
+        r"^error: sliding_window r=4: value is inf, which JSON",
+        run_app,
+        "evaluate kernel=elu approximation=sliding_window approximation.r=4",
+        root,
+        error=SystemExit,
+    )
     monkeypatch.setattr(Task, "run", lambda *arguments: UnitSums(*NOT_A_NUMBER))
     cells = list((root / ".cache/cells").iterdir())
-    assert_refused(r"^error: sliding_window r=3: totals.0 is nan, which JSON", run_app, "evaluate kernel=elu approximation=sliding_window approximation.r=3", root, error=SystemExit)
+    assert_refused(
+        r"^error: sliding_window r=3: totals.0 is nan, which JSON",
+        run_app,
+        "evaluate kernel=elu approximation=sliding_window approximation.r=3",
+        root,
+        error=SystemExit,
+    )
     assert list((root / ".cache/cells").iterdir()) == cells
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.refusals import assert_refused
 from tests.report.synthetic import probed
 from value_aware_attention import files
 from value_aware_attention.files import (
@@ -37,7 +38,6 @@ from value_aware_attention.files import (
 )
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.store import RecordCache
-from tests.refusals import assert_refused
 
 FORK = multiprocessing.get_context("fork")
 
@@ -254,7 +254,13 @@ def test_a_limit_of_a_files_size_is_named_and_the_old_file_stays(tmp_path: Path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        assert_refused(f"^files may not grow as large in {tmp_path}", write_text, target, "x" * 2000, error=DiskFull)
+        assert_refused(
+            f"^files may not grow as large in {tmp_path}",
+            write_text,
+            target,
+            "x" * 2000,
+            error=DiskFull,
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert target.read_text() == "old" and names(tmp_path) == {"a.txt"}
@@ -281,7 +287,9 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     os.utime(file)
     check_checksums(other)
     for path in (tmp_path, file.parent, file):
-        assert_refused(f"^{file} has changed since it was written: do it", check_checksums, path, "do it")
+        assert_refused(
+            f"^{file} has changed since it was written: do it", check_checksums, path, "do it"
+        )
     file.unlink()
     assert_refused(f"^{file} is missing: make it again", check_checksums, tmp_path)
     (tmp_path / CHECKSUMS).write_text("")
@@ -302,7 +310,9 @@ def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, wo
     write_checksums(tmp_path)
     with (tmp_path / CHECKSUMS).open("a") as file:
         file.write(f"{'0' * 64}  {line}\n")
-    assert_refused(f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(words)}", check_checksums, tmp_path)
+    assert_refused(
+        f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(words)}", check_checksums, tmp_path
+    )
 
 
 DAMAGES: dict[str, Callable[[str], str]] = {
@@ -385,5 +395,12 @@ def test_a_record_with_another_digit_is_refused_and_its_version_is_said_first() 
     record = probed()
     text = with_checksum(record.to_json())
     assert Record.from_json(text) == Record.from_json(record.to_json()) == record
-    assert_refused(r"^x is damaged .it has changed since", Record.from_json, text.replace('"length": ', '"length": 1'), "x")
-    assert_refused("schema version 9", Record.from_json, text.replace('"version": 1', '"version": 9'))
+    assert_refused(
+        r"^x is damaged .it has changed since",
+        Record.from_json,
+        text.replace('"length": ', '"length": 1'),
+        "x",
+    )
+    assert_refused(
+        "schema version 9", Record.from_json, text.replace('"version": 1', '"version": 9')
+    )

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.apps import refusal, run_app
+from tests.refusals import assert_refused
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document
 from value_aware_study.paths import LONGEST, inside
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HOSTILE = ("", ".", "..", "../x", "/x", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "ä" * LONGEST)
@@ -50,7 +50,13 @@ def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
     text = root.parent / "text.txt"
     text.write_text("w1 w2 w3")
     before = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
-    assert_refused(r"^error: [^\n]*(cannot name a file in|must be a name of) [^\n]*$", run_app, command.format(text=text) + "../../x", root, error=SystemExit)
+    assert_refused(
+        r"^error: [^\n]*(cannot name a file in|must be a name of) [^\n]*$",
+        run_app,
+        command.format(text=text) + "../../x",
+        root,
+        error=SystemExit,
+    )
     after = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
     assert [path for path in after if ".cache" not in path.parts] == before
 
@@ -62,5 +68,12 @@ def test_a_run_is_published_under_its_own_scale_alone(tmp_path: Path) -> None:
 
 def test_a_source_of_a_corpus_is_a_folder_of_it(tmp_path: Path) -> None:
     documents = [Document("a text", "train"), Document("another", "evaluation")]
-    assert_refused(r"'\.\./x' cannot name a file in", write_corpus, {"../x": documents}, tmp_path / "corpus", 0, 0.5)
+    assert_refused(
+        r"'\.\./x' cannot name a file in",
+        write_corpus,
+        {"../x": documents},
+        tmp_path / "corpus",
+        0,
+        0.5,
+    )
     assert not list(tmp_path.iterdir())

@@ -94,7 +94,12 @@ def test_what_this_scale_does_not_run_is_refused(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    assert_refused(f"^what to run is {target}; .* report or decoder or caches or survey or first$", rows_of, target, stages())
+    assert_refused(
+        f"^what to run is {target}; .* report or decoder or caches or survey or first$",
+        rows_of,
+        target,
+        stages(),
+    )
 
 
 def file_deps(stage: PipelineStage) -> set[str]:

@@ -21,6 +21,7 @@ from tests.caches.methods import METHODS as CACHE_METHODS
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.reference.caches import best_set
+from tests.refusals import assert_refused
 from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
 from value_aware_attention import attention, error, measurement
@@ -52,7 +53,6 @@ from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.benchmarking.passes import PASSES, Setting, Subject
 from value_aware_study.evaluation.budgets import effective_weights, first_head
 from value_aware_study.training.plan import one_step
-from tests.refusals import assert_refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 exact = import_module("value_aware_attention.attention")  # the package has a function of this name
@@ -312,7 +312,11 @@ def test_optimal_paths(search: str) -> None:
 
 
 def test_the_compiled_search_is_only_for_the_cpu(device: PretendDevice) -> None:
-    assert_refused(r"'compiled' on cuda:0; it needs the CPU", OptimalValueAware(3, engine="compiled"), *moved(inputs()))
+    assert_refused(
+        r"'compiled' on cuda:0; it needs the CPU",
+        OptimalValueAware(3, engine="compiled"),
+        *moved(inputs()),
+    )
 
 
 def test_errors() -> None:

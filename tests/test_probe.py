@@ -28,6 +28,7 @@ from transformers import (
     ViTModel,
 )
 
+from tests.refusals import assert_refused
 from value_aware_attention import kernels, probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord
@@ -38,7 +39,6 @@ from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.report.contents import write_probe
-from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
@@ -183,7 +183,16 @@ def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str
     ],
 )
 def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -> None:
-    assert_refused(named, probe.probe_caches, model("bert"), tokenizer(), TEXT, windows=2, length=LENGTH, **options)
+    assert_refused(
+        named,
+        probe.probe_caches,
+        model("bert"),
+        tokenizer(),
+        TEXT,
+        windows=2,
+        length=LENGTH,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("count", [99, 100, 1000])
@@ -219,9 +228,13 @@ def test_budgets_are_those_of_a_measured_share() -> None:
     assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
     assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
     for share in (0.02, 5, 0):
-        assert_refused(f"share is {share}; it must be one of 0.01, 0.05", report.keys_by_head, share)
+        assert_refused(
+            f"share is {share}; it must be one of 0.01, 0.05", report.keys_by_head, share
+        )
         assert_refused("share is", report.keys_needed, share)
-    assert_refused("method is 'sliding_window'; it must be one of", report.keys_by_head, 0.05, "sliding_window")
+    assert_refused(
+        "method is 'sliding_window'; it must be one of", report.keys_by_head, 0.05, "sliding_window"
+    )
     assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
 
 
@@ -282,7 +295,14 @@ def test_texts_that_cannot_be_read_are_refused(made: Callable, text: object, lin
 
 def test_a_causal_model_needs_two_tokens() -> None:
     bare = tokenizer(closes=False)
-    assert_refused(r"length is 1; a causal model .* at least 2", probe.probe, model("gpt2"), bare, TEXT, **{**QUICK, "length": 1})
+    assert_refused(
+        r"length is 1; a causal model .* at least 2",
+        probe.probe,
+        model("gpt2"),
+        bare,
+        TEXT,
+        **{**QUICK, "length": 1},
+    )
     assert probe.probe(model("gpt2"), bare, TEXT, **{**FEW, "length": 2, "sizes": [1]}).record
 
 
@@ -293,7 +313,9 @@ def test_a_layer_whose_scores_overflow_is_named(layer: int) -> None:
     attention.q_proj.weight.data *= 1e25
     attention.k_proj.weight.data *= 1e25
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=96)):
-        assert_refused(f"not a number from layer {layer} on: scores", call, made, tokenizer(), words(200))
+        assert_refused(
+            f"not a number from layer {layer} on: scores", call, made, tokenizer(), words(200)
+        )
 
 
 def silenced(layers: range, rows: slice) -> BertModel:
@@ -372,7 +394,14 @@ def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
 
 
 def test_a_model_whose_values_are_all_0_is_refused() -> None:
-    assert_refused("every layer's attention gives 0", probe.probe, silenced(range(2), slice(None)), tokenizer(), TEXT, **QUICK)
+    assert_refused(
+        "every layer's attention gives 0",
+        probe.probe,
+        silenced(range(2), slice(None)),
+        tokenizer(),
+        TEXT,
+        **QUICK,
+    )
 
 
 # The app.
@@ -507,7 +536,14 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
     page, _ = written(tmp_path, "other")
     assert "post hoc" in page and "polynomial kernel" in page
-    assert_refused("caches=true measures the model's own kernel", run, folder, command + "polynomial probe.name=other caches=true", tmp_path, error=SystemExit)
+    assert_refused(
+        "caches=true measures the model's own kernel",
+        run,
+        folder,
+        command + "polynomial probe.name=other caches=true",
+        tmp_path,
+        error=SystemExit,
+    )
 
 
 @pytest.mark.parametrize(
@@ -599,7 +635,9 @@ def test_a_record_of_before_is_replaced_by_one_of_its_model_alone(
         run(folder, command, tmp_path)
         assert Record.from_json(file.read_text()).hashes
     else:
-        assert_refused(f"{named}.*give probe.name=", run, folder, command, tmp_path, error=SystemExit)
+        assert_refused(
+            f"{named}.*give probe.name=", run, folder, command, tmp_path, error=SystemExit
+        )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -618,4 +656,11 @@ def test_a_model_of_the_hub_has_the_hash_of_its_files(
 def test_a_model_trained_with_an_approximation_is_refused(folder: Path, tmp_path: Path) -> None:
     attention = TrainedAttention("value_aware_attention.approximations.SlidingWindow", {"r": 4})
     save_masked(attend_with(model("our_masked"), attention), folder / "windowed")
-    assert_refused("was trained with SlidingWindow", run, folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path, error=SystemExit)
+    assert_refused(
+        "was trained with SlidingWindow",
+        run,
+        folder,
+        "model={windowed} tokenizer={bert} text={text.txt}",
+        tmp_path,
+        error=SystemExit,
+    )

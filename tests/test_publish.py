@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.apps import run_app
+from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.synthetic import probed
 from value_aware_attention.files import check_checksums
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RUN = {"summary.json", "seconds.json"}
@@ -57,10 +57,22 @@ def test_what_an_earlier_report_wrote_is_not_published(root: Path) -> None:
     check_checksums(root / "results/smoke", "publish again")
     assert not list(root.glob("*/**/model_*"))
     (root / "report/grid.md").unlink()
-    assert_refused(r"report/grid\.md is missing: make the report again", run_app, "publish", root, error=SystemExit)
+    assert_refused(
+        r"report/grid\.md is missing: make the report again",
+        run_app,
+        "publish",
+        root,
+        error=SystemExit,
+    )
 
 
 def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> None:
     (root / "report/SHA256SUMS").unlink()
-    assert_refused(r"report has no SHA256SUMS, .*: make the report again", run_app, "publish", root, error=SystemExit)
+    assert_refused(
+        r"report has no SHA256SUMS, .*: make the report again",
+        run_app,
+        "publish",
+        root,
+        error=SystemExit,
+    )
     assert not (root / "results").exists()

@@ -114,7 +114,12 @@ def test_a_link_out_of_the_project_is_refused_before_the_first_stage(
     Path(link).parent.mkdir(parents=True, exist_ok=True)
     Path(link).symlink_to(tmp_path_factory.mktemp("disk"))
     monkeypatch.setattr(repro, "run", pytest.fail)
-    assert_refused(r"leads out of the project.*copy of the project on that", repro.main, ["scale=smoke"], error=SystemExit)
+    assert_refused(
+        r"leads out of the project.*copy of the project on that",
+        repro.main,
+        ["scale=smoke"],
+        error=SystemExit,
+    )
     assert params.read_text() == PARAMS
     Path(".git").rmdir()  # DVC follows links where there is no git
     monkeypatch.setattr(repro, "run", lambda *_: None)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 
+from tests.refusals import assert_refused
 from tests.shapes import PUBLIC
 from value_aware_attention import approximations as methods
 from value_aware_attention import attention, caches, call, error
 from value_aware_attention.attention import attention_weights, weights_over
 from value_aware_attention.kernels import Exponential
-from tests.refusals import assert_refused
 
 TWO, THREE = torch.zeros(5, 2), torch.zeros(5, 3)
 

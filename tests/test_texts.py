@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_attention.texts import articles, read_texts
 from tests.refusals import assert_refused
+from value_aware_attention.texts import articles, read_texts
 
 
 def _packed(content: bytes) -> bytes:
@@ -118,7 +118,12 @@ class TestFiles:
 
     @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
     def test_a_missing_path_is_named(self, tmp_path, path):
-        assert_refused(r"no such file, or a folder or glob without [a-z., ]*gz$", list, read_texts(tmp_path / path), error=FileNotFoundError)
+        assert_refused(
+            r"no such file, or a folder or glob without [a-z., ]*gz$",
+            list,
+            read_texts(tmp_path / path),
+            error=FileNotFoundError,
+        )
 
     @pytest.mark.parametrize("name", ["a.TXT", "a.Txt.GZ", "a.MD", "a.JSONL.gz", "a.TOKENS"])
     def test_a_suffix_in_capitals_is_the_same(self, tmp_path, name):
@@ -180,7 +185,12 @@ class TestFolders:
     @pytest.mark.parametrize("pattern", [".", "*.pdf"])
     def test_a_folder_without_texts_says_what_is_there(self, tmp_path, pattern):
         fill(tmp_path, "a.pdf", "b.pdf")
-        assert_refused(r"without \.txt, .* left out: \.pdf \(2\)$", list, read_texts(tmp_path / pattern), error=FileNotFoundError)
+        assert_refused(
+            r"without \.txt, .* left out: \.pdf \(2\)$",
+            list,
+            read_texts(tmp_path / pattern),
+            error=FileNotFoundError,
+        )
 
     @pytest.mark.parametrize(
         ("pattern", "read"),

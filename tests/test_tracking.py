@@ -19,11 +19,11 @@ from PIL import Image
 
 from pipelines.app import composed, plain, tracking
 from tests.apps import run_app
+from tests.refusals import assert_refused
 from tests.test_cluster import write_model
 from tests.training.processes import write_tokens
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
-from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -142,7 +142,9 @@ def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() 
 
 
 def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
-    assert_refused(r"^error: workspace\.entity is not set", run_app, "workspace", tmp_path, error=SystemExit)
+    assert_refused(
+        r"^error: workspace\.entity is not set", run_app, "workspace", tmp_path, error=SystemExit
+    )
 
 
 def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online() -> None:
@@ -223,7 +225,11 @@ def test_what_wandb_refuses_is_named(
     wandb.teardown()  # it reads its variables once
     for name, value in ({"HOME": str(tmp_path)} | variables).items():  # without an account
         unset.setenv(name, value)
-    assert_refused(line, tracking.wandb_run, **{"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)} | settings)
+    assert_refused(
+        line,
+        tracking.wandb_run,
+        **{"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)} | settings,
+    )
 
 
 def test_a_cell_of_a_sweep_is_named_after_it(

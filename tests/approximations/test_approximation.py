@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from methods import METHODS, LargestTensor, Method
 from torch import Tensor
 
+from tests.refusals import assert_refused
 from value_aware_attention import approximations, caches
 from value_aware_attention.approximations import (
     LSH,
@@ -27,7 +28,6 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.call import Call, max_elements, max_elements_within
 from value_aware_attention.kernels import Elu, Exponential
-from tests.refusals import assert_refused
 
 SPARSE = {n: m for n, m in METHODS.items() if isinstance(m.build(), SparseApproximation)}
 HEADS, LENGTH, WIDTH = 4, 256, 8
@@ -44,7 +44,12 @@ def test_a_number_that_is_none_is_refused_where_a_single_pair_shows_it(place: in
     tensors, name = draw(), ("query", "key", "value")[place]
     tensors[place][..., -1, :] = torch.nan
     mask = torch.eye(LENGTH, dtype=torch.bool)
-    assert_refused(f"^{name} holds NaN or infinity; it must be finite$", SlidingWindow(LENGTH), *tensors, attn_mask=mask)
+    assert_refused(
+        f"^{name} holds NaN or infinity; it must be finite$",
+        SlidingWindow(LENGTH),
+        *tensors,
+        attn_mask=mask,
+    )
 
 
 def test_a_row_that_keeps_masked_keys_alone_has_the_error_of_zeros() -> None:

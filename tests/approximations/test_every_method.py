@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 from torch import Tensor
 
+from tests.refusals import assert_refused
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     Exact,
@@ -25,7 +26,6 @@ from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.approximations.missing_mass import LargestWeights
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Kernel
-from tests.refusals import assert_refused
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
@@ -44,7 +44,12 @@ def method(request: pytest.FixtureRequest) -> Method:
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, method: Method) -> Kernel:
     if method.kernel is not None and request.param != method.kernel:
-        assert_refused(f"approximates {method.kernel.title()}", method.build(), *(torch.ones(1, 4, HEAD_DIM),) * 3, kernel=KERNELS[request.param])
+        assert_refused(
+            f"approximates {method.kernel.title()}",
+            method.build(),
+            *(torch.ones(1, 4, HEAD_DIM),) * 3,
+            kernel=KERNELS[request.param],
+        )
         pytest.skip("the method refuses this kernel, as just shown")
     return KERNELS[request.param]
 
@@ -250,7 +255,9 @@ def test_scores_that_overflow_give_no_ordinary_numbers(
     assert attention(huge, huge, value, kernel=kernel, is_causal=causal).isnan().all()
     options = {"kernel": kernel, "is_causal": causal}
     if isinstance(approximation, Nystrom) and approximation.iterations is None:
-        assert_refused("numbers whose similarity overflows", approximation, huge, huge, value, **options)
+        assert_refused(
+            "numbers whose similarity overflows", approximation, huge, huge, value, **options
+        )
         return
     assert approximation(huge, huge, value, **options).isnan().all()
     if chooses_by_numbers(method) and isinstance(approximation, SparseApproximation):
@@ -276,7 +283,9 @@ def test_what_is_no_number_is_refused_by_name(
     for options in ({}, {"attn_mask": padding(6)}):
         for call in entries(method):
             message = f"^{name} holds NaN or infinity; it must be finite$"
-            assert_refused(message, call, *inputs, kernel=KERNELS[method.kernel or "elu"], **options)
+            assert_refused(
+                message, call, *inputs, kernel=KERNELS[method.kernel or "elu"], **options
+            )
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
@@ -373,7 +382,16 @@ def test_the_budget_counts_the_keys_that_a_query_attends_to(method: Method) -> N
 
 def test_a_causal_budget_is_of_queries_that_have_a_position(method: Method) -> None:
     """The first of more queries than keys would see a negative number of keys."""
-    assert_refused(r"^queries is 5 and keys is 4; under a causal mask [^\n]*$", budget, method.build(), queries=5, keys=4, head_dim=8, value_dim=8, is_causal=True)
+    assert_refused(
+        r"^queries is 5 and keys is 4; under a causal mask [^\n]*$",
+        budget,
+        method.build(),
+        queries=5,
+        keys=4,
+        head_dim=8,
+        value_dim=8,
+        is_causal=True,
+    )
 
 
 def test_arguments_that_do_not_fit_are_refused_by_name(method: Method) -> None:

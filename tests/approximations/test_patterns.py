@@ -14,6 +14,7 @@ from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from tests.reference import approximations as reference
+from tests.refusals import assert_refused
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     BigBird,
@@ -32,7 +33,6 @@ from value_aware_attention.approximations.patterns import Pattern
 from value_aware_attention.call import Call
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Elu, Exponential, Kernel
-from tests.refusals import assert_refused
 
 LONG = 4096
 

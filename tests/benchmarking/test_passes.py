@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.benchmark import Timer
 
+from tests.refusals import assert_refused
 from value_aware_attention import attention
 from value_aware_attention.approximations import Exact, Nystrom, SlidingWindow
 from value_aware_attention.kernels import Elu
@@ -16,7 +17,6 @@ from value_aware_attention.measurement.store import RecordCache
 from value_aware_study.benchmarking import measurement
 from value_aware_study.benchmarking.measurement import ROUNDS, Benchmark, in_turn, peak_mib, summary
 from value_aware_study.benchmarking.passes import PASSES, EagerAttention, Setting, Subject, layer_of
-from tests.refusals import assert_refused
 
 SETTING = Setting(16, 2, 32, 1, "cpu", "float32", 1, 0)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks import gpu
-from value_aware_attention.attention import attention
 from tests.refusals import assert_refused
+from value_aware_attention.attention import attention
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -60,7 +60,17 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
     monkeypatch.setenv("PYTHONPATH", "src")
     common = ("--quick", "--device", "cpu", "--folder", tmp_path)
     call(monkeypatch, "--parts", "solver", *common)
-    assert_refused(r"^error: incomplete: patterns;", call, monkeypatch, "--parts", "patterns", "--minutes", 0, *common, error=SystemExit)
+    assert_refused(
+        r"^error: incomplete: patterns;",
+        call,
+        monkeypatch,
+        "--parts",
+        "patterns",
+        "--minutes",
+        0,
+        *common,
+        error=SystemExit,
+    )
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     errors = {row["r"]: row["relative output error"] for row in parts["solver"]["rows"]}
     assert errors[4] > 0.1 > 1e-6 > errors[65]

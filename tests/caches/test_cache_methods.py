@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.caches.methods import METHODS, REFITTING, SCORING
 from tests.caches.seen import HEAD_DIM, VALUE_DIM, kinds, observed, rotary
+from tests.refusals import assert_refused
 from value_aware_attention import caches, kernels
 from value_aware_attention.caches import CacheMethod, Observed
-from tests.refusals import assert_refused
 
 quick = settings(deadline=None, max_examples=20)
 

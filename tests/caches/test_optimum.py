@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.caches.methods import KERNELS
 from tests.caches.seen import kinds, observed
 from tests.reference.caches import best_set, plain
+from tests.refusals import assert_refused
 from value_aware_attention.caches import (
     KeyDiff,
     Observed,
@@ -21,7 +22,6 @@ from value_aware_attention.caches import (
     optimum,
 )
 from value_aware_attention.caches.joint_set import Rows
-from tests.refusals import assert_refused
 
 M = 8
 
@@ -190,10 +190,22 @@ def test_a_cache_alone_and_a_projection_in_fp32_are_taken() -> None:
 
 
 def test_more_keys_than_it_takes_and_bad_sizes_are_refused() -> None:
-    assert_refused(r"optimal_set got 129 keys; it takes at most 128$", optimal_set, observed(129), 5)
-    assert_refused(r"optimal_set got 130 keys; it takes at most 128$", optimal_set, observed(130), 129)
+    assert_refused(
+        r"optimal_set got 129 keys; it takes at most 128$", optimal_set, observed(129), 5
+    )
+    assert_refused(
+        r"optimal_set got 130 keys; it takes at most 128$", optimal_set, observed(130), 129
+    )
     assert_refused(r"keeps r = 9 keys; there are 8$", optimal_set, observed(), 9)
-    assert_refused(r"2 are protected, so r must be at least 2$", optimal_set, observed(protected=2), 1)
+    assert_refused(
+        r"2 are protected, so r must be at least 2$", optimal_set, observed(protected=2), 1
+    )
     assert_refused(r"^r is 0; it must be an integer >= 1$", optimal_set, observed(), 0)
     for seconds in (0, -1.5, float("nan")):
-        assert_refused(rf"^seconds is {seconds}; it must be a number above", optimal_set, observed(), 3, seconds=seconds)
+        assert_refused(
+            rf"^seconds is {seconds}; it must be a number above",
+            optimal_set,
+            observed(),
+            3,
+            seconds=seconds,
+        )

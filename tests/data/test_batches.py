@@ -6,13 +6,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_study.data.batches import (
     CausalBatches,
     FrozenMaskedBatches,
     MaskedBatches,
     MaskedSequences,
 )
-from tests.refusals import assert_refused
 
 same_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -57,10 +57,29 @@ class TestCausalBatches:
 
     def test_errors(self, tmp_path):
         options = {"batch_size": 1, "steps": 1, "seed": 0}
-        assert_refused("8 tokens are too few for length 8", CausalBatches, stream(tmp_path, 8), length=8, **options)
-        assert_refused(r"nowhere\.npy is missing: tokenize the corpus", CausalBatches, tmp_path / "nowhere.npy", error=FileNotFoundError, length=8, **options)
+        assert_refused(
+            "8 tokens are too few for length 8",
+            CausalBatches,
+            stream(tmp_path, 8),
+            length=8,
+            **options,
+        )
+        assert_refused(
+            r"nowhere\.npy is missing: tokenize the corpus",
+            CausalBatches,
+            tmp_path / "nowhere.npy",
+            error=FileNotFoundError,
+            length=8,
+            **options,
+        )
         np.save(tmp_path / "two.npy", np.zeros((3, 3)))
-        assert_refused(r"two\.npy has 2 dimensions, 1 are needed", CausalBatches, tmp_path / "two.npy", length=2, **options)
+        assert_refused(
+            r"two\.npy has 2 dimensions, 1 are needed",
+            CausalBatches,
+            tmp_path / "two.npy",
+            length=2,
+            **options,
+        )
 
     def test_a_loop_over_the_batches_ends(self, tmp_path):
         batches = CausalBatches(stream(tmp_path, 50), length=8, batch_size=1, steps=5, seed=0)

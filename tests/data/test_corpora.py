@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_attention.texts import read_texts
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document, TextFiles
-from tests.refusals import assert_refused
 
 
 def written(folder, source):
@@ -94,7 +94,14 @@ class TestWriteCorpus:
 
     @pytest.mark.parametrize("fraction", [0, 1, -0.1])
     def test_evaluation_fraction_is_checked(self, tmp_path, fraction):
-        assert_refused("evaluation_fraction must lie between 0 and 1", write_corpus, {"a": []}, tmp_path / "corpus", 0, fraction)
+        assert_refused(
+            "evaluation_fraction must lie between 0 and 1",
+            write_corpus,
+            {"a": []},
+            tmp_path / "corpus",
+            0,
+            fraction,
+        )
 
 
 def test_corpora_import_neither_torch_nor_datasets():

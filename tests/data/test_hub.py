@@ -12,12 +12,12 @@ from datasets.packaged_modules.json.json import Json
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from tests.refusals import assert_refused
 from value_aware_attention.hugging_face.saved import hub_answers
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubDocuments
 from value_aware_study.data.tokenization import ByteLevelBPE
 from value_aware_study.data.tokens import token_stream, write_instances, write_stream
-from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"

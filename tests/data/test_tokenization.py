@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
+from tests.refusals import assert_refused
 from value_aware_study.data.tokenization import (
     SPECIALS,
     ByteLevelBPE,
@@ -14,7 +15,6 @@ from value_aware_study.data.tokenization import (
     WordLevel,
     sample,
 )
-from tests.refusals import assert_refused
 
 WORDS = ["attention", "value", "kernel", "queries", "keys", "näïve", "“quoted”", "r=65", "\t"]
 
@@ -62,11 +62,18 @@ class TestByteLevelBPE:
         assert loaded.mask_token_id == 4
 
     def test_a_vocabulary_below_the_bytes_is_refused(self):
-        assert_refused("vocabulary_size must be at least 261, not 260", ByteLevelBPE, vocabulary_size=260, training_characters=10)
+        assert_refused(
+            "vocabulary_size must be at least 261, not 260",
+            ByteLevelBPE,
+            vocabulary_size=260,
+            training_characters=10,
+        )
 
     def test_texts_too_poor_for_the_vocabulary_are_refused(self):
         factory = ByteLevelBPE(vocabulary_size=5000, training_characters=10**6)
-        assert_refused(r"the texts hold \d+ tokens, vocabulary_size is 5000", factory.build, ["a b c"])
+        assert_refused(
+            r"the texts hold \d+ tokens, vocabulary_size is 5000", factory.build, ["a b c"]
+        )
 
 
 class TestSample:
@@ -142,13 +149,27 @@ class TestPretrainedTokenizer:
     def test_missing_merges_and_specials_are_named(self, bpe, tmp_path):
         bpe.backend_tokenizer.model.save(str(tmp_path))
         (tmp_path / "merges.txt").unlink()
-        assert_refused(r"merges\.txt is missing beside vocab\.json", PretrainedTokenizer(path=str(tmp_path)).build, [], error=FileNotFoundError)
+        assert_refused(
+            r"merges\.txt is missing beside vocab\.json",
+            PretrainedTokenizer(path=str(tmp_path)).build,
+            [],
+            error=FileNotFoundError,
+        )
         (tmp_path / "merges.txt").write_text("")
         (tmp_path / "vocab.json").write_text('{"<s>": 0, "a": 1}')
-        assert_refused(r"vocab\.json lacks the tokens <pad> </s> <unk> <mask>", PretrainedTokenizer(path=str(tmp_path)).build, [])
+        assert_refused(
+            r"vocab\.json lacks the tokens <pad> </s> <unk> <mask>",
+            PretrainedTokenizer(path=str(tmp_path)).build,
+            [],
+        )
 
     def test_a_missing_tokenizer_is_one_line(self, tmp_path):
-        assert_refused("/nowhere: no such folder", PretrainedTokenizer(path=str(tmp_path / "nowhere")).build, [], error=FileNotFoundError)
+        assert_refused(
+            "/nowhere: no such folder",
+            PretrainedTokenizer(path=str(tmp_path / "nowhere")).build,
+            [],
+            error=FileNotFoundError,
+        )
 
     @pytest.mark.parametrize("answers", [False, True])
     def test_a_hub_that_does_not_answer_is_not_asked(self, bpe, monkeypatch, answers):

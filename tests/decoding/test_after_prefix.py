@@ -11,13 +11,13 @@ from torch import Tensor
 from tests.caches.methods import KERNELS, METHODS, REFITTING, SEEING, Spy, refuses
 from tests.caches.seen import rotary
 from tests.caches.slow import OneCache
+from tests.refusals import assert_refused
 from value_aware_attention import attention, caches
 from value_aware_attention.approximations import OptimalValueOblivious, chunked
 from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.call import Layer
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Elu, Exponential
-from tests.refusals import assert_refused
 
 N, PREFIX, D, V, R = 15, 10, 4, 3, 6
 OBSERVED = ("last", "causal", "noncausal", "continued", "hindsight")
@@ -239,7 +239,13 @@ def test_nan_and_infinity_are_refused_also_where_hidden(
 ) -> None:
     inputs[place][0, 0, 0, 0] = wrong
     name = ("query", "key", "value")[place]
-    assert_refused(f"^{name} holds NaN or infinity; it must be finite$", after(caches.KeyNorm(R)), *inputs, attn_mask=left_padding(), is_causal=True)
+    assert_refused(
+        f"^{name} holds NaN or infinity; it must be finite$",
+        after(caches.KeyNorm(R)),
+        *inputs,
+        attn_mask=left_padding(),
+        is_causal=True,
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -305,7 +311,9 @@ def test_without_a_prefix_one_set_serves_every_query(name: str, observed: str) -
         visible = mask[number].expand(2, 7, N)
         one = OneCache(query[number], key[number], value[number], visible)
         torch.testing.assert_close(found[number], one.without_prefix(method), **CLOSE)
-    assert_refused(r"^AfterPrefix does not support is_causal: [^\n]*$", method, *text(2), is_causal=True)
+    assert_refused(
+        r"^AfterPrefix does not support is_causal: [^\n]*$", method, *text(2), is_causal=True
+    )
 
 
 def test_queries_share_keys_along_dimensions_of_size_one() -> None:
@@ -463,7 +471,9 @@ def test_a_kernel_without_meaning_is_refused_by_all_others_taken() -> None:
         for kernel in KERNELS.values():
             method = after(build(R))
             if refuses(method.method, kernel):
-                assert_refused(r"it approximates Exponential$", method, *inputs, kernel=kernel, is_causal=True)
+                assert_refused(
+                    r"it approximates Exponential$", method, *inputs, kernel=kernel, is_causal=True
+                )
             else:
                 assert method(*inputs, kernel=kernel, is_causal=True).isfinite().all()
     assert isinstance(KERNELS["exponential"], Exponential)

@@ -20,6 +20,7 @@ from tests.hugging_face.models import (
     logits,
     sharp,
 )
+from tests.refusals import assert_refused
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -28,7 +29,6 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.kernels import Elu, Exponential
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSE = {"atol": 2e-4, "rtol": 2e-4}
@@ -49,10 +49,8 @@ def either(request: pytest.FixtureRequest) -> PreTrainedModel:
 def test_exact_equals_eager_and_one_key_does_not(model: PreTrainedModel, padding: str) -> None:
     inputs = batch(padding)
     expected = logits(model, inputs)
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with replace_attention(model, OptimalValueOblivious(1)):
-        assert (logits(model, inputs) - expected).abs().max() > 0.1
+    torch.testing.assert_close(logits(model, inputs, Exact()), expected, **CLOSE)
+    assert (logits(model, inputs, OptimalValueOblivious(1)) - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("kind", ("modernbert", "mistral", "modernbert-decoder"))
@@ -69,8 +67,7 @@ def test_windows_of_a_models_own_are_kept(kind: str) -> None:
             module.sliding_window = 4
     expected = logits(model, inputs)
     assert (expected - wide).abs().max() > 0.1
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, Exact()), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
@@ -81,8 +78,7 @@ def test_half_precision_stays_as_close_as_eager(
     expected = logits(either, inputs)
     either.to(dtype)
     eager = logits(either, inputs)
-    with replace_attention(either, Exact()):
-        found = logits(either, inputs)
+    found = logits(either, inputs, Exact())
     assert found.dtype == dtype
     errors = [(x.float() - expected).abs().max() / expected.abs().max() for x in (found, eager)]
     assert errors[0] < 2 * errors[1] + 1e-3
@@ -99,8 +95,7 @@ def test_it_restores_after_an_exception_and_contexts_nest(either: PreTrainedMode
         replace_attention(either, OptimalValueOblivious(1)),
     ):
         outer = logits(either, inputs)
-        with replace_attention(either, Exact()):
-            torch.testing.assert_close(logits(either, inputs), expected, **CLOSE)
+        torch.testing.assert_close(logits(either, inputs, Exact()), expected, **CLOSE)
         assert torch.equal(logits(either, inputs), outer)
         raise RuntimeError("on purpose")
     assert torch.equal(logits(either, inputs), expected)
@@ -115,8 +110,7 @@ def test_contexts_may_be_left_in_any_order(either: PreTrainedModel, order: tuple
     inputs, known = batch(), set(AttentionInterface._global_mapping)
     alone = []
     for r in (1, 2, 4):
-        with replace_attention(either, OptimalValueOblivious(r)):
-            alone.append(logits(either, inputs))
+        alone.append(logits(either, inputs, OptimalValueOblivious(r)))
     own = logits(either, inputs)
     contexts = [replace_attention(either, OptimalValueOblivious(r)) for r in (1, 2, 4)]
     for context in contexts:
@@ -136,8 +130,7 @@ def test_a_second_thread_is_refused_until_the_first_has_left() -> None:
     copy, other = deepcopy(model), sharp("roberta")
 
     def used(model: PreTrainedModel) -> torch.Tensor:
-        with replace_attention(model, OptimalValueOblivious(1)):
-            return logits(model, inputs)
+        return logits(model, inputs, OptimalValueOblivious(1))
 
     expected = used(model), used(other)
     refusal = "^another thread has the attention of this Llama[a-zA-Z]+ replaced: make a copy"
@@ -157,16 +150,14 @@ def test_what_a_thread_left_open_when_it_ended_is_no_obstacle() -> None:
     own, open_context = logits(model, inputs), replace_attention(model, OptimalValueOblivious(1))
     with ThreadPoolExecutor(1) as thread:
         thread.submit(open_context.__enter__).result()
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), own, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, Exact()), own, **CLOSE)
     open_context.__exit__(None, None, None)
     assert torch.equal(logits(model, inputs), own)
 
 
 def test_nothing_keeps_a_model_or_a_method_alive() -> None:
     model, method = sharp("roberta"), OptimalValueOblivious(1)
-    with replace_attention(model, method):
-        logits(model, batch())
+    logits(model, batch(), method)
     gone = [weakref.ref(x) for x in (model, method)]
     del model, method
     gc.collect()
@@ -208,18 +199,18 @@ def test_layers_can_be_chosen_and_get_different_objects(model: PreTrainedModel) 
     def recorder(layer: int) -> nn.Module:
         return made.setdefault(layer, Recorder())
 
-    with replace_attention(model, recorder):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, recorder), expected, **CLOSE)
     assert list(made) == list(range(count))
     assert all(r.calls for r in made.values())
     made.clear()
-    with replace_attention(model, recorder, layers=[count - 1]):
-        logits(model, inputs)
+    logits(model, inputs, recorder, layers=[count - 1])
     assert list(made) == [count - 1]
-    with replace_attention(model, OptimalValueOblivious(1), layers=[]):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with replace_attention(model, OptimalValueOblivious(1), layers=[0]):
-        assert (logits(model, inputs) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(
+        logits(model, inputs, OptimalValueOblivious(1), layers=[]), expected, **CLOSE
+    )
+    assert (
+        logits(model, inputs, OptimalValueOblivious(1), layers=[0]) - expected
+    ).abs().max() > 1e-2
 
 
 def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel) -> None:
@@ -230,8 +221,7 @@ def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel)
         method.register_forward_hook(lambda *call: order.append(layer))
         return method
 
-    with replace_attention(model, numbered):
-        logits(model, batch())
+    logits(model, batch(), numbered)
     if model.config.model_type == "albert":  # one module, called once for each of its layers
         assert order == [0] * model.config.num_hidden_layers
     else:
@@ -265,11 +255,9 @@ def test_the_kernel_has_the_models_own_scaling_unless_another_is_given() -> None
         layer.scaling = 0.123
     inputs, recorder = batch(), Recorder()
     expected = logits(model, inputs)
-    with replace_attention(model, recorder):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, recorder), expected, **CLOSE)
     assert {call["kernel"] for call in recorder.calls} == {Exponential(0.123)}
-    with replace_attention(model, recorder, kernel=Elu()):
-        assert (logits(model, inputs) - expected).abs().max() > 0.1
+    assert (logits(model, inputs, recorder, kernel=Elu()) - expected).abs().max() > 0.1
     assert recorder.calls[-1]["kernel"] == Elu()
 
 
@@ -299,10 +287,8 @@ def test_a_decoder_that_its_config_makes_bidirectional_is_one() -> None:
     model.config.is_causal = False
     expected = logits(model, inputs)
     assert (expected - causal).abs().max() > 0.1
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with replace_attention(model, LSH(12, 1, 0)):
-        assert logits(model, inputs).isfinite().all()
+    torch.testing.assert_close(logits(model, inputs, Exact()), expected, **CLOSE)
+    assert logits(model, inputs, LSH(12, 1, 0)).isfinite().all()
 
 
 @pytest.mark.parametrize("method", (Exact, lambda: OptimalValueOblivious(3)))

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.refusals import assert_refused
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
 from value_aware_attention.kernels import Elu
-from tests.refusals import assert_refused
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -72,7 +72,14 @@ def test_a_bias_is_refused() -> None:
     by_distance = -torch.arange(3.0).expand(1, 1, 2, 3)  # 0 where query and key are one
     for bias in (torch.full((1, 1, 2, 3), -0.5), torch.rand(1, 1, 2, 3), by_distance):
         assert_refused("adds a bias to its scores", split_mask, bias, query, key, is_causal=False)
-        assert_refused("adds a bias to its scores", split_mask, bias[..., :1, :].expand(1, 1, 2, 3), query, key, is_causal=False)
+        assert_refused(
+            "adds a bias to its scores",
+            split_mask,
+            bias[..., :1, :].expand(1, 1, 2, 3),
+            query,
+            key,
+            is_causal=False,
+        )
 
 
 def test_a_mask_is_never_left_out_and_padding_shares_its_rows() -> None:

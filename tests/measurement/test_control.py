@@ -7,11 +7,11 @@ import pytest
 import torch
 from probed import LENGTH, MODELS, model, tokenizer, words
 
+from tests.refusals import assert_refused
 from value_aware_attention import probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.control import random_weights
 from value_aware_attention.measurement.measure import weights_hash
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FEW = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "sizes": [1, 4], "name": "m"}

@@ -8,12 +8,12 @@ import torch
 from torch.nn.functional import kl_div
 
 from tests.hugging_face.models import sharp
+from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, Recent, ValueAware
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
 from value_aware_attention.measurement.decoding import measure_decoding
 from value_aware_attention.measurement.task import Task, Text
-from tests.refusals import assert_refused
 
 PREFIX, LENGTH = 16, 24
 CACHES: dict[str, dict[str, Any]] = {
@@ -88,7 +88,9 @@ def test_a_record_is_read_again(record: DecodingRecord) -> None:
     assert DecodingRecord.from_json(record.to_json()) == record
     content = json.loads(record.to_json())
     content["cells"] = content["cells"][1:]
-    assert_refused("first cell is not of the full cache", DecodingRecord.from_json, json.dumps(content))
+    assert_refused(
+        "first cell is not of the full cache", DecodingRecord.from_json, json.dumps(content)
+    )
 
 
 def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
@@ -97,10 +99,16 @@ def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
         arguments |= {"model_name": "", "task_name": "", "progress": False} | changed
         measure_decoding(task, arguments.pop("caches"), **arguments)
 
-    assert_refused("prefix is 23; with 24 tokens it must be 1 to 22", measured, task, prefix=LENGTH - 1)
+    assert_refused(
+        "prefix is 23; with 24 tokens it must be 1 to 22", measured, task, prefix=LENGTH - 1
+    )
     config = sharp("mistral").config
     config.sliding_window = 8
     windowed = Task(type(sharp("mistral"))(config).eval(), [text(0)], "perplexity")
     assert_refused("there is nothing to compress", measured, windowed)
     assert_refused("caches or keep is empty", measured, task, keep=[])
-    assert_refused("metric is 'cosine'; only causal models decode", measured, Task(task.model, task.texts, "cosine"))
+    assert_refused(
+        "metric is 'cosine'; only causal models decode",
+        measured,
+        Task(task.model, task.texts, "cosine"),
+    )

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from value_aware_attention.measurement.masking import mask_tokens
 from tests.refusals import assert_refused
+from value_aware_attention.measurement.masking import mask_tokens
 
 SPECIALS = [0, 1, 2, 3, 4]
 VOCABULARY = 50
@@ -102,8 +102,18 @@ def test_a_single_sequence_and_nothing_to_mask():
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.5])
 def test_fraction_is_checked(fraction):
-    assert_refused("fraction must lie between 0 and 1", masked, random_tokens(1, 4), fraction=fraction)
+    assert_refused(
+        "fraction must lie between 0 and 1", masked, random_tokens(1, 4), fraction=fraction
+    )
 
 
 def test_a_vocabulary_of_specials_is_refused():
-    assert_refused("a vocabulary of 3 holds nothing but special tokens", mask_tokens, torch.tensor([0, 1, 2]), generator=torch.Generator(), mask_token=2, special_tokens=[0, 1, 2], vocabulary_size=3)
+    assert_refused(
+        "a vocabulary of 3 holds nothing but special tokens",
+        mask_tokens,
+        torch.tensor([0, 1, 2]),
+        generator=torch.Generator(),
+        mask_token=2,
+        special_tokens=[0, 1, 2],
+        vocabulary_size=3,
+    )

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tests.hugging_face.models import sharp
+from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import prompted
 from value_aware_attention.measurement.prompted import Prompt, PromptRecord, measure_prompts
 from value_aware_attention.measurement.store import RecordCache
-from tests.refusals import assert_refused
 
 PREFIX, QUESTION, ANSWER = 24, 3, 4
 CACHES: dict[str, Callable[[int, int], AfterPrefix]] = {
@@ -102,8 +102,18 @@ def test_ratios_are_geometric_means_paired_over_prompts(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
-    assert_refused(r"prompts have \[20, 24\] tokens; they must have one", measured, tmp_path, [prompt(0), prompt(0, prefix=20)])
-    assert_refused(r"last, keep 0\.25 of 16 tokens: r is 4; it counts 2", measured, tmp_path, [prompt(0, prefix=16)])
+    assert_refused(
+        r"prompts have \[20, 24\] tokens; they must have one",
+        measured,
+        tmp_path,
+        [prompt(0), prompt(0, prefix=20)],
+    )
+    assert_refused(
+        r"last, keep 0\.25 of 16 tokens: r is 4; it counts 2",
+        measured,
+        tmp_path,
+        [prompt(0, prefix=16)],
+    )
     record = measured(tmp_path, [prompt(0)])
     for cells, message in (
         (record.cells[1:], "its first cell is not of the full cache"),

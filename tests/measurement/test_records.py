@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import cache_record
 from tests.report.synthetic import probed
 from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
-from tests.refusals import assert_refused
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -45,7 +45,9 @@ def edited(text: str, edit: Edit) -> str:
     ],
 )
 def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
-    assert_refused(rf"^r\.json.*{line}", Record.from_json, edited(probed().to_json(), edit), "r.json")
+    assert_refused(
+        rf"^r\.json.*{line}", Record.from_json, edited(probed().to_json(), edit), "r.json"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.app import write_json
+from tests.refusals import assert_refused
 from value_aware_attention.files import from_json, to_json
 from value_aware_attention.measurement.store import RecordCache
-from tests.refusals import assert_refused
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)
 

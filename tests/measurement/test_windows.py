@@ -8,6 +8,7 @@ from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BartConfig, BartModel, PreTrainedTokenizerFast
 
+from tests.refusals import assert_refused
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.hugging_face import replace_attention
@@ -20,7 +21,6 @@ from value_aware_attention.measurement.windows import (
     text_windows,
     windows_task,
 )
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSING, BARE = tokenizer(), tokenizer(closes=False)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from tests.hugging_face.models import Recorder
+from tests.refusals import assert_refused
 from tests.training.tiny import LearnedScale
 from value_aware_attention.approximations import SlidingWindow
 from value_aware_attention.hugging_face import own_kernel, replace_attention
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_attention.models import CausalLanguageModel, TrainedAttention
 from value_aware_attention.models.causal_lm import sinusoidal_positions
-from tests.refusals import assert_refused
 
 
 def tiny(kernel: Kernel | None = None, **changes: Any) -> CausalLanguageModel:
@@ -172,7 +172,11 @@ def test_weights_that_are_not_there_are_not_made_up(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     del weights["layers.1.attention.output.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    assert_refused(r"lacks weights of Linear: train the model again", CausalLanguageModel.from_pretrained, tmp_path)
+    assert_refused(
+        r"lacks weights of Linear: train the model again",
+        CausalLanguageModel.from_pretrained,
+        tmp_path,
+    )
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
@@ -180,7 +184,9 @@ def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    assert_refused(r"model\.safetensors", AutoModelForCausalLM.from_pretrained, tmp_path, error=OSError)
+    assert_refused(
+        r"model\.safetensors", AutoModelForCausalLM.from_pretrained, tmp_path, error=OSError
+    )
 
 
 def trained(attention: TrainedAttention | None, kernel: Kernel, steps: int = 4) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, RobertaForMaskedLM
 
-from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
 from tests.refusals import assert_refused
+from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
 
 SIZE = {"vocabulary_size": 60, "layers": 2, "width": 16, "heads": 2, "feedforward": 32}
 
@@ -119,7 +119,13 @@ def test_only_a_folder_of_a_roberta_is_a_start(tmp_path: Path) -> None:
     arguments = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
     BertConfig(vocab_size=60).save_pretrained(tmp_path)
     assert_refused(r"is a bert, not a roberta$", warm_start, tmp_path, **arguments)
-    assert_refused(r"/nothing: no such folder$", warm_start, tmp_path / "nothing", error=FileNotFoundError, **arguments)
+    assert_refused(
+        r"/nothing: no such folder$",
+        warm_start,
+        tmp_path / "nothing",
+        error=FileNotFoundError,
+        **arguments,
+    )
 
 
 def test_the_paper_size_has_robertas_125_million_parameters() -> None:
@@ -139,4 +145,11 @@ def test_the_paper_size_has_robertas_125_million_parameters() -> None:
 
 
 def test_width_must_fit_the_heads() -> None:
-    assert_refused("width is 16; it must be divisible by heads = 3", build_roberta, **{**SIZE, "heads": 3}, length=8, block=8, dropout=0.0)
+    assert_refused(
+        "width is 16; it must be divisible by heads = 3",
+        build_roberta,
+        **{**SIZE, "heads": 3},
+        length=8,
+        block=8,
+        dropout=0.0,
+    )

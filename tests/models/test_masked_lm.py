@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import RobertaForMaskedLM
 
 from tests.models.test_mixing import MIXINGS
+from tests.refusals import assert_refused
 from tests.training.tiny import LearnedScale, masked_batch, masked_module
 from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.hugging_face import replace_attention
@@ -17,7 +18,6 @@ from value_aware_attention.kernels import Elu
 from value_aware_attention.models import TrainedAttention, attend_with, load_masked, save_masked
 from value_aware_study.training.modules import MaskedTraining
 from value_aware_study.training.plan import one_step
-from tests.refusals import assert_refused
 
 LEARNED = TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0})
 ATTENTIONS = {
@@ -178,6 +178,8 @@ def test_a_method_of_another_kernel_computes_that_one() -> None:
 
 def test_attention_dropout_is_refused_by_name() -> None:
     module = masked_module(dropout=0.1)
-    assert_refused(r"attention dropout is 0\.1; .*or train without it$", attend_with, module.model, window(3))
+    assert_refused(
+        r"attention dropout is 0\.1; .*or train without it$", attend_with, module.model, window(3)
+    )
     attend_with(module.model, MIXINGS["FourierMixing"])  # nothing is dropped from a mixing
     assert one_step(module, masked_batch(0))["loss"] > 0

@@ -6,6 +6,7 @@ from torch import Tensor
 from transformers import FNetConfig, RobertaForMaskedLM
 from transformers.models.fnet.modeling_fnet import FNetFourierTransform
 
+from tests.refusals import assert_refused
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import (
     FourierMixing,
@@ -16,7 +17,6 @@ from value_aware_attention.models import (
     build_roberta,
 )
 from value_aware_attention.models.mixing import Mixing, MixingSublayer
-from tests.refusals import assert_refused
 
 MODULE = "value_aware_attention.models.mixing"
 SIZE = {"length": 12, "width": 16, "seed": 0}
@@ -141,5 +141,12 @@ def test_what_stands_in_padding_moves_nothing(
 
 def test_a_causal_model_has_no_place_for_it() -> None:
     for attention in MIXINGS.values():
-        assert_refused(f"^{attention.name} lets every position see all", attention.check_trainable, kernel=Exponential(), length=12, head_dim=8, is_causal=True)
+        assert_refused(
+            f"^{attention.name} lets every position see all",
+            attention.check_trainable,
+            kernel=Exponential(),
+            length=12,
+            head_dim=8,
+            is_causal=True,
+        )
         attention.check_trainable(kernel=Exponential(), length=12, head_dim=8, is_causal=False)

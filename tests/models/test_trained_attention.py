@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from tests.refusals import assert_refused
 from tests.training.tiny import LearnedScale
 from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.models import TrainedAttention
-from tests.refusals import assert_refused
 
 PACKAGE = "value_aware_attention.approximations"
 SIZE = {"kernel": Exponential(), "length": 24, "head_dim": 8}
@@ -33,7 +33,12 @@ def test_methods_with_gradients_can_be_trained(name: str) -> None:
 
 
 def test_methods_without_are_refused_by_name() -> None:
-    assert_refused(r"^SampledKeys gives no gradients to queries or keys", attention("SampledKeys", {"r": 4, "seed": 0}).check_trainable, **SIZE, is_causal=False)
+    assert_refused(
+        r"^SampledKeys gives no gradients to queries or keys",
+        attention("SampledKeys", {"r": 4, "seed": 0}).check_trainable,
+        **SIZE,
+        is_causal=False,
+    )
 
 
 def test_what_a_method_refuses_it_refuses_before_training() -> None:
@@ -41,7 +46,12 @@ def test_what_a_method_refuses_it_refuses_before_training() -> None:
     assert_refused(r"^LSH does not support is_causal", lsh.check_trainable, **SIZE, is_causal=True)
     features = attention("OrthogonalRandomFeatures", TRAINABLE["OrthogonalRandomFeatures"])
     features.check_trainable(**SIZE, is_causal=True)
-    assert_refused(r"got the kernel Elu\(\); it approximates Exponential", features.check_trainable, **{**SIZE, "kernel": Elu()}, is_causal=True)
+    assert_refused(
+        r"got the kernel Elu\(\); it approximates Exponential",
+        features.check_trainable,
+        **{**SIZE, "kernel": Elu()},
+        is_causal=True,
+    )
 
 
 def test_every_layer_has_a_module_and_a_seed_of_its_own() -> None:
@@ -99,7 +109,9 @@ def test_a_checkpoint_runs_no_code_but_the_librarys(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     foreign = described({"target": "foreign_module.Method", "arguments": {}})
-    assert_refused(r"asks for foreign_module\.Method, and only methods of", TrainedAttention.of, foreign)
+    assert_refused(
+        r"asks for foreign_module\.Method, and only methods of", TrainedAttention.of, foreign
+    )
     assert "foreign_module" not in sys.modules and not (tmp_path / "executed").exists()
 
 
@@ -112,4 +124,6 @@ def test_a_method_of_a_module_that_the_program_imported_is_found() -> None:
 
 @pytest.mark.parametrize("value", ["", [], {}, {"target": 1, "arguments": {}}])
 def test_a_damaged_description_is_named(value: object) -> None:
-    assert_refused(r"^trained_attention is .* in the model's config", TrainedAttention.of, described(value))
+    assert_refused(
+        r"^trained_attention is .* in the model's config", TrainedAttention.of, described(value)
+    )

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from synthetic import UNKNOWN, with_cells
 
+from tests.refusals import assert_refused
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
-from tests.refusals import assert_refused
 
 
 def contents(folder):

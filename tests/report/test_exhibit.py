@@ -4,8 +4,8 @@ import altair as alt
 import pandas as pd
 import pytest
 
-from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 from tests.refusals import assert_refused
+from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
 
 @pytest.fixture
@@ -63,6 +63,17 @@ def test_parts_that_make_no_page_are_refused_in_one_line(table: Table) -> None:
     exhibit = Exhibit("twice", "A table", "", table=table)
     assert_refused("2 rows of data and 1 of text", Table, table.data, table.display.head(1))
     assert_refused("empty has neither a table nor an exploration", Exhibit, "empty", "", "")
-    assert_refused("odd has 1 panels for 2 choices", Exhibit, "odd", "", "", charts=[alt.Chart()], table=table, choices=["a", "b"])
+    assert_refused(
+        "odd has 1 panels for 2 choices",
+        Exhibit,
+        "odd",
+        "",
+        "",
+        charts=[alt.Chart()],
+        table=table,
+        choices=["a", "b"],
+    )
     assert_refused(r"'\.\./x' cannot name a part", Exhibit, "../x", "", "", table=table)
-    assert_refused("two parts of the page are named twice", Page, "", "", [Section("twice", "", "", [exhibit])])
+    assert_refused(
+        "two parts of the page are named twice", Page, "", "", [Section("twice", "", "", [exhibit])]
+    )

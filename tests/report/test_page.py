@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import assert_refused
 from tests.report.pages import SLY, small_page
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibit import Page
 from value_aware_study.report.page import PAPER, write_page
-from tests.refusals import assert_refused
 
 FILES = {
     "index.html",

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.recorded import recorded
+from tests.refusals import assert_refused
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
@@ -40,7 +41,6 @@ from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.evaluation.grid import expand_axes
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
-from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -147,7 +147,9 @@ def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path
             parts = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
         wrong.append(int(((torch.cat(parts) != labels) & (labels >= 0)).sum()))
     assert sums.totals.tolist() == wrong
-    assert_refused("piece is 5; it must divide the sequences' 12 tokens", small_masked, tmp_path, None, piece=5)
+    assert_refused(
+        "piece is 5; it must divide the sequences' 12 tokens", small_masked, tmp_path, None, piece=5
+    )
 
 
 def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:

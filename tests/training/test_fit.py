@@ -9,12 +9,12 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
+from tests.refusals import assert_refused
 from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_attention.models import TrainedAttention, attend_with
 from value_aware_study.training.fit import fit
 from value_aware_study.training.modules import LanguageModeling, MaskedTraining
 from value_aware_study.training.optimizers import BertAdam, Muon
-from tests.refusals import assert_refused
 
 State = dict[str, torch.Tensor]
 
@@ -72,7 +72,15 @@ def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
     def fails(curve: object) -> None:
         raise OSError("no room for the model")
 
-    assert_refused("no room", run, causal_module(), tmp_path, error=OSError, evaluate_every=evaluate_every, save=fails)
+    assert_refused(
+        "no room",
+        run,
+        causal_module(),
+        tmp_path,
+        error=OSError,
+        evaluate_every=evaluate_every,
+        save=fails,
+    )
     saved: list[object] = []
     module = causal_module()
     curve, read = run(module, tmp_path, evaluate_every=evaluate_every, save=saved.append)
@@ -85,7 +93,14 @@ def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_that_an_argument_ended_early_is_not_saved(tmp_path: Path) -> None:
     saved: list[object] = []
-    assert_refused("ended after 1 of 13 steps with", run, causal_module(), tmp_path, save=saved.append, fast_dev_run=True)
+    assert_refused(
+        "ended after 1 of 13 steps with",
+        run,
+        causal_module(),
+        tmp_path,
+        save=saved.append,
+        fast_dev_run=True,
+    )
     assert not saved
 
 

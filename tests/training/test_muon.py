@@ -1,12 +1,11 @@
 """Muon agrees with its definition on hidden matrices and with torch's AdamW elsewhere."""
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from value_aware_study.training.optimizers import Muon
 from tests.refusals import assert_refused
+from value_aware_study.training.optimizers import Muon
 
 
 def parameters() -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
@@ -71,4 +70,10 @@ def test_everything_else_is_adamws() -> None:
 
 def test_what_cannot_be_trained_is_refused() -> None:
     assert_refused("2D", Muon, [{"params": [nn.Parameter(torch.zeros(3))], "hidden": True}], lr=1.0)
-    assert_refused(r"adamw_rate is 0; it must be positive", Muon, [{"params": list(parameters())[:1], "hidden": True}], lr=1.0, adamw_rate=0)
+    assert_refused(
+        r"adamw_rate is 0; it must be positive",
+        Muon,
+        [{"params": list(parameters())[:1], "hidden": True}],
+        lr=1.0,
+        adamw_rate=0,
+    )
