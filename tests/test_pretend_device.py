@@ -376,8 +376,7 @@ def test_one_step_measures_the_device(made: Any, monkeypatch: pytest.MonkeyPatch
     rows = causal_batch(0) if made is causal_module else masked_batch(0)
     expected = one_step(made(dropout=0.0), rows)["loss"]
     with PretendDevice():
-        module = made(dropout=0.0).to(DEVICE)
-        step = one_step(module, moved(rows))
+        step = one_step(made(dropout=0.0).to(DEVICE), moved(rows))
         assert asked == [DEVICE, DEVICE] and step["peak_memory_gib"] == 1
     assert step["loss"] == pytest.approx(expected, rel=1e-4)
 

@@ -92,6 +92,5 @@ def test_a_job_that_is_killed_is_named_and_the_others_are_waited_for(
     killed, refused = ended(f"{SWEEP}4 {targets} hydra/launcher=submitit_local", root)
     assert killed.startswith("error: approximation._target_=tests.training.processes.kill: its pro")
     assert refused.startswith("error: approximation._target_=nowhere.Nothing: ")
-    logs = Path(killed.rpartition(" ")[2])
-    assert len(list(logs.glob("*/*_log.err"))) == 3
+    assert len(list(Path(killed.rpartition(" ")[2]).glob("*/*_log.err"))) == 3
     assert capfd.readouterr().out.splitlines()[-1].split()[2] == "4"

@@ -121,8 +121,7 @@ def test_every_value_of_the_sweep_is_a_cell() -> None:
     for values in cells:
         chosen = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
         section = composed("evaluate", ["model=causal", *chosen, "scale=smoke"]).evaluate
-        method = setting(values[1], plain(section.approximation)).build(0)
-        assert method.r == values[2]
+        assert setting(values[1], plain(section.approximation)).build(0).r == values[2]
 
 
 def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() -> None:

@@ -135,8 +135,7 @@ def test_is_causal_equals_the_triangular_mask(
 
 
 def test_a_row_without_visible_keys_is_zero(inputs: Inputs, method: Method, kernel: Kernel) -> None:
-    mask = padding(KEYS)
-    output = method.build()(*inputs, kernel=kernel, attn_mask=mask)
+    output = method.build()(*inputs, kernel=kernel, attn_mask=padding(KEYS))
     assert (output[0] == 0).all()
     assert (output[1] != 0).any() and output.isfinite().all()
 

@@ -118,8 +118,7 @@ def test_measurements_are_found_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert measured == [2] * 4  # the one of the attention was kept, the one that ended was not
     assert len(cells) == 6 and all(cell["time"]["passes"] >= ROUNDS for cell in cells)
     assert list(narrow.cells(lengths)) == cells and len(measured) == 4
-    wide = benchmark([subject(Exact), subject(SlidingWindow, r=5)], tmp_path)
-    list(wide.cells(lengths))
+    list(benchmark([subject(Exact), subject(SlidingWindow, r=5)], tmp_path).cells(lengths))
     assert len(measured) == 7
 
 

@@ -183,8 +183,7 @@ def test_a_cache_alone_and_a_projection_in_fp32_are_taken() -> None:
     heads = seen.query.shape[-3]
     projection = torch.randn(heads, seen.value.shape[-1], 6, generator=torch.Generator())
     for text in range(2):
-        alone = replace(seen.cache((text, 0)), projection=projection)
-        best = optimal_set(alone, 4)
+        best = optimal_set(replace(seen.cache((text, 0)), projection=projection), 4)
         assert torch.equal(best.indices, found.indices[text, 0])
         torch.testing.assert_close(best.error, found.error[text, 0])
 

@@ -92,8 +92,7 @@ class TestSample:
             assert sorted(drawn) == sorted(items)
 
     def test_fills_most_of_the_bound_from_everywhere(self):
-        items = [f"{i:04d}" + "x" * 96 for i in range(2000)]
-        drawn = sample(items, 20_000)
+        drawn = sample([f"{i:04d}" + "x" * 96 for i in range(2000)], 20_000)
         assert 19_900 <= sum(map(len, drawn)) <= 20_000
         positions = sorted(int(text[:4]) for text in drawn)
         gaps = [b - a for a, b in itertools.pairwise([0, *positions, 2000])]

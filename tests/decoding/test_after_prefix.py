@@ -159,8 +159,7 @@ def masks(draw: st.DrawFn) -> Tensor:
     """Draws a mask of any shape that broadcasts to (2, 2, N, N)."""
     sizes = draw(st.tuples(*(st.sampled_from(sorted({1, size})) for size in (2, 2, N, N))))
     shape = sizes[draw(st.integers(0, 3)) :]
-    seed = draw(st.integers(0, 2**16))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     return torch.rand(shape, generator=generator) < draw(st.sampled_from([0.2, 0.6, 0.95]))
 
 
@@ -266,8 +265,7 @@ def test_every_type_of_numbers(inputs: Inputs, name: str) -> None:
 
 
 def test_no_text_and_no_position() -> None:
-    method = after(caches.ValueAware(R))
-    assert method(*text(0, 2), is_causal=True).shape == (0, 2, N, V)
+    assert after(caches.ValueAware(R))(*text(0, 2), is_causal=True).shape == (0, 2, N, V)
     query, key, value = text(2)
     encoder = after(caches.ValueAware(R), prefix=None)
     assert encoder(query[:, :0], key, value).shape == (2, 0, V)

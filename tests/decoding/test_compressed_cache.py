@@ -309,8 +309,7 @@ def generated(model: PreTrainedModel, inputs: dict[str, Tensor], **options: Any)
 
 def expected_of(model: PreTrainedModel, sequences: Tensor, budget: dict[str, Any]) -> Tensor:
     """Computes the logits of generated tokens, from the second on, in one pass."""
-    rows = len(sequences) // 3
-    mask = text()["attention_mask"].repeat_interleave(rows, dim=0)
+    mask = text()["attention_mask"].repeat_interleave(len(sequences) // 3, dim=0)
     inputs = {"input_ids": sequences, "attention_mask": mask}
     return one_pass(model, inputs, ValueAware(R), **budget)[:, :-1]
 
@@ -627,8 +626,7 @@ def test_masks_of_the_whole_text_are_read(llama: PreTrainedModel) -> None:
     inputs = placed(llama, text())
     padding = inputs["attention_mask"][:, None, None].bool()
     whole = padding & torch.ones(PREFIX + LATER, PREFIX + LATER, dtype=torch.bool).tril()
-    hidden = torch.finfo(torch.float32).min
-    mask = torch.zeros(whole.shape).masked_fill(~whole, hidden)
+    mask = torch.zeros(whole.shape).masked_fill(~whole, torch.finfo(torch.float32).min)
     expected = one_pass(llama, text(), ValueAware(R))
     for cuts in ([PREFIX], [PREFIX, PREFIX + 1, PREFIX + 2]):
         found, cache = [], None

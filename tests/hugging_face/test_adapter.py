@@ -277,8 +277,7 @@ def test_causal_masks_arrive_as_is_causal_and_padding_alone() -> None:
     assert padded["is_causal"] and padded["attn_mask"].shape == (3, 1, 1, 12)
     assert not free["is_causal"] and free["attn_mask"] is None
     assert not hidden["is_causal"] and hidden["attn_mask"].shape == (3, 1, 1, 12)
-    expected = batch("left")["attention_mask"].bool()
-    assert torch.equal(hidden["attn_mask"][:, 0, 0], expected)
+    assert torch.equal(hidden["attn_mask"][:, 0, 0], batch("left")["attention_mask"].bool())
 
 
 def test_a_decoder_that_its_config_makes_bidirectional_is_one() -> None:

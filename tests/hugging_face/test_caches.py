@@ -118,9 +118,7 @@ def test_the_output_projection_is_found(kind: str) -> None:
     projection = output_projection(layer, (keys, 4 // keys), first["value"].shape[-1])
     heads = Exact()(*(first[name] for name in ("query", "key", "value")), is_causal=True,
                     kernel=first["kernel"])  # fmt: skip
-    summed = torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
-    found = caught[0][0]
-    bias = found - summed
+    bias = caught[0][0] - torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
     torch.testing.assert_close(bias, bias[:, :1].expand_as(bias), **CLOSE)
 
 

@@ -41,8 +41,7 @@ def test_nothing_is_shown_or_hidden_by_the_conversion(
     if kind == 3:
         visible = torch.ones_like(visible)
     for mask in (visible, torch.where(visible, 0.0, LOWEST), torch.where(visible, 0.0, -torch.inf)):
-        found = shown(mask, queries, keys).expand(visible.shape)
-        assert torch.equal(found, visible)
+        assert torch.equal(shown(mask, queries, keys).expand(visible.shape), visible)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (1, 4), (2, 5)])
@@ -118,6 +117,5 @@ def test_the_unseen_end_of_a_static_cache_is_cut_and_nothing_else() -> None:
     for queries, length in ((6, 6), (5, 5)):  # never fewer keys than queries
         cut, _, short = trim(key, key, mask.expand(1, 1, queries, 6), queries)
         assert cut.shape[2] == short.shape[-1] == length
-    longer = torch.zeros(1, 1, 6, 9)
-    assert trim(key, key, longer, queries=6)[2].shape == (1, 1, 6, 6)
+    assert trim(key, key, torch.zeros(1, 1, 6, 9), queries=6)[2].shape == (1, 1, 6, 6)
     assert trim(key, key, None, queries=1)[0] is key

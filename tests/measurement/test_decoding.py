@@ -55,8 +55,7 @@ def test_cells_are_those_of_one_pass(task: Task, record: DecodingRecord) -> None
             far = kl_div(logs, exact, reduction="none", log_target=True).sum(-1).mean()
             cell = cells[name, keep]
             assert cell.kl.value == pytest.approx(far.item(), rel=1e-3, abs=1e-6)
-            labels = tokens[:, PREFIX + 1 :, None]
-            nats = -logs[:, :-1].gather(-1, labels).mean().item()
+            nats = -logs[:, :-1].gather(-1, tokens[:, PREFIX + 1 :, None]).mean().item()
             assert cell.nats.value == pytest.approx(nats, rel=1e-3)
     assert cells["recent", 0.5].kl.value > 0.01
 

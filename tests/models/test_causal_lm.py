@@ -115,8 +115,7 @@ def test_a_replaced_attention_is_called_with_the_models_kernel_and_gone_afterwar
 def test_padding_changes_nothing_that_is_not_padding(side: str) -> None:
     model, read = tiny(), tokens()
     mask = torch.ones_like(read)
-    hidden = slice(0, 3) if side == "left" else slice(9, 12)
-    mask[0, hidden] = 0
+    mask[0, (slice(0, 3) if side == "left" else slice(9, 12))] = 0
     other = torch.where(mask.bool(), read, (read + 1) % 50)
     first, second = (model(t, attention_mask=mask).logits[mask.bool()] for t in (read, other))
     torch.testing.assert_close(first, second)
@@ -210,8 +209,7 @@ def test_training_with_a_window_over_everything_is_training_with_exact(kernel: K
     name = "value_aware_attention.approximations.SlidingWindow"
     exact, start = trained(None, kernel), trained(None, kernel, steps=0)
     assert (exact - start).abs().max() > 0.1
-    wide = trained(TrainedAttention(name, {"r": 12}), kernel)
-    torch.testing.assert_close(wide, exact)
+    torch.testing.assert_close(trained(TrainedAttention(name, {"r": 12}), kernel), exact)
     assert (trained(TrainedAttention(name, {"r": 2}), kernel) - exact).abs().max() > 0.05
 
 

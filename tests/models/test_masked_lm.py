@@ -93,8 +93,7 @@ def test_what_layers_own_is_trained_and_layers_do_not_share() -> None:
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_a_saved_model_comes_back(tmp_path: Path, name: str) -> None:
-    attention = ATTENTIONS[name]
-    model = trained(attention).model
+    model = trained(ATTENTIONS[name]).model
     save_masked(model, tmp_path)
     again = load_masked(tmp_path)
     assert not again.training
@@ -116,8 +115,7 @@ def test_the_folder_is_one_that_plain_transformers_reads(tmp_path: Path) -> None
 
 
 def test_exact_attention_leaves_no_trace(tmp_path: Path) -> None:
-    model = trained(None).model
-    save_masked(model, tmp_path)
+    save_masked(trained(None).model, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     assert torch.equal(
         logits(load_masked(tmp_path)), logits(RobertaForMaskedLM.from_pretrained(tmp_path))
@@ -147,8 +145,7 @@ def test_replaced_attention_goes_before_a_models_own_and_it_returns() -> None:
     windowed, exact = logits(model), logits(trained(None, steps=0).model)
     assert not torch.allclose(windowed, exact, atol=1e-2)
     with replace_attention(model, Exact()):
-        replaced = logits(model)
-        assert (replaced - windowed).abs().max() > 1e-2
+        assert (logits(model) - windowed).abs().max() > 1e-2
     with replace_attention(model, SlidingWindow(2)):
         torch.testing.assert_close(logits(model), windowed)
     assert torch.equal(logits(model), windowed)

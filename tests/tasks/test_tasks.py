@@ -103,8 +103,7 @@ def small_masked(
         vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
         dropout=0.0,
     )  # fmt: skip
-    rows = np.random.default_rng(0).integers(5, 60, size=(9, 12))
-    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).integers(5, 60, size=(9, 12)))
     sequences = MaskedSequences(
         [tmp_path / "rows.npy"], length=12, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
         vocabulary_size=60, fraction=0.3,
@@ -210,8 +209,7 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     assert error.relative == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
     assert error.low == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
     assert error.high == pytest.approx(high, rel=1e-2)
-    layers = errors.sum(axis=1) / norms.sum(axis=1)
-    assert error.by_layer == pytest.approx(layers, rel=1e-3)
+    assert error.by_layer == pytest.approx(errors.sum(axis=1) / norms.sum(axis=1), rel=1e-3)
     assert error.cosine_by_layer == pytest.approx(cosines, abs=1e-4)
     assert error.length_by_layer == pytest.approx(lengths, rel=1e-4)
     assert error.cosine == pytest.approx(np.mean(cosines), abs=1e-4)
