@@ -35,7 +35,7 @@ def published(name: str) -> AfterPrefix:
     card = cache_cards()[name]
     options = dict(card.after)
     if options.get("recent", 0) == 32 or name == "kvzip":
-        options |= {"sinks": (options.get("sinks") or len(SINKS)), "recent": len(RECENT)}
+        options |= {"sinks": options.get("sinks") or len(SINKS), "recent": len(RECENT)}
     return card.after_prefix(options, R, PREFIX)
 
 

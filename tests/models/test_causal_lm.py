@@ -115,7 +115,7 @@ def test_a_replaced_attention_is_called_with_the_models_kernel_and_gone_afterwar
 def test_padding_changes_nothing_that_is_not_padding(side: str) -> None:
     model, read = tiny(), tokens()
     mask = torch.ones_like(read)
-    mask[0, (slice(0, 3) if side == "left" else slice(9, 12))] = 0
+    mask[0, slice(0, 3) if side == "left" else slice(9, 12)] = 0
     other = torch.where(mask.bool(), read, (read + 1) % 50)
     first, second = (model(t, attention_mask=mask).logits[mask.bool()] for t in (read, other))
     torch.testing.assert_close(first, second)
