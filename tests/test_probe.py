@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -28,6 +27,7 @@ from transformers import (
     ViTModel,
 )
 
+from tests.apps import refusal, run_app
 from tests.refusals import assert_refused
 from value_aware_attention import kernels, probe
 from value_aware_attention.measurement import Record
@@ -40,7 +40,6 @@ from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.report.contents import write_probe
 
-ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = words(14 * 6 + 3)
@@ -429,17 +428,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def small(folder: Path, command: str) -> str:
+    """Names the files of the folder, and a probe that is as small as can be."""
+    given = {"control": "false", "windows": 2, "rows": 4, "search": "fast", "length": LENGTH}
+    fewer = (f"probe.{name}={value}" for name, value in given.items() if f"{name}=" not in command)
+    return " ".join(["probe", re.sub(r"{([\w.]+)}", rf"{folder}/\1", command), *fewer])
+
+
 def run(folder: Path, command: str, root: Path) -> None:
-    arguments = re.sub(r"{([\w.]+)}", rf"{folder}/\1", command).split()
-    if not any(argument.startswith("probe.control=") for argument in arguments):
-        arguments.append("probe.control=false")
-    arguments += ["probe.windows=2", "probe.rows=4", "probe.search=fast", f"paths.root={root}"]
-    if not any(argument.startswith("probe.length=") for argument in arguments):
-        arguments.append(f"probe.length={LENGTH}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        patch.setattr(sys, "argv", ["pipelines.probe", *arguments, "scale=smoke", "logger=none"])
-        import_module("pipelines.probe").main()
+    run_app(small(folder, command), root)
 
 
 def written(root: Path, name: str) -> tuple[str, Record]:
@@ -580,10 +577,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
 def test_bad_input_ends_with_one_line_and_nothing_written(
     folder: Path, tmp_path: Path, command: str, named: str
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run(folder, command, tmp_path)
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and named in message and "\n" not in message
+    assert named in refusal(small(folder, command), tmp_path)
     assert not (tmp_path / "outputs").exists()
 
 
@@ -597,11 +591,9 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
     run(folder, f"{command}bert/final", tmp_path)
     first = file.read_bytes()
-    with pytest.raises(SystemExit) as stopped:
-        run(folder, f"{command}roberta/final", tmp_path)
-    message = str(stopped.value.code)
+    message = refusal(small(folder, f"{command}roberta/final"), tmp_path)
     assert "final holds final of another checkpoint: give probe.name=<another name>" in message
-    assert "\n" not in message and file.read_bytes() == first
+    assert file.read_bytes() == first
     run(folder, f"{command}again/final", tmp_path)
     assert file.read_bytes() == first
     run(folder, f"{command}roberta/final probe.name=other", tmp_path)
