@@ -28,11 +28,13 @@ def test_other_names_are_files_of_the_folder(tmp_path: Path, name: str | int) ->
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"] == [file.name]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path / "run")
-    write_model(tmp_path / "run")
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("names")
+    write_tokens(folder / "run")
+    write_model(folder / "run")
+    (folder / "text.txt").write_text("w1 w2 w3")
+    return folder / "run"
 
 
 APPS = (
@@ -47,13 +49,11 @@ APPS = (
 
 @pytest.mark.parametrize("command", APPS)
 def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
-    text = root.parent / "text.txt"
-    text.write_text("w1 w2 w3")
     before = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
     assert_refused(
         r"^error: [^\n]*(cannot name a file in|must be a name of) [^\n]*$",
         run_app,
-        command.format(text=text) + "../../x",
+        command.format(text=root.parent / "text.txt") + "../../x",
         root,
         error=SystemExit,
     )

@@ -30,13 +30,13 @@ def test_the_best_search_nearly_always_finds_the_best_of_all_sets(
 ) -> None:
     """In 96 to 100 of 100 caches when this was written; at most 4.5 times as much in the others."""
     for keys, r in ((9, 3), (8, 5)):
-        seen = observed(keys, batch=(40,), kernel=KERNELS[kernel], **options)
+        seen = observed(keys, batch=(20,), kernel=KERNELS[kernel], **options)
         least = seen.error(best_set(seen, r))
         best, default = (
             seen.error(ValueAware(r, search=search).keep(seen)) for search in ("best", "default")
         )
         assert not_above(least, best, seen) and not_above(best, default, seen)
-        assert (best <= 1.0001 * least).sum() >= 36 and (best <= 5 * least).all()
+        assert (best <= 1.0001 * least).sum() >= 18 and (best <= 5 * least).all()
 
 
 @quick
