@@ -37,6 +37,12 @@ def _few_collections() -> None:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the pictures of a page out: drawing them takes most of its time."""
+    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")
+
+
+@pytest.fixture
 def generator() -> torch.Generator:
     """Returns a generator with a fixed seed."""
     return torch.Generator().manual_seed(0)

@@ -17,9 +17,8 @@ from pipelines.app.checkpoint import file_hash
 from tests import apps
 from tests.apps import run_app
 from tests.refusals import assert_refused
-from tests.test_cluster import write_model
+from tests.test_cluster import write_run
 from tests.test_distributed import GRID, write_masked
-from tests.training.processes import write_tokens
 from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.files import write_checksums
@@ -32,9 +31,7 @@ NOT_A_NUMBER = np.array([np.nan]), np.array([1.0])
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path)
-    write_model(tmp_path)
-    return tmp_path
+    return write_run(tmp_path)
 
 
 def refusal(command: str, root: Path) -> str:

@@ -1,9 +1,10 @@
-"""Files and folders appear whole or not at all; a changed file is refused by its name."""
+"""Files appear whole or not at all; a changed file is refused by its name; no JSON has NaN."""
 
 import errno
 import fcntl
 import json
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pipelines.app import write_json
 from tests.refusals import assert_refused
 from tests.report.synthetic import probed
 from value_aware_attention import files
@@ -24,6 +26,7 @@ from value_aware_attention.files import (
     CHECKSUMS,
     DiskFull,
     check_checksums,
+    from_json,
     full_disk_named,
     held,
     load_json,
@@ -31,6 +34,7 @@ from value_aware_attention.files import (
     new_files,
     new_folder,
     save_json,
+    to_json,
     with_checksum,
     without_checksum,
     write_checksums,
@@ -320,9 +324,15 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "empty": lambda text: "",
     "another value": lambda text: text.replace("1.25", "1.75"),
     "of before checksums": lambda text: '{"value": 1.25}',
+    "another list": lambda text: "[1]",
+    "bytes of no text": lambda text: "\udcff",
     "list": lambda text: "[]",
+    "no number": lambda text: '{"value": NaN}',
     "null": lambda text: "null",
+    "number": lambda text: "3",
     "object": lambda text: "{}",
+    "unclosed": lambda text: '{"value": 1',
+    "zeros": lambda text: "\0\0",
 }
 
 
@@ -336,7 +346,7 @@ def test_a_cell_that_is_not_as_it_was_written_is_computed_again(
     (file,) = tmp_path.iterdir()
     whole = file.read_text()
     assert cache.get({"r": 1}, dict) == record
-    file.write_text(damage(whole))
+    file.write_bytes(damage(whole).encode(errors="surrogateescape"))
     with caplog.at_level(logging.WARNING):
         assert cache.get({"r": 1}, lambda: record) == record
     (line,) = caplog.messages
@@ -404,3 +414,35 @@ def test_a_record_with_another_digit_is_refused_and_its_version_is_said_first() 
     assert_refused(
         "schema version 9", Record.from_json, text.replace('"version": 1', '"version": 9')
     )
+
+
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_the_keys_of_a_number_that_is_not_finite_are_named(number: float) -> None:
+    content = {"cells": [{"value": 1.0}, {"value": 2.0, "layers": (0.5, number)}]}
+    assert_refused(rf"^cells\.1\.layers\.1 is {number}, which JSON", to_json, content)
+    assert json.loads(to_json({"a": [1, 2.5, None, "NaN"]})) == {"a": [1, 2.5, None, "NaN"]}
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "-Infinity", "{", ""])
+def test_only_json_is_read(text: str) -> None:
+    assert_refused(r".", from_json, text)
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_a_good_file_outlives_content_that_is_not_json(tmp_path: Path, number: float) -> None:
+    file = tmp_path / "record.json"
+    write_json(file, {"value": 1.0})
+    before = file.read_bytes()
+    assert_refused(r"record\.json was not written: value is", write_json, file, {"value": number})
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_a_record_that_is_not_finite_is_never_kept(tmp_path: Path, number: float) -> None:
+    cache = RecordCache(tmp_path / "cells", {})
+    assert_refused(r"^errors\.1 is", cache.get, {"a": 1}, lambda: {"errors": [0.0, number]})
+    assert not (tmp_path / "cells").exists()
+    assert cache.get({"a": 1}, lambda: {"errors": [0.0, 1.0]}) == {"errors": [0.0, 1.0]}

@@ -6,8 +6,7 @@ import pytest
 
 from tests.apps import refusal, run_app
 from tests.refusals import assert_refused
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.test_cluster import write_run
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document
 from value_aware_study.paths import LONGEST, inside
@@ -31,10 +30,8 @@ def test_other_names_are_files_of_the_folder(tmp_path: Path, name: str | int) ->
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("names")
-    write_tokens(folder / "run")
-    write_model(folder / "run")
     (folder / "text.txt").write_text("w1 w2 w3")
-    return folder / "run"
+    return write_run(folder / "run")
 
 
 APPS = (

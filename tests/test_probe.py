@@ -489,12 +489,6 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     assert keys.mean().item() == pytest.approx(8)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves figures empty, because drawing them takes seconds."""
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["bert", "our_causal", *slow("gpt2", "llama", "our_masked")])
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:

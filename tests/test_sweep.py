@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.apps import run_app
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.test_cluster import write_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SWEEP = "evaluate -m kernel=elu approximation=optimal_v_oblivious approximation.r="
@@ -17,9 +16,7 @@ SWEEP = "evaluate -m kernel=elu approximation=optimal_v_oblivious approximation.
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path)
-    write_model(tmp_path)
-    return tmp_path
+    return write_run(tmp_path)
 
 
 def ended(command: str, root: Path) -> list[str]:

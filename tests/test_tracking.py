@@ -20,8 +20,7 @@ from PIL import Image
 from pipelines.app import composed, plain, tracking
 from tests.apps import run_app
 from tests.refusals import assert_refused
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.test_cluster import write_run
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
@@ -51,8 +50,7 @@ class Run:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
     """Collects the runs that apps start."""
-    write_tokens(tmp_path)
-    write_model(tmp_path)
+    write_run(tmp_path)
     made: list[Run] = []
 
     def start(**settings: Any) -> Run:
