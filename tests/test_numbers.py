@@ -41,8 +41,7 @@ PROBED = re.compile(r"hero|matching|model_\w+")
 
 def blocks(page: Path) -> Iterator[tuple[str, list[str]]]:
     """Yields the text of a page in front of each comment, with the comment's lines."""
-    text = page.read_text()
-    *parts, last = COMMENT.split(text)
+    *parts, last = COMMENT.split(page.read_text())
     for shown, comment in zip(parts[::2], parts[1::2], strict=True):
         yield shown, comment.strip().splitlines()
     yield last, []

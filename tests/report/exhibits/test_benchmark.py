@@ -121,8 +121,7 @@ def test_dense_attention_is_a_named_line_at_every_length() -> None:
 
 
 def test_exponents_are_drawn_beside_the_published_ones() -> None:
-    growth = benchmark.exponents(Measurements(benchmark_record(AGREES)))
-    [panel] = growth.charts
+    [panel] = benchmark.exponents(Measurements(benchmark_record(AGREES))).charts
     drawn = {(row["name"], row["series"]): row["value"] for row in rows(panel)}
     assert drawn["the linformer", "time"] == pytest.approx(1.1)
     assert drawn["the linformer", "memory"] == pytest.approx(1.1)

@@ -48,8 +48,7 @@ def test_an_interval_of_one_unit_is_a_dash(records):
         with_cells(record, lambda cell: replace(cell, **UNKNOWN | unit)) for record in records
     ]
     single = Results.of(of_one_unit)
-    display = table_1(single).table.display
-    assert set(display[OF_DIFFERENCE]) == {DASH}
+    assert set(table_1(single).table.display[OF_DIFFERENCE]) == {DASH}
     assert "nan" not in table_2(single).table.markdown()
 
 
