@@ -161,32 +161,9 @@ def test_pools_that_have_no_meaning_are_refused() -> None:
     tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)]
     method = AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer")
     assert_refused(r"^heads are pooled by hugging_face[^\n]*$", method, *tensors, is_causal=True)
-    assert_refused(
-        r"^pool [^\n]*layer[^\n]*model[^\n]*$",
-        AfterPrefix,
-        caches.Recent(4),
-        prefix=6,
-        sinks=1,
-        recent=1,
-        pool="head",
-    )
-    assert_refused(
-        r"^heads may keep 4 keys; with pool each must keep 5: ",
-        AfterPrefix,
-        caches.Recent(4),
-        prefix=6,
-        sinks=1,
-        recent=1,
-        pool="layer",
-        floor=5,
-    )
-    assert_refused(
-        r"^every is 2; with pool keys are chosen once: pool=None$",
-        AfterPrefix,
-        caches.Recent(4),
-        prefix=6,
-        sinks=1,
-        recent=1,
-        pool="layer",
-        every=2,
-    )
+    for line, options in (
+        (r"^pool [^\n]*layer[^\n]*model[^\n]*$", {"pool": "head"}),
+        (r"^heads may keep 4 keys; with pool each must keep 5: ", {"pool": "layer", "floor": 5}),
+        (r"^every is 2; with pool keys are chosen once: pool=None$", {"pool": "layer", "every": 2}),
+    ):
+        assert_refused(line, AfterPrefix, caches.Recent(4), prefix=6, sinks=1, recent=1, **options)
