@@ -111,8 +111,7 @@ def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
         assert len(evaluated.baselines) == (6 if model == "masked_long" else 8)
         for counted in evaluated.baselines.values():
             assert counted.unit_counts == evaluated.cells[0].unit_counts
-    read = record(made, "causal_elu").baselines["5gram_tokens_read"]
-    assert read.tokens == 6 * 4 * 96
+    assert record(made, "causal_elu").baselines["5gram_tokens_read"].tokens == 6 * 4 * 96
 
 
 def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path: Path) -> None:
@@ -175,8 +174,7 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         "masked_long",
     }
     written = (made / "outputs/smoke/metrics/train/masked_long.json").read_text()
-    hyperparameters = json.loads(written)["hyperparameters"]
-    assert "attention" not in hyperparameters
+    assert "attention" not in json.loads(written)["hyperparameters"]
 
 
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:

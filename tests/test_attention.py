@@ -13,6 +13,7 @@ from methods import KERNELS
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.reference import approximations as reference
+from tests.refusals import assert_refused
 from value_aware_attention import attention, error, kernels
 from value_aware_attention.approximations import LinearAttention
 from value_aware_attention.attention import attention_weights
@@ -183,8 +184,7 @@ def test_scales_and_degrees_may_be_numpys() -> None:
     ],
 )
 def test_arguments_that_attention_cannot_take_are_named(arguments: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        attention(**{"query": X, "key": X, "value": X} | arguments)
+    assert_refused(f"^{message}", attention, **{"query": X, "key": X, "value": X} | arguments)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,7 @@ def test_arguments_that_attention_cannot_take_are_named(arguments: dict, message
     ],
 )
 def test_other_bad_arguments_are_named(message: str, build: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        build()
+    assert_refused(f"^{message}", build)
 
 
 @pytest.mark.parametrize("low", [-8.0, -12.0, -18.0, -25.0, -40.0])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipelines.app import composed, plain
-from tests.apps import run_app
+from tests.apps import refusal, run_app
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_study.benchmarking.measurement import Benchmark
 from value_aware_study.benchmarking.passes import Setting, Subject
@@ -17,14 +17,11 @@ KEPT = {"eager", "sliding_window", "reformer"}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def methods() -> list[str]:
-    return sorted(composed("benchmark", []).benchmark.methods)
-
-
-def run(folder: Path, *overrides: str) -> None:
-    """Runs the app in this process at smoke scale with three methods."""
-    fewer = [f"~benchmark.methods.{name}" for name in methods() if name not in KEPT]
-    run_app(" ".join(["benchmark", *fewer, *overrides]), folder)
+def command(*overrides: str) -> str:
+    """Names the app with three of its methods."""
+    methods = composed("benchmark", []).benchmark.methods
+    fewer = [f"~benchmark.methods.{name}" for name in methods if name not in KEPT]
+    return " ".join(["benchmark", *fewer, *overrides])
 
 
 @pytest.mark.parametrize("length", [16, 128])
@@ -40,7 +37,7 @@ def test_every_configured_method_runs(
 
 
 def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
-    run(tmp_path)
+    run_app(command(), tmp_path)
     record = json.loads((tmp_path / "outputs/smoke/benchmark.json").read_text())
     steps = {(c["pass"], c["length"], c["method"]) for c in record["cells"]}
     measured = {("forward", 16), ("forward_backward", 16), ("attention", 16), ("attention", 32)}
@@ -51,7 +48,7 @@ def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "outputs/smoke/metrics/benchmark.json").read_text())) == KEPT
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
     next(iter(before)).unlink()  # as if the run had been ended before it
-    run(tmp_path)
+    run_app(command(), tmp_path)
     after = {p: p.stat().st_mtime_ns for p in (tmp_path / ".cache/benchmark").iterdir()}
     assert set(after) == set(before) and sum(after[p] != before[p] for p in before) == 1
     assert not list(tmp_path.rglob("*.partial"))
@@ -67,12 +64,8 @@ def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
 def test_bad_input_ends_with_one_line_and_nothing_written(
     tmp_path: Path, override: str, named: tuple[str, ...]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run(tmp_path, override)
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and "\n" not in message
-    for words in named:
-        assert words in message
+    message = refusal(command(override), tmp_path)
+    assert all(words in message for words in named), message
     assert not (tmp_path / "outputs").exists()
 
 
@@ -80,6 +73,6 @@ def test_a_gpu_that_is_not_there_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=r"benchmark\.layer\.device is cuda and there is no GPU"):
-        run_app("benchmark benchmark.layer.device=cuda", tmp_path)
+    line = refusal("benchmark benchmark.layer.device=cuda", tmp_path)
+    assert "benchmark.layer.device is cuda and there is no GPU" in line
     assert not (tmp_path / "outputs").exists()

@@ -22,13 +22,16 @@ from value_aware_attention.models import CausalLanguageModel
 pytestmark = pytest.mark.slow
 
 
-def write_model(root: Path) -> None:
+def write_run(root: Path) -> Path:
+    """Writes random tokens and a model with random weights, as a run leaves them."""
+    write_tokens(root)
     torch.manual_seed(0)
     model = CausalLanguageModel(
         vocabulary_size=60, layers=2, width=64, heads=1, feedforward=64, kernel=Elu(), dropout=0.0
     )
     model.save_pretrained(root / "outputs/smoke/models/causal_elu")
     save_tokenizer(root / "outputs/smoke/models/causal_elu")
+    return root
 
 
 @pytest.mark.skipif(find_spec("submitit") is None, reason="needs requirements-cluster.txt")
@@ -36,8 +39,7 @@ def write_model(root: Path) -> None:
 def test_a_sweep_of_submitit_jobs_prints_its_table(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_tokens(tmp_path)
-    write_model(tmp_path)
+    write_run(tmp_path)
     sweep = "kernel=elu approximation=optimal_v_oblivious approximation.r=1,96"
     run_app(f"evaluate -m hydra/launcher=submitit_local {sweep}", tmp_path)
     lines = [line.split() for line in capfd.readouterr().out.splitlines()]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.apps import refusal, run_app
+from tests.refusals import assert_refused
 from tests.report.synthetic import probed
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.test_cluster import write_run
 from value_aware_attention.files import with_checksum, write_checksums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -41,9 +41,7 @@ DAMAGES = (cut, emptied, other("{}"), other("[]"))
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes the files that the apps read, as small as can be."""
-    root = tmp_path_factory.mktemp("whole")
-    write_tokens(root)
-    write_model(root)
+    root = write_run(tmp_path_factory.mktemp("whole"))
     (root / "text.txt").write_text("some words " * 300)
     shutil.copytree(root / CAUSAL / "tokenizer", root / MODEL, dirs_exist_ok=True)
     write_checksums(root / MODEL)
@@ -64,6 +62,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in (root / OUT / "corpus", root / OUT / "tokens"):
         write_checksums(folder)
     return root
+
+
+@pytest.fixture
+def root(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "root")
 
 
 RECORD = probed().to_json()
@@ -131,18 +134,14 @@ TRAINING += 'arameters": %s}'
         ("train/a", TRAINING % ('"a"', "[]", "[1]"), r"hyperparameters is \[1\]; it must be a Map"),
     ],
 )
-def test_metrics_of_another_form_are_named(
-    whole: Path, tmp_path: Path, name: str, text: str, line: str
-) -> None:
-    root = shutil.copytree(whole, tmp_path / "root")
+def test_metrics_of_another_form_are_named(root: Path, name: str, text: str, line: str) -> None:
     file = root / OUT / f"metrics/{name}.json"
     file.write_text(text)
-    with pytest.raises(SystemExit, match=f"^error: {file} is damaged .{line}"):
-        run_app("report", root)
+    assert_refused(f"^error: {file} is damaged .{line}", run_app, "report", root, error=SystemExit)
 
 
-def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(whole, tmp_path / "root")
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_names_files_that_hold_no_checksum(root: Path) -> None:
     record = replace(probed(), attention=()).to_json()
     (root / OUT / "records/a.json").write_text(with_checksum(record))
     run_app("report", root)
@@ -151,23 +150,31 @@ def test_the_page_names_files_that_hold_no_checksum(whole: Path, tmp_path: Path)
     assert line in page.split('id="how"')[1]
 
 
-def test_a_model_with_two_records_is_refused_by_their_names(whole: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(whole, tmp_path / "root")
+def test_a_model_with_two_records_is_refused_by_their_names(root: Path) -> None:
     (root / OUT / "records/b.json").write_text(RECORD)
-    with pytest.raises(SystemExit, match=r"records/a\.json and .*records/b\.json are both records"):
-        run_app("report", root)
+    assert_refused(
+        r"records/a\.json and .*records/b\.json are both records",
+        run_app,
+        "report",
+        root,
+        error=SystemExit,
+    )
 
 
-def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path: Path) -> None:
-    root = shutil.copytree(whole, tmp_path / "root")
+def test_weights_and_tokens_with_a_changed_bit_are_refused(root: Path) -> None:
     write_checksums(root / CAUSAL)
     for name in (f"{CAUSAL}/evaluation.npy", f"{MODEL}/model.safetensors"):
         file = root / name
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
-        with pytest.raises(SystemExit, match=f"^error: {file} has changed since it was written"):
-            run_app("evaluate kernel=elu", root)
+        assert_refused(
+            f"^error: {file} has changed since it was written",
+            run_app,
+            "evaluate kernel=elu",
+            root,
+            error=SystemExit,
+        )
 
 
 @pytest.mark.parametrize(
@@ -181,14 +188,18 @@ def test_weights_and_tokens_with_a_changed_bit_are_refused(whole: Path, tmp_path
     ],
 )
 def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
-    whole: Path, tmp_path: Path, command: str, name: str, old: bytes, new: bytes
+    root: Path, command: str, name: str, old: bytes, new: bytes
 ) -> None:
-    root = shutil.copytree(whole, tmp_path / "root")
     file = root / OUT / name
     if file.suffix == ".json":
         file.write_text(with_checksum(file.read_text()))
     else:
         write_checksums(root / OUT / "corpus")
     file.write_bytes(file.read_bytes().replace(old, new, 1))
-    with pytest.raises(SystemExit, match=f"^error: {file} .*has changed since it was written"):
-        run_app(command, root)
+    assert_refused(
+        f"^error: {file} .*has changed since it was written",
+        run_app,
+        command,
+        root,
+        error=SystemExit,
+    )

@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pipelines import evaluate
 from tests.apps import run_app
-from tests.test_cluster import write_model
-from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
+from tests.test_cluster import write_run
+from tests.training.processes import ROOT, VOCABULARY, exit_code, start
 from value_aware_attention import distributed
 from value_aware_attention.distributed import broadcast, shared_map
 from value_aware_attention.distributed import started_processes as started
@@ -114,8 +114,7 @@ def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path)
-    write_model(tmp_path)
+    write_run(tmp_path)
     write_masked(tmp_path)
     return tmp_path
 

@@ -7,9 +7,8 @@ from hydra.utils import get_class
 
 from pipelines.app import summary
 from tests.apps import refusal, run_app
-from tests.test_cluster import write_model
+from tests.test_cluster import write_run
 from tests.test_distributed import write_masked
-from tests.training.processes import write_tokens
 from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.measurement.record import Cell
 from value_aware_study.cards import cards
@@ -24,9 +23,7 @@ MODELS = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes a causal and a masked model, both random."""
-    folder = tmp_path_factory.mktemp("models")
-    write_tokens(folder)
-    write_model(folder)
+    folder = write_run(tmp_path_factory.mktemp("models"))
     write_masked(folder, "long", 128)
     return folder
 

@@ -1,19 +1,17 @@
 """The stage measures a packaged decoder: a tiny one, from a GGUF file in a package made here."""
 
 import gzip
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.apps import refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
 from value_aware_attention.measurement import Record
 from value_aware_study.report.contents import pretrained_section
 from value_aware_study.report.exhibits import pretrained
 from value_aware_study.report.records import pretrained as read
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORDS = "the thing that they thought of then was with them "
 
@@ -27,38 +25,31 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_gguf(llama(), folder / "tiny.gguf")
     (tmp_path / "text.txt").write_text(40 * WORDS)
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.chdir(ROOT)
     return tmp_path
 
 
-def run(site: Path, *more: str) -> Path:
-    """Runs the app on 32 tokens of a text, and returns the folder of its records."""
-    given = [
-        "scale=smoke", "logger=none", f"paths.root={site}", "pretrained.package=tiny_decoder",
-        "pretrained.weights=tiny.gguf", "pretrained.model=tiny", "pretrained.parts={early:[0,1]}",
-        f"text={site}/text.txt", "text_name=made", "description='words, made up'",
+def command(site: Path, *more: str) -> str:
+    """Asks for an evaluation on 32 tokens of a text."""
+    options = [
+        "pretrained.package=tiny_decoder", "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.parts={early:[0,1]}", f"text={site}/text.txt", "text_name=made",
+        "description=words",
         "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
         "extent.value_aware_keys=[1,4]", "extent.control_keys=[4]", "extent.parts_keys=[4]",
         "extent.random_seeds=[0,1]",
     ]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["pipelines.evaluate_pretrained", *given, *more])
-        import_module("pipelines.evaluate_pretrained").main()
-    return site / "outputs/smoke/pretrained"
+    return " ".join(["evaluate_pretrained", *options, *more])
 
 
 @pytest.mark.slow
 def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
-    folder = run(site)
+    run_app(command(site), site)
+    folder = site / "outputs/smoke/pretrained"
     (file,) = folder.glob("*.json")
     assert file.name == "smollm2-made-cut.json"
     record = Record.from_json(file.read_text())
     text = record.text
-    assert (record.model, record.metric, text.description) == (
-        "tiny",
-        "perplexity",
-        "words, made up",
-    )
+    assert (record.model, record.metric, text.description) == ("tiny", "perplexity", "words")
     assert text.units == 4 and set(record.hashes) == {"checkpoint", "text"}
     assert str(site) not in file.read_text()
     rules = [*pretrained.RULES.values(), *pretrained.CORRECTIONS.values()]
@@ -74,7 +65,8 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     assert record.attention[0].output_error.matching_slots
     assert [gap.r for gap in record.search_gaps] == [2, 3] and record.search_gaps[0].proved > 0.9
     cached = {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
-    assert cached and run(site) == folder
+    assert cached
+    run_app(command(site), site)
     assert Record.from_json(file.read_text()) == record
     assert cached == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     check_exhibits(record, folder, site / "published")
@@ -118,8 +110,5 @@ def check_exhibits(record: Record, folder: Path, published: Path) -> None:
 )
 def test_bad_input_is_one_line_and_nothing_is_written(site: Path, change: str, named: str) -> None:
     (site / "text.txt").write_text("the thing " * 12)
-    with pytest.raises(SystemExit) as stopped:
-        run(site, change)
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and named in message and "\n" not in message
+    assert named in refusal(command(site, change), site)
     assert not (site / "outputs/smoke/pretrained").exists()

@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from pipelines.app.checkpoint import file_hash
 from tests import apps
 from tests.apps import run_app
-from tests.test_cluster import write_model
+from tests.refusals import assert_refused
+from tests.test_cluster import write_run
 from tests.test_distributed import GRID, write_masked
-from tests.training.processes import write_tokens
 from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
 from value_aware_attention.files import write_checksums
@@ -31,9 +31,7 @@ NOT_A_NUMBER = np.array([np.nan]), np.array([1.0])
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path)
-    write_model(tmp_path)
-    return tmp_path
+    return write_run(tmp_path)
 
 
 def refusal(command: str, root: Path) -> str:
@@ -146,8 +144,13 @@ def test_text_without_a_masked_token_is_refused_and_the_record_stays(tmp_path: P
     record = tmp_path / "outputs/smoke/records/masked_short.json"
     record.parent.mkdir(parents=True)
     record.write_text("a good record")
-    with pytest.raises(SystemExit, match=r"^error: no masked token in 3 sequences.* 0\.0001"):
-        run_app(f"{SHORT} masked.fraction=0.0001", tmp_path)
+    assert_refused(
+        r"^error: no masked token in 3 sequences.* 0\.0001",
+        run_app,
+        f"{SHORT} masked.fraction=0.0001",
+        tmp_path,
+        error=SystemExit,
+    )
     assert record.read_text() == "a good record"
 
 
@@ -175,14 +178,22 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
         return whole(sums, exact, metric) | ({} if sums is exact else {"value": float("inf")})
 
     monkeypatch.setattr(measured, "end_metric", broken)
-    with pytest.raises(SystemExit, match=r"^error: sliding_window r=4: value is inf, which JSON"):
-        run_app("evaluate kernel=elu approximation=sliding_window approximation.r=4", root)
+    assert_refused(
+        r"^error: sliding_window r=4: value is inf, which JSON",
+        run_app,
+        "evaluate kernel=elu approximation=sliding_window approximation.r=4",
+        root,
+        error=SystemExit,
+    )
     monkeypatch.setattr(Task, "run", lambda *arguments: UnitSums(*NOT_A_NUMBER))
     cells = list((root / ".cache/cells").iterdir())
-    with pytest.raises(
-        SystemExit, match=r"^error: sliding_window r=3: totals.0 is nan, which JSON"
-    ):
-        run_app("evaluate kernel=elu approximation=sliding_window approximation.r=3", root)
+    assert_refused(
+        r"^error: sliding_window r=3: totals.0 is nan, which JSON",
+        run_app,
+        "evaluate kernel=elu approximation=sliding_window approximation.r=3",
+        root,
+        error=SystemExit,
+    )
     assert list((root / ".cache/cells").iterdir()) == cells
 
 

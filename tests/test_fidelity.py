@@ -67,8 +67,7 @@ def test_every_word_and_line_end_of_wikitext_is_a_target_once(
     assert targets == (expected if score_first else expected[1:])
     assert stream[0] == (built.eos_token_id if score_first else expected[0])
     train = np.load(tmp_path / "causal/train.npy")  # every word and line end, articles in any order
-    count = sum(len(line.split()) + 1 for line in lines("train"))
-    assert len(train) == count
+    assert len(train) == sum(len(line.split()) + 1 for line in lines("train"))
 
 
 def test_eight_wrapped_instances_are_one_long_sequence(corpus: Path, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Files and folders appear whole or not at all; a changed file is refused by its name."""
+"""Files appear whole or not at all; a changed file is refused by its name; no JSON has NaN."""
 
 import errno
 import fcntl
 import json
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -17,12 +18,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pipelines.app import write_json
+from tests.refusals import assert_refused
 from tests.report.synthetic import probed
 from value_aware_attention import files
 from value_aware_attention.files import (
     CHECKSUMS,
     DiskFull,
     check_checksums,
+    from_json,
     full_disk_named,
     held,
     load_json,
@@ -30,6 +34,7 @@ from value_aware_attention.files import (
     new_files,
     new_folder,
     save_json,
+    to_json,
     with_checksum,
     without_checksum,
     write_checksums,
@@ -253,8 +258,13 @@ def test_a_limit_of_a_files_size_is_named_and_the_old_file_stays(tmp_path: Path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(DiskFull, match=f"^files may not grow as large in {tmp_path}"):
-            write_text(target, "x" * 2000)
+        assert_refused(
+            f"^files may not grow as large in {tmp_path}",
+            write_text,
+            target,
+            "x" * 2000,
+            error=DiskFull,
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert target.read_text() == "old" and names(tmp_path) == {"a.txt"}
@@ -281,14 +291,13 @@ def test_a_changed_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     os.utime(file)
     check_checksums(other)
     for path in (tmp_path, file.parent, file):
-        with pytest.raises(ValueError, match=f"^{file} has changed since it was written: do it"):
-            check_checksums(path, "do it")
+        assert_refused(
+            f"^{file} has changed since it was written: do it", check_checksums, path, "do it"
+        )
     file.unlink()
-    with pytest.raises(ValueError, match=f"^{file} is missing: make it again"):
-        check_checksums(tmp_path)
+    assert_refused(f"^{file} is missing: make it again", check_checksums, tmp_path)
     (tmp_path / CHECKSUMS).write_text("")
-    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged"):
-        check_checksums(tmp_path)
+    assert_refused(f"^{tmp_path / CHECKSUMS} is damaged", check_checksums, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -305,8 +314,9 @@ def test_a_list_names_files_of_its_own_folder_only(tmp_path: Path, line: str, wo
     write_checksums(tmp_path)
     with (tmp_path / CHECKSUMS).open("a") as file:
         file.write(f"{'0' * 64}  {line}\n")
-    with pytest.raises(ValueError, match=f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(words)}"):
-        check_checksums(tmp_path)
+    assert_refused(
+        f"^{tmp_path / CHECKSUMS} is damaged .{re.escape(words)}", check_checksums, tmp_path
+    )
 
 
 DAMAGES: dict[str, Callable[[str], str]] = {
@@ -314,9 +324,15 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "empty": lambda text: "",
     "another value": lambda text: text.replace("1.25", "1.75"),
     "of before checksums": lambda text: '{"value": 1.25}',
+    "another list": lambda text: "[1]",
+    "bytes of no text": lambda text: "\udcff",
     "list": lambda text: "[]",
+    "no number": lambda text: '{"value": NaN}',
     "null": lambda text: "null",
+    "number": lambda text: "3",
     "object": lambda text: "{}",
+    "unclosed": lambda text: '{"value": 1',
+    "zeros": lambda text: "\0\0",
 }
 
 
@@ -330,7 +346,7 @@ def test_a_cell_that_is_not_as_it_was_written_is_computed_again(
     (file,) = tmp_path.iterdir()
     whole = file.read_text()
     assert cache.get({"r": 1}, dict) == record
-    file.write_text(damage(whole))
+    file.write_bytes(damage(whole).encode(errors="surrogateescape"))
     with caplog.at_level(logging.WARNING):
         assert cache.get({"r": 1}, lambda: record) == record
     (line,) = caplog.messages
@@ -342,9 +358,7 @@ def test_a_cell_that_is_not_as_it_was_written_is_computed_again(
 def test_json_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(ValueError, match=rf"^{file} is damaged \(.*\): run it$") as error:
-        load_json(file, "b", remedy="run it")
-    assert "\n" not in str(error.value)
+    assert_refused(rf"^{file} is damaged \(.*\): run it$", load_json, file, "b", remedy="run it")
 
 
 def test_a_cell_under_the_name_of_another_is_computed_again(
@@ -384,15 +398,51 @@ def test_another_value_is_refused_by_the_files_name(tmp_path: Path, old: str, ne
     save_json(file, json.dumps(CONTENT))
     file.write_text(file.read_text().replace(old, new))
     line = rf"^{file} is damaged .it has changed since it was written.: run it$"
-    with pytest.raises(ValueError, match=line):
-        load_json(file, remedy="run it")
+    assert_refused(line, load_json, file, remedy="run it")
 
 
 def test_a_record_with_another_digit_is_refused_and_its_version_is_said_first() -> None:
     record = probed()
     text = with_checksum(record.to_json())
     assert Record.from_json(text) == Record.from_json(record.to_json()) == record
-    with pytest.raises(ValueError, match=r"^x is damaged .it has changed since"):
-        Record.from_json(text.replace('"length": ', '"length": 1'), "x")
-    with pytest.raises(ValueError, match="schema version 9"):
-        Record.from_json(text.replace('"version": 1', '"version": 9'))
+    assert_refused(
+        r"^x is damaged .it has changed since",
+        Record.from_json,
+        text.replace('"length": ', '"length": 1'),
+        "x",
+    )
+    assert_refused(
+        "schema version 9", Record.from_json, text.replace('"version": 1', '"version": 9')
+    )
+
+
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_the_keys_of_a_number_that_is_not_finite_are_named(number: float) -> None:
+    content = {"cells": [{"value": 1.0}, {"value": 2.0, "layers": (0.5, number)}]}
+    assert_refused(rf"^cells\.1\.layers\.1 is {number}, which JSON", to_json, content)
+    assert json.loads(to_json({"a": [1, 2.5, None, "NaN"]})) == {"a": [1, 2.5, None, "NaN"]}
+
+
+@pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "-Infinity", "{", ""])
+def test_only_json_is_read(text: str) -> None:
+    assert_refused(r".", from_json, text)
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_a_good_file_outlives_content_that_is_not_json(tmp_path: Path, number: float) -> None:
+    file = tmp_path / "record.json"
+    write_json(file, {"value": 1.0})
+    before = file.read_bytes()
+    assert_refused(r"record\.json was not written: value is", write_json, file, {"value": number})
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("number", NOT_FINITE)
+def test_a_record_that_is_not_finite_is_never_kept(tmp_path: Path, number: float) -> None:
+    cache = RecordCache(tmp_path / "cells", {})
+    assert_refused(r"^errors\.1 is", cache.get, {"a": 1}, lambda: {"errors": [0.0, number]})
+    assert not (tmp_path / "cells").exists()
+    assert cache.get({"a": 1}, lambda: {"errors": [0.0, 1.0]}) == {"errors": [0.0, 1.0]}

@@ -71,8 +71,7 @@ def test_no_file_imports_one_that_imports_it_nor_does_a_folder_of_the_library() 
     by_file: dict[str, set[str]] = {}
     by_folder: dict[Path, set[Path]] = {}
     for module, file in files.items():
-        others = names(ast.parse(file.read_text()), files) & files.keys()
-        by_file[module] = others
+        by_file[module] = names(ast.parse(file.read_text()), files) & files.keys()
         below = {files[other].parent for other in by_file[module]}
         if LIBRARY in file.parents:
             by_folder.setdefault(file.parent, set()).update(below - {file.parent, LIBRARY})

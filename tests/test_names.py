@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.apps import refusal, run_app
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.refusals import assert_refused
+from tests.test_cluster import write_run
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document
 from value_aware_study.paths import LONGEST, inside
@@ -17,9 +17,7 @@ HOSTILE = ("", ".", "..", "../x", "/x", "a/b", "a\\b", "a\0b", "a\nb", "\ud800",
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_name_that_leads_elsewhere_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="cannot name a file in") as stop:
-        inside(tmp_path, name, ".json")
-    assert "\n" not in str(stop.value)
+    assert_refused("cannot name a file in", inside, tmp_path, name, ".json")
 
 
 @pytest.mark.parametrize("name", ["causal_elu", "all-MiniLM-L6-v2", "modèle 2.0", ".a", "..a", 5])
@@ -29,11 +27,11 @@ def test_other_names_are_files_of_the_folder(tmp_path: Path, name: str | int) ->
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.json"] == [file.name]
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path / "run")
-    write_model(tmp_path / "run")
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("names")
+    (folder / "text.txt").write_text("w1 w2 w3")
+    return write_run(folder / "run")
 
 
 APPS = (
@@ -48,13 +46,14 @@ APPS = (
 
 @pytest.mark.parametrize("command", APPS)
 def test_an_app_writes_nothing_elsewhere(root: Path, command: str) -> None:
-    text = root.parent / "text.txt"
-    text.write_text("w1 w2 w3")
     before = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
-    with pytest.raises(
-        SystemExit, match=r"^error: [^\n]*(cannot name a file in|must be a name of) [^\n]*$"
-    ):
-        run_app(command.format(text=text) + "../../x", root)
+    assert_refused(
+        r"^error: [^\n]*(cannot name a file in|must be a name of) [^\n]*$",
+        run_app,
+        command.format(text=root.parent / "text.txt") + "../../x",
+        root,
+        error=SystemExit,
+    )
     after = sorted(path for path in root.parent.rglob("*") if "logs" not in path.parts)
     assert [path for path in after if ".cache" not in path.parts] == before
 
@@ -66,6 +65,12 @@ def test_a_run_is_published_under_its_own_scale_alone(tmp_path: Path) -> None:
 
 def test_a_source_of_a_corpus_is_a_folder_of_it(tmp_path: Path) -> None:
     documents = [Document("a text", "train"), Document("another", "evaluation")]
-    with pytest.raises(ValueError, match=r"'\.\./x' cannot name a file in"):
-        write_corpus({"../x": documents}, tmp_path / "corpus", 0, 0.5)
+    assert_refused(
+        r"'\.\./x' cannot name a file in",
+        write_corpus,
+        {"../x": documents},
+        tmp_path / "corpus",
+        0,
+        0.5,
+    )
     assert not list(tmp_path.iterdir())

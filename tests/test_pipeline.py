@@ -18,6 +18,7 @@ from pipelines import fingerprints
 from pipelines.app import composed as compose
 from pipelines.app.choice import AXES
 from pipelines.repro import TARGETS, rows_of
+from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
@@ -93,11 +94,12 @@ def test_what_this_scale_does_not_run_is_refused(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    with pytest.raises(
-        ValueError,
-        match=f"^what to run is {target}; .* report or decoder or caches or survey or first$",
-    ):
-        rows_of(target, stages())
+    assert_refused(
+        f"^what to run is {target}; .* report or decoder or caches or survey or first$",
+        rows_of,
+        target,
+        stages(),
+    )
 
 
 def file_deps(stage: PipelineStage) -> set[str]:
@@ -174,9 +176,7 @@ def test_a_file_of_dvc_that_cannot_be_read_is_named(
         shutil.rmtree(there) if there.is_dir() else there.unlink()
     else:
         Path(file).write_bytes(text)
-    with pytest.raises(ValueError, match=line) as caught:
-        list(fingerprints.stages())
-    assert "\n" not in str(caught.value)
+    assert_refused(line, list, fingerprints.stages())
 
 
 def test_both_readers_of_params_agree_and_it_holds_no_interpolation() -> None:

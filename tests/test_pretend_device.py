@@ -21,6 +21,7 @@ from tests.caches.methods import METHODS as CACHE_METHODS
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
 from tests.reference.caches import best_set
+from tests.refusals import assert_refused
 from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
 from value_aware_attention import attention, error, measurement
@@ -136,8 +137,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], object], type[Exception], str]] = {
 def test_what_else_cuda_refuses(
     device: PretendDevice, work: Callable[..., object], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        work(torch.arange(4, device="cuda"))
+    assert_refused(message, work, torch.arange(4, device="cuda"), error=error)
 
 
 def test_what_cuda_allows(device: PretendDevice) -> None:
@@ -312,8 +312,11 @@ def test_optimal_paths(search: str) -> None:
 
 
 def test_the_compiled_search_is_only_for_the_cpu(device: PretendDevice) -> None:
-    with pytest.raises(ValueError, match=r"'compiled' on cuda:0; it needs the CPU"):
-        OptimalValueAware(3, engine="compiled")(*moved(inputs()))
+    assert_refused(
+        r"'compiled' on cuda:0; it needs the CPU",
+        OptimalValueAware(3, engine="compiled"),
+        *moved(inputs()),
+    )
 
 
 def test_errors() -> None:
@@ -373,8 +376,7 @@ def test_one_step_measures_the_device(made: Any, monkeypatch: pytest.MonkeyPatch
     rows = causal_batch(0) if made is causal_module else masked_batch(0)
     expected = one_step(made(dropout=0.0), rows)["loss"]
     with PretendDevice():
-        module = made(dropout=0.0).to(DEVICE)
-        step = one_step(module, moved(rows))
+        step = one_step(made(dropout=0.0).to(DEVICE), moved(rows))
         assert asked == [DEVICE, DEVICE] and step["peak_memory_gib"] == 1
     assert step["loss"] == pytest.approx(expected, rel=1e-4)
 

@@ -1,7 +1,5 @@
 """The app measures a pretrained encoder: a tiny one in a package made here."""
 
-import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,10 +8,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
+from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.measurement import Record
 from value_aware_study.evaluation.pretrained import weights_of
 
-ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 WORDS = [
@@ -61,15 +59,15 @@ def texts(tmp_path: Path) -> Path:
     return folder
 
 
-def overrides(texts: Path, folder: Path) -> list[str]:
-    corpus = f"{{_target_: value_aware_study.data.text.TextFiles, path: {texts}}}"
-    return [
-        "scale=smoke", "logger=none",
+def command(texts: Path, *more: str) -> str:
+    corpus = f"{{_target_:value_aware_study.data.text.TextFiles,path:{texts}}}"
+    options = [
         "pretrained.package=tiny_encoder", "~pretrained.texts.networkx",
         f"+pretrained.texts.local={corpus}", "~pretrained.texts.pandas",
         "probe.windows=3", f"probe.length={LENGTH}", "probe.rows=4", "pretrained.model=tiny",
-        "pretrained.description=made up", f"paths.root={folder}",
+        "pretrained.description=made_up",
     ]  # fmt: skip
+    return " ".join(["pretrained", *options, *more])
 
 
 def composed(*given: str) -> DictConfig:
@@ -77,24 +75,17 @@ def composed(*given: str) -> DictConfig:
         return compose("pretrained", list(given)).pretrained
 
 
-def run(*given: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        patch.setattr(sys, "argv", ["pipelines.pretrained", *given])
-        import_module("pipelines.pretrained").main()
-
-
 @pytest.mark.slow
 def test_the_app_writes_a_record_and_its_figures(
     package: Path, texts: Path, tmp_path: Path
 ) -> None:
-    run(*overrides(texts, tmp_path))
+    run_app(command(texts), tmp_path)
     folder = tmp_path / "outputs/smoke/probe/tiny"
     text = (folder / "record.json").read_text()
     record = Record.from_json(text)
     assert {"model_output_error.png", "index.html"} <= {path.name for path in folder.iterdir()}
     assert str(tmp_path) not in text
-    assert (record.model, record.metric, record.text.description) == ("tiny", "cosine", "made up")
+    assert (record.model, record.metric, record.text.description) == ("tiny", "cosine", "made_up")
     assert [(a.kernel, a.post_hoc) for a in record.attention] == [
         ("exponential", False), ("polynomial", True), ("elu", True),
     ]  # fmt: skip
@@ -119,10 +110,7 @@ def test_the_app_writes_a_record_and_its_figures(
 def test_what_is_missing_is_said_in_one_line(
     package: Path, texts: Path, tmp_path: Path, change: str, named: str
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run(*overrides(texts, tmp_path), change)
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and named in message and "\n" not in message
+    assert named in refusal(command(texts, change), tmp_path)
     assert not (tmp_path / "outputs/smoke/probe").exists()
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -28,6 +27,8 @@ from transformers import (
     ViTModel,
 )
 
+from tests.apps import refusal, run_app
+from tests.refusals import assert_refused
 from value_aware_attention import kernels, probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import CacheRecord
@@ -39,7 +40,6 @@ from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_study.report.contents import write_probe
 
-ROOT = Path(__file__).parents[1]
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = words(14 * 6 + 3)
@@ -169,8 +169,7 @@ def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        probed(name, **options)
+    assert_refused(named, probed, name, **options)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +182,16 @@ def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str
     ],
 )
 def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        probe.probe_caches(model("bert"), tokenizer(), TEXT, windows=2, length=LENGTH, **options)
+    assert_refused(
+        named,
+        probe.probe_caches,
+        model("bert"),
+        tokenizer(),
+        TEXT,
+        windows=2,
+        length=LENGTH,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("count", [99, 100, 1000])
@@ -220,14 +227,14 @@ def test_budgets_are_those_of_a_measured_share() -> None:
     assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
     assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
     for share in (0.02, 5, 0):
-        with pytest.raises(ValueError, match=f"share is {share}; it must be one of 0.01, 0.05"):
-            report.keys_by_head(share)
-        with pytest.raises(ValueError, match="share is"):
-            report.keys_needed(share)
-    with pytest.raises(ValueError, match="method is 'sliding_window'; it must be one of"):
-        report.keys_by_head(0.05, "sliding_window")
-    with pytest.raises(ValueError, match="layer is 2; it must be None or one of 0, 1"):
-        report.keys_needed(0.05, layer=2)
+        assert_refused(
+            f"share is {share}; it must be one of 0.01, 0.05", report.keys_by_head, share
+        )
+        assert_refused("share is", report.keys_needed, share)
+    assert_refused(
+        "method is 'sliding_window'; it must be one of", report.keys_by_head, 0.05, "sliding_window"
+    )
+    assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
 
 
 def with_other_mask() -> PreTrainedTokenizerFast:
@@ -267,8 +274,7 @@ def of_few_tokens() -> CausalLanguageModel:
 )
 def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -> None:
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=LENGTH)):
-        with pytest.raises(ValueError, match=line):
-            call(made(), tokenizer(), TEXT)
+        assert_refused(line, call, made(), tokenizer(), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -283,14 +289,19 @@ def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -
     ],
 )
 def test_texts_that_cannot_be_read_are_refused(made: Callable, text: object, line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        probe.probe(model("roberta"), made(), text, **QUICK)
+    assert_refused(line, probe.probe, model("roberta"), made(), text, **QUICK)
 
 
 def test_a_causal_model_needs_two_tokens() -> None:
     bare = tokenizer(closes=False)
-    with pytest.raises(ValueError, match=r"length is 1; a causal model .* at least 2"):
-        probe.probe(model("gpt2"), bare, TEXT, **{**QUICK, "length": 1})
+    assert_refused(
+        r"length is 1; a causal model .* at least 2",
+        probe.probe,
+        model("gpt2"),
+        bare,
+        TEXT,
+        **{**QUICK, "length": 1},
+    )
     assert probe.probe(model("gpt2"), bare, TEXT, **{**FEW, "length": 2, "sizes": [1]}).record
 
 
@@ -301,8 +312,9 @@ def test_a_layer_whose_scores_overflow_is_named(layer: int) -> None:
     attention.q_proj.weight.data *= 1e25
     attention.k_proj.weight.data *= 1e25
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=96)):
-        with pytest.raises(ValueError, match=f"not a number from layer {layer} on: scores"):
-            call(made, tokenizer(), words(200))
+        assert_refused(
+            f"not a number from layer {layer} on: scores", call, made, tokenizer(), words(200)
+        )
 
 
 def silenced(layers: range, rows: slice) -> BertModel:
@@ -381,8 +393,14 @@ def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
 
 
 def test_a_model_whose_values_are_all_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="every layer's attention gives 0"):
-        probe.probe(silenced(range(2), slice(None)), tokenizer(), TEXT, **QUICK)
+    assert_refused(
+        "every layer's attention gives 0",
+        probe.probe,
+        silenced(range(2), slice(None)),
+        tokenizer(),
+        TEXT,
+        **QUICK,
+    )
 
 
 # The app.
@@ -410,17 +428,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def small(folder: Path, command: str) -> str:
+    """Names the files of the folder, and a probe that is as small as can be."""
+    given = {"control": "false", "windows": 2, "rows": 4, "search": "fast", "length": LENGTH}
+    fewer = (f"probe.{name}={value}" for name, value in given.items() if f"{name}=" not in command)
+    return " ".join(["probe", re.sub(r"{([\w.]+)}", rf"{folder}/\1", command), *fewer])
+
+
 def run(folder: Path, command: str, root: Path) -> None:
-    arguments = re.sub(r"{([\w.]+)}", rf"{folder}/\1", command).split()
-    if not any(argument.startswith("probe.control=") for argument in arguments):
-        arguments.append("probe.control=false")
-    arguments += ["probe.windows=2", "probe.rows=4", "probe.search=fast", f"paths.root={root}"]
-    if not any(argument.startswith("probe.length=") for argument in arguments):
-        arguments.append(f"probe.length={LENGTH}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        patch.setattr(sys, "argv", ["pipelines.probe", *arguments, "scale=smoke", "logger=none"])
-        import_module("pipelines.probe").main()
+    run_app(small(folder, command), root)
 
 
 def written(root: Path, name: str) -> tuple[str, Record]:
@@ -473,12 +489,6 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     assert keys.mean().item() == pytest.approx(8)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves figures empty, because drawing them takes seconds."""
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["bert", "our_causal", *slow("gpt2", "llama", "our_masked")])
 def test_the_app_reads_every_kind_of_checkpoint(folder: Path, tmp_path: Path, name: str) -> None:
@@ -517,8 +527,14 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
     assert "warning: the model was trained with Elu(), not Polynomial" in capsys.readouterr().err
     page, _ = written(tmp_path, "other")
     assert "post hoc" in page and "polynomial kernel" in page
-    with pytest.raises(SystemExit, match="caches=true measures the model's own kernel"):
-        run(folder, command + "polynomial probe.name=other caches=true", tmp_path)
+    assert_refused(
+        "caches=true measures the model's own kernel",
+        run,
+        folder,
+        command + "polynomial probe.name=other caches=true",
+        tmp_path,
+        error=SystemExit,
+    )
 
 
 @pytest.mark.parametrize(
@@ -555,10 +571,7 @@ def test_another_kernel_is_warned_about_and_its_own_is_not(
 def test_bad_input_ends_with_one_line_and_nothing_written(
     folder: Path, tmp_path: Path, command: str, named: str
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        run(folder, command, tmp_path)
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and named in message and "\n" not in message
+    assert named in refusal(small(folder, command), tmp_path)
     assert not (tmp_path / "outputs").exists()
 
 
@@ -572,11 +585,9 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
     run(folder, f"{command}bert/final", tmp_path)
     first = file.read_bytes()
-    with pytest.raises(SystemExit) as stopped:
-        run(folder, f"{command}roberta/final", tmp_path)
-    message = str(stopped.value.code)
+    message = refusal(small(folder, f"{command}roberta/final"), tmp_path)
     assert "final holds final of another checkpoint: give probe.name=<another name>" in message
-    assert "\n" not in message and file.read_bytes() == first
+    assert file.read_bytes() == first
     run(folder, f"{command}again/final", tmp_path)
     assert file.read_bytes() == first
     run(folder, f"{command}roberta/final probe.name=other", tmp_path)
@@ -610,8 +621,9 @@ def test_a_record_of_before_is_replaced_by_one_of_its_model_alone(
         run(folder, command, tmp_path)
         assert Record.from_json(file.read_text()).hashes
     else:
-        with pytest.raises(SystemExit, match=f"{named}.*give probe.name="):
-            run(folder, command, tmp_path)
+        assert_refused(
+            f"{named}.*give probe.name=", run, folder, command, tmp_path, error=SystemExit
+        )
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -630,5 +642,11 @@ def test_a_model_of_the_hub_has_the_hash_of_its_files(
 def test_a_model_trained_with_an_approximation_is_refused(folder: Path, tmp_path: Path) -> None:
     attention = TrainedAttention("value_aware_attention.approximations.SlidingWindow", {"r": 4})
     save_masked(attend_with(model("our_masked"), attention), folder / "windowed")
-    with pytest.raises(SystemExit, match="was trained with SlidingWindow"):
-        run(folder, "model={windowed} tokenizer={bert} text={text.txt}", tmp_path)
+    assert_refused(
+        "was trained with SlidingWindow",
+        run,
+        folder,
+        "model={windowed} tokenizer={bert} text={text.txt}",
+        tmp_path,
+        error=SystemExit,
+    )

@@ -45,8 +45,7 @@ def test_a_needle_is_asked_for_after_the_prompt(tokenizer: PreTrainedTokenizerFa
         assert f" One of the special magic numbers for {key} is:{answer}." in before
         assert question.startswith("\n\nWhat is") and question.endswith("text is")
         assert "What is" not in before and len(answer) == 8 and answer[1:].isdigit()
-    answers = {text(tokenizer, prompt)[2] for prompt in prompts}
-    assert len(answers) == 8
+    assert len({text(tokenizer, prompt)[2] for prompt in prompts}) == 8
     again = needles(tokenizer, [0] * LENGTH, LENGTH, 3).tokens
     assert again.tolist() == prompts[3].tokens.tolist()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.apps import run_app
+from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.synthetic import probed
 from value_aware_attention.files import check_checksums
@@ -31,10 +32,12 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = root / "outputs/smoke" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    run_app("report", root)
-    assert (root / "report/model_layers.png").exists()
-    shutil.rmtree(root / "outputs/smoke/probe")
-    run_app("report", root)
+    with pytest.MonkeyPatch.context() as patch:  # drawing pictures takes most of the time
+        patch.setattr("value_aware_study.report.page.png", lambda *_: b"")
+        run_app("report", root)
+        assert (root / "report/model_layers.png").exists()
+        shutil.rmtree(root / "outputs/smoke/probe")
+        run_app("report", root)
     return root
 
 
@@ -56,12 +59,22 @@ def test_what_an_earlier_report_wrote_is_not_published(root: Path) -> None:
     check_checksums(root / "results/smoke", "publish again")
     assert not list(root.glob("*/**/model_*"))
     (root / "report/grid.md").unlink()
-    with pytest.raises(SystemExit, match=r"report/grid\.md is missing: make the report again"):
-        run_app("publish", root)
+    assert_refused(
+        r"report/grid\.md is missing: make the report again",
+        run_app,
+        "publish",
+        root,
+        error=SystemExit,
+    )
 
 
 def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> None:
     (root / "report/SHA256SUMS").unlink()
-    with pytest.raises(SystemExit, match=r"report has no SHA256SUMS, .*: make the report again"):
-        run_app("publish", root)
+    assert_refused(
+        r"report has no SHA256SUMS, .*: make the report again",
+        run_app,
+        "publish",
+        root,
+        error=SystemExit,
+    )
     assert not (root / "results").exists()

@@ -14,6 +14,7 @@ from checks import stamp
 from pipelines.app.seeds import keep, take, waiting
 from pipelines.fingerprints import needed
 from pipelines.repro import QUIET, made, made_again, make, seed_of
+from tests.refusals import assert_refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -136,13 +137,11 @@ def test_a_training_that_is_not_of_the_run_is_left_out(clone: None) -> None:
 
 def test_a_damaged_training_is_named(clone: None) -> None:
     (SEEDS / "records.zip").write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"records\.zip is damaged .*: restore it"):
-        take_all()
+    assert_refused(r"records\.zip is damaged .*: restore it", take_all)
 
 
 def test_a_stage_that_fails_is_named(clone: None) -> None:
-    with pytest.raises(ValueError, match="failed to reproduce 'broken'"):
-        make(["broken"])
+    assert_refused("failed to reproduce 'broken'", make, ["broken"])
 
 
 def test_rows_run_at_once_after_the_stages_that_they_share(
@@ -163,8 +162,7 @@ def test_code_that_changes_no_value_is_stamped(
     stamp.stamp(OUTPUTS / "fingerprints")
     assert waiting(NAMES) is None
     Path("code.json").write_text('{"values": {"steps": 2}, "code": {}}')
-    with pytest.raises(ValueError, match=r"train has another value, .*: steps = 2"):
-        stamp.stamp(OUTPUTS / "fingerprints")
+    assert_refused(r"train has another value, .*: steps = 2", stamp.stamp, OUTPUTS / "fingerprints")
     assert waiting(NAMES) == "train"
     stamp.stamp(OUTPUTS / "fingerprints", values_may_differ=True)
     assert waiting(NAMES) is None

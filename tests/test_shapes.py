@@ -4,6 +4,7 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 
+from tests.refusals import assert_refused
 from tests.shapes import PUBLIC
 from value_aware_attention import approximations as methods
 from value_aware_attention import attention, caches, call, error
@@ -26,10 +27,7 @@ def test_the_public_boundary_raises_value_errors() -> None:
     after = caches.AfterPrefix(caches.Recent(1), prefix=1)
     calls = (attention, aware, aware.select, aware.path, keys.path, exact, after)
     for public in (*calls, lambda *x: call.Call.of(*x, kernel=Exponential())):
-        with pytest.raises(ValueError, match=r"same last dimension \(head_dim\)$"):
-            public(TWO, THREE, THREE)
-    with pytest.raises(ValueError, match=r"same last dimension \(head_dim\)$"):
-        attention_weights(TWO, THREE)
-    with pytest.raises(ValueError, match="both must have one shape"):
-        error.relative_output_error(TWO, THREE)
+        assert_refused(r"same last dimension \(head_dim\)$", public, TWO, THREE, THREE)
+    assert_refused(r"same last dimension \(head_dim\)$", attention_weights, TWO, THREE)
+    assert_refused("both must have one shape", error.relative_output_error, TWO, THREE)
     assert len(PUBLIC) == len(calls) + 3

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.apps import run_app
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.test_cluster import write_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SWEEP = "evaluate -m kernel=elu approximation=optimal_v_oblivious approximation.r="
@@ -17,9 +16,7 @@ SWEEP = "evaluate -m kernel=elu approximation=optimal_v_oblivious approximation.
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_tokens(tmp_path)
-    write_model(tmp_path)
-    return tmp_path
+    return write_run(tmp_path)
 
 
 def ended(command: str, root: Path) -> list[str]:
@@ -92,6 +89,5 @@ def test_a_job_that_is_killed_is_named_and_the_others_are_waited_for(
     killed, refused = ended(f"{SWEEP}4 {targets} hydra/launcher=submitit_local", root)
     assert killed.startswith("error: approximation._target_=tests.training.processes.kill: its pro")
     assert refused.startswith("error: approximation._target_=nowhere.Nothing: ")
-    logs = Path(killed.rpartition(" ")[2])
-    assert len(list(logs.glob("*/*_log.err"))) == 3
+    assert len(list(Path(killed.rpartition(" ")[2]).glob("*/*_log.err"))) == 3
     assert capfd.readouterr().out.splitlines()[-1].split()[2] == "4"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_attention.texts import articles, read_texts
 
 
@@ -71,9 +72,7 @@ class TestFiles:
     )
     def test_a_bad_file_is_named_in_one_line(self, tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=message) as caught:
-            list(read_texts(tmp_path / name))
-        assert "\n" not in str(caught.value)
+        assert_refused(message, list, read_texts(tmp_path / name))
 
     @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
     @pytest.mark.parametrize(
@@ -102,8 +101,7 @@ class TestFiles:
     def test_a_link_that_leads_nowhere_is_not_passed_over(self, tmp_path, target):
         (tmp_path / "a.txt").write_text("a")
         (tmp_path / "b.txt").symlink_to(target)
-        with pytest.raises(OSError, match=r"b\.txt"):
-            list(read_texts(tmp_path))
+        assert_refused(r"b\.txt", list, read_texts(tmp_path), error=OSError)
 
     @staticmethod
     def refuse(scan, path):
@@ -116,15 +114,16 @@ class TestFiles:
         (tmp_path / "locked").mkdir()
         for name in ("scandir", "listdir"):  # nobody is locked out of a folder as root
             monkeypatch.setattr(os, name, partial(self.refuse, getattr(os, name)))
-        with pytest.raises(PermissionError, match="locked"):
-            list(read_texts(tmp_path))
+        assert_refused("locked", list, read_texts(tmp_path), error=PermissionError)
 
     @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
     def test_a_missing_path_is_named(self, tmp_path, path):
-        with pytest.raises(
-            FileNotFoundError, match=r"no such file, or a folder or glob without [a-z., ]*gz$"
-        ):
-            list(read_texts(tmp_path / path))
+        assert_refused(
+            r"no such file, or a folder or glob without [a-z., ]*gz$",
+            list,
+            read_texts(tmp_path / path),
+            error=FileNotFoundError,
+        )
 
     @pytest.mark.parametrize("name", ["a.TXT", "a.Txt.GZ", "a.MD", "a.JSONL.gz", "a.TOKENS"])
     def test_a_suffix_in_capitals_is_the_same(self, tmp_path, name):
@@ -186,8 +185,12 @@ class TestFolders:
     @pytest.mark.parametrize("pattern", [".", "*.pdf"])
     def test_a_folder_without_texts_says_what_is_there(self, tmp_path, pattern):
         fill(tmp_path, "a.pdf", "b.pdf")
-        with pytest.raises(FileNotFoundError, match=r"without \.txt, .* left out: \.pdf \(2\)$"):
-            list(read_texts(tmp_path / pattern))
+        assert_refused(
+            r"without \.txt, .* left out: \.pdf \(2\)$",
+            list,
+            read_texts(tmp_path / pattern),
+            error=FileNotFoundError,
+        )
 
     @pytest.mark.parametrize(
         ("pattern", "read"),

@@ -19,8 +19,8 @@ from PIL import Image
 
 from pipelines.app import composed, plain, tracking
 from tests.apps import run_app
-from tests.test_cluster import write_model
-from tests.training.processes import write_tokens
+from tests.refusals import assert_refused
+from tests.test_cluster import write_run
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
@@ -50,8 +50,7 @@ class Run:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
     """Collects the runs that apps start."""
-    write_tokens(tmp_path)
-    write_model(tmp_path)
+    write_run(tmp_path)
     made: list[Run] = []
 
     def start(**settings: Any) -> Run:
@@ -120,8 +119,7 @@ def test_every_value_of_the_sweep_is_a_cell() -> None:
     for values in cells:
         chosen = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
         section = composed("evaluate", ["model=causal", *chosen, "scale=smoke"]).evaluate
-        method = setting(values[1], plain(section.approximation)).build(0)
-        assert method.r == values[2]
+        assert setting(values[1], plain(section.approximation)).build(0).r == values[2]
 
 
 def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() -> None:
@@ -141,8 +139,9 @@ def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() 
 
 
 def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^error: workspace\.entity is not set"):
-        run_app("workspace", tmp_path)
+    assert_refused(
+        r"^error: workspace\.entity is not set", run_app, "workspace", tmp_path, error=SystemExit
+    )
 
 
 def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online() -> None:
@@ -223,11 +222,11 @@ def test_what_wandb_refuses_is_named(
     wandb.teardown()  # it reads its variables once
     for name, value in ({"HOME": str(tmp_path)} | variables).items():  # without an account
         unset.setenv(name, value)
-    with pytest.raises(ValueError, match=line) as caught:
-        tracking.wandb_run(
-            **{"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)} | settings
-        )
-    assert "\n" not in str(caught.value)
+    assert_refused(
+        line,
+        tracking.wandb_run,
+        **{"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)} | settings,
+    )
 
 
 def test_a_cell_of_a_sweep_is_named_after_it(

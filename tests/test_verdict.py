@@ -11,6 +11,7 @@ import pytest
 
 from pipelines import verdict
 from tests.apps import ROOT
+from tests.refusals import assert_refused
 
 COLUMNS = (
     *("claim", "verdict", "what", "model", "sentence", "holds", "estimate", "unit"),
@@ -98,9 +99,9 @@ BEFORE = "published × 0.5 (0.4 to 0.6) ✓"
             ["A against B, long −2.00 points ?, published −2.00 points ✓; unknown training noise"],
         ),
         (
-            [(number, "verdict", "in part") for number in range(3)],
+            [(number, "verdict", "open") for number in range(3)],
             (1, 0, 0),
-            ["in part, published holds: one"],
+            ["open, published holds: one"],
         ),
     ],
 )
@@ -141,13 +142,11 @@ def test_a_file_of_another_form_is_named(run: Path, name: str, text: str, line: 
     Path(name).unlink()
     if text is not None:
         Path(name).write_text(text)
-    with pytest.raises(SystemExit, match=f"^error: {name} {line}"):
-        verdict.main()
+    assert_refused(f"^error: {name} {line}", verdict.main, error=SystemExit)
 
 
 def test_seconds_are_numbers(run: Path) -> None:
     seconds = Path("results/laptop/seconds.json")
     assert verdict.numbers(seconds) == {"report": 7} and not verdict.numbers(run / "none.json")
     seconds.write_text('{"report": "x"}')
-    with pytest.raises(ValueError, match=r"^results/laptop/seconds\.json is damaged .*'x'"):
-        verdict.numbers(seconds)
+    assert_refused(r"^results/laptop/seconds\.json is damaged .*'x'", verdict.numbers, seconds)

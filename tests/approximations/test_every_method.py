@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
 from torch import Tensor
 
+from tests.refusals import assert_refused
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     Exact,
@@ -43,8 +44,12 @@ def method(request: pytest.FixtureRequest) -> Method:
 @pytest.fixture(params=KERNELS)
 def kernel(request: pytest.FixtureRequest, method: Method) -> Kernel:
     if method.kernel is not None and request.param != method.kernel:
-        with pytest.raises(ValueError, match=f"approximates {method.kernel.title()}"):
-            method.build()(*(torch.ones(1, 4, HEAD_DIM),) * 3, kernel=KERNELS[request.param])
+        assert_refused(
+            f"approximates {method.kernel.title()}",
+            method.build(),
+            *(torch.ones(1, 4, HEAD_DIM),) * 3,
+            kernel=KERNELS[request.param],
+        )
         pytest.skip("the method refuses this kernel, as just shown")
     return KERNELS[request.param]
 
@@ -103,8 +108,7 @@ def test_later_keys_do_not_move_earlier_outputs(
     query, key, value = inputs
     approximation = method.build()
     if not method.causal:
-        with pytest.raises(ValueError, match="is_causal"):
-            approximation(*inputs, kernel=kernel, is_causal=True)
+        assert_refused("is_causal", approximation, *inputs, kernel=kernel, is_causal=True)
         return
     before = approximation(query, key, value, kernel=kernel, is_causal=True)
     key, value = key.clone(), value.clone()
@@ -121,8 +125,7 @@ def test_is_causal_equals_the_triangular_mask(
     triangle = torch.ones(KEYS, KEYS, dtype=torch.bool).tril()
     approximation = method.build()
     if not method.any_mask:
-        with pytest.raises(ValueError, match="padding"):
-            approximation(*inputs, kernel=kernel, attn_mask=triangle)
+        assert_refused("padding", approximation, *inputs, kernel=kernel, attn_mask=triangle)
         return
     masked = approximation(*inputs, kernel=kernel, attn_mask=triangle)
     assert masked.isfinite().all()
@@ -132,8 +135,7 @@ def test_is_causal_equals_the_triangular_mask(
 
 
 def test_a_row_without_visible_keys_is_zero(inputs: Inputs, method: Method, kernel: Kernel) -> None:
-    mask = padding(KEYS)
-    output = method.build()(*inputs, kernel=kernel, attn_mask=mask)
+    output = method.build()(*inputs, kernel=kernel, attn_mask=padding(KEYS))
     assert (output[0] == 0).all()
     assert (output[1] != 0).any() and output.isfinite().all()
 
@@ -216,8 +218,7 @@ def test_a_mask_means_what_it_broadcasts_to(name: str, data: st.DataObject) -> N
     tensors = [torch.randn(*full[:3], HEAD_DIM, generator=generator) for _ in range(3)]
     rows_differ = mask.ndim > 1 and mask.shape[-2] > 1
     if rows_differ and not method.any_mask:
-        with pytest.raises(ValueError, match="key padding only"):
-            method.build()(*tensors, attn_mask=mask, **options)
+        assert_refused("key padding only", method.build(), *tensors, attn_mask=mask, **options)
         return
     rows = KEYS if method.any_mask else 1
     with patch.multiple(feature_attention, CHUNK=8, ROWS_IN_CACHE=8):
@@ -253,8 +254,9 @@ def test_scores_that_overflow_give_no_ordinary_numbers(
     assert attention(huge, huge, value, kernel=kernel, is_causal=causal).isnan().all()
     options = {"kernel": kernel, "is_causal": causal}
     if isinstance(approximation, Nystrom) and approximation.iterations is None:
-        with pytest.raises(ValueError, match="numbers whose similarity overflows"):
-            approximation(huge, huge, value, **options)
+        assert_refused(
+            "numbers whose similarity overflows", approximation, huge, huge, value, **options
+        )
         return
     assert approximation(huge, huge, value, **options).isnan().all()
     if chooses_by_numbers(method) and isinstance(approximation, SparseApproximation):
@@ -280,8 +282,9 @@ def test_what_is_no_number_is_refused_by_name(
     for options in ({}, {"attn_mask": padding(6)}):
         for call in entries(method):
             message = f"^{name} holds NaN or infinity; it must be finite$"
-            with pytest.raises(ValueError, match=message):
-                call(*inputs, kernel=KERNELS[method.kernel or "elu"], **options)
+            assert_refused(
+                message, call, *inputs, kernel=KERNELS[method.kernel or "elu"], **options
+            )
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
@@ -298,8 +301,7 @@ def test_nan_is_nan_where_it_is_not_looked_for(
         isinstance(approximation, Nystrom) and approximation.iterations is None and name != "value"
     )
     if refused:
-        with pytest.raises(ValueError, match="holds NaN or infinity"):
-            approximation(*inputs[:2], leaf, kernel=kernel)
+        assert_refused("holds NaN or infinity", approximation, *inputs[:2], leaf, kernel=kernel)
         return
     output = approximation(*inputs[:2], leaf, kernel=kernel)
     assert output[0, 1, slice(7, 8) if name == "query" else slice(None)].isnan().any()
@@ -314,8 +316,7 @@ def test_hidden_keys_need_not_be_numbers(inputs: Inputs, method: Method) -> None
     before = method.build()(query, key, value, **options)
     key[0, :, KEYS - 6 :] = torch.nan
     if chooses_by_numbers(method):
-        with pytest.raises(ValueError, match="key holds NaN"):
-            method.build()(query, key, value, **options)
+        assert_refused("key holds NaN", method.build(), query, key, value, **options)
         return
     torch.testing.assert_close(method.build()(query, key, value, **options), before)
 
@@ -380,10 +381,16 @@ def test_the_budget_counts_the_keys_that_a_query_attends_to(method: Method) -> N
 
 def test_a_causal_budget_is_of_queries_that_have_a_position(method: Method) -> None:
     """The first of more queries than keys would see a negative number of keys."""
-    with pytest.raises(
-        ValueError, match=r"^queries is 5 and keys is 4; under a causal mask [^\n]*$"
-    ):
-        budget(method.build(), queries=5, keys=4, head_dim=8, value_dim=8, is_causal=True)
+    assert_refused(
+        r"^queries is 5 and keys is 4; under a causal mask [^\n]*$",
+        budget,
+        method.build(),
+        queries=5,
+        keys=4,
+        head_dim=8,
+        value_dim=8,
+        is_causal=True,
+    )
 
 
 def test_arguments_that_do_not_fit_are_refused_by_name(method: Method) -> None:
@@ -398,5 +405,4 @@ def test_arguments_that_do_not_fit_are_refused_by_name(method: Method) -> None:
         ((x, x, x), {"kernel": "elu"}, "^kernel is 'elu'; it must be a kernel such as"),
     ):
         for call in entries(method):
-            with pytest.raises(ValueError, match=named):
-                call(*tensors, **options)
+            assert_refused(named, call, *tensors, **options)

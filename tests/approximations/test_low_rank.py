@@ -146,8 +146,7 @@ def test_nystrom_equals_the_nystrom_attention_package(length: int) -> None:
     x = torch.randn(1, length, 8)
     heads = [y[:, None] for y in peer.to_qkv(x).chunk(3, dim=-1)]
     output = peer.to_out(Nystrom(8, iterations=6)(*heads)[:, 0])
-    agree = torch.allclose(output, peer(x), atol=1e-5, rtol=1e-4)
-    assert agree == (length % 8 == 0)
+    assert torch.allclose(output, peer(x), atol=1e-5, rtol=1e-4) == (length % 8 == 0)
 
 
 def test_nystrom_equals_transformers_nystromformer_without_its_convolution() -> None:
@@ -169,8 +168,7 @@ def test_nystrom_equals_transformers_nystromformer_without_its_convolution() -> 
 def test_the_pseudo_inverse_has_finite_gradients(scale: float) -> None:
     """Flat queries make all landmarks alike, sharp ones give rows of zeros and ones."""
     leaves = [(x * scale).float().requires_grad_() for x in draw(6, 20, 4)[:2]]
-    value = draw(7, 20, 4)[2].float()
-    Nystrom(5)(*leaves, value).square().sum().backward()
+    Nystrom(5)(*leaves, draw(7, 20, 4)[2].float()).square().sum().backward()
     assert all(leaf.grad.isfinite().all() for leaf in leaves)
 
 

@@ -83,8 +83,7 @@ def test_one_sort_gives_the_errors_of_every_r(kernel: str, kind: str, mass: str,
     rows = call.at(torch.arange(KEYS).expand(2, 1, KEYS), torch.float64)
     errors, exact, seeing = slot_path(rows, mass), rows.output(), visible.any(-1)[:, None]
     for r in range(1, KEYS + 1):
-        output = MeanValueSlot(r, mass)(**rows.arguments())
-        expected = (output - exact).square().sum(-1)
+        expected = (MeanValueSlot(r, mass)(**rows.arguments()) - exact).square().sum(-1)
         torch.testing.assert_close(
             errors[..., r - 1][seeing], expected[seeing], atol=1e-9, rtol=1e-6
         )
@@ -108,8 +107,7 @@ def test_gradients_reach_every_key_and_value_that_is_seen(mass: str) -> None:
 
 def test_weights_that_are_not_renormalised_leave_the_missing_mass_out() -> None:
     inputs = drawn(1)
-    weights = attention_weights(*inputs[:2])
-    mass = weights.topk(3).values.sum(-1, keepdim=True)
+    mass = attention_weights(*inputs[:2]).topk(3).values.sum(-1, keepdim=True)
     expected = mass * OptimalValueOblivious(3)(*inputs)
     torch.testing.assert_close(UnrenormalisedKeys(3)(*inputs), expected)
     torch.testing.assert_close(UnrenormalisedKeys(KEYS)(*inputs), attention(*inputs))

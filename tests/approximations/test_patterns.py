@@ -14,6 +14,7 @@ from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from tests.reference import approximations as reference
+from tests.refusals import assert_refused
 from value_aware_attention import attention
 from value_aware_attention.approximations import (
     BigBird,
@@ -191,11 +192,9 @@ def test_queries_without_a_position_are_refused(method: FixedPattern) -> None:
         f"^{type(method).__name__} got 101 queries and 100 keys; queries are the last [^\n]*$"
     )
     for call in (method, *filter(None, [getattr(method, "select", None)])):
-        with pytest.raises(ValueError, match=expected):
-            call(*draw(1, 101, 100))
+        assert_refused(expected, call, *draw(1, 101, 100))
     if not isinstance(method, RandomKeys):  # of which nothing is counted but r
-        with pytest.raises(ValueError, match=expected):
-            budget(method, queries=101, keys=100, head_dim=8, value_dim=8)
+        assert_refused(expected, budget, method, queries=101, keys=100, head_dim=8, value_dim=8)
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Elu()], ids=str)
@@ -377,5 +376,4 @@ def test_transformers_longformer_is_a_window_and_a_global_position() -> None:
 def test_global_positions_must_exist(build: Callable[[tuple[int, ...]], FixedPattern]) -> None:
     x = torch.ones(8, 4)
     assert build((7,))(x, x, x).isfinite().all()
-    with pytest.raises(ValueError, match="global position is 8; 8 keys allow 0 to 7"):
-        build((3, 8))(x, x, x)
+    assert_refused("global position is 8; 8 keys allow 0 to 7", build((3, 8)), x, x, x)

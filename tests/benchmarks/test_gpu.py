@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from tests.refusals import assert_refused
 from value_aware_attention.attention import attention
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -59,8 +60,17 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
     monkeypatch.setenv("PYTHONPATH", "src")
     common = ("--quick", "--device", "cpu", "--folder", tmp_path)
     call(monkeypatch, "--parts", "solver", *common)
-    with pytest.raises(SystemExit, match=r"^error: incomplete: patterns;"):
-        call(monkeypatch, "--parts", "patterns", "--minutes", 0, *common)
+    assert_refused(
+        r"^error: incomplete: patterns;",
+        call,
+        monkeypatch,
+        "--parts",
+        "patterns",
+        "--minutes",
+        0,
+        *common,
+        error=SystemExit,
+    )
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
     errors = {row["r"]: row["relative output error"] for row in parts["solver"]["rows"]}
     assert errors[4] > 0.1 > 1e-6 > errors[65]
@@ -84,5 +94,4 @@ def test_rows_are_kept_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match=r"^error: no CUDA device here; --quick"):
-        call(monkeypatch)
+    assert_refused(r"^error: no CUDA device here; --quick", call, monkeypatch, error=SystemExit)

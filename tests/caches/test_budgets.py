@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.caches.methods import METHODS, SEEING
 from tests.caches.seen import observed
+from tests.refusals import assert_refused
 from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheProfile, Observed
 from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
@@ -146,22 +147,46 @@ def test_a_profile_is_read_back_as_it_was_and_says_what_it_cannot_do() -> None:
     assert CacheProfile.from_json(profile.to_json()) == profile
     assert profile.budgets(24).shape == (2, 3)
     for total in (11, 49):
-        with pytest.raises(ValueError, match=rf"^total is {total}; it must be between 12 and 48$"):
-            profile.budgets(total)
-    with pytest.raises(ValueError, match=r"^kl has shape \(1, 2, 1\); [^\n]*$"):
-        CacheProfile((2,), (((0.5,), (0.5,)),), key_value_heads=3)
+        assert_refused(rf"^total is {total}; it must be between 12 and 48$", profile.budgets, total)
+    assert_refused(
+        r"^kl has shape \(1, 2, 1\); [^\n]*$",
+        CacheProfile,
+        (2,),
+        (((0.5,), (0.5,)),),
+        key_value_heads=3,
+    )
 
 
 def test_pools_that_have_no_meaning_are_refused() -> None:
     tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)]
     method = AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer")
-    with pytest.raises(ValueError, match=r"^heads are pooled by hugging_face[^\n]*$"):
-        method(*tensors, is_causal=True)
-    with pytest.raises(ValueError, match=r"^pool [^\n]*layer[^\n]*model[^\n]*$"):
-        AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="head")
-    with pytest.raises(ValueError, match=r"^heads may keep 4 keys; with pool each must keep 5: "):
-        AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer", floor=5)
-    with pytest.raises(
-        ValueError, match=r"^every is 2; with pool keys are chosen once: pool=None$"
-    ):
-        AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer", every=2)
+    assert_refused(r"^heads are pooled by hugging_face[^\n]*$", method, *tensors, is_causal=True)
+    assert_refused(
+        r"^pool [^\n]*layer[^\n]*model[^\n]*$",
+        AfterPrefix,
+        caches.Recent(4),
+        prefix=6,
+        sinks=1,
+        recent=1,
+        pool="head",
+    )
+    assert_refused(
+        r"^heads may keep 4 keys; with pool each must keep 5: ",
+        AfterPrefix,
+        caches.Recent(4),
+        prefix=6,
+        sinks=1,
+        recent=1,
+        pool="layer",
+        floor=5,
+    )
+    assert_refused(
+        r"^every is 2; with pool keys are chosen once: pool=None$",
+        AfterPrefix,
+        caches.Recent(4),
+        prefix=6,
+        sinks=1,
+        recent=1,
+        pool="layer",
+        every=2,
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.caches.methods import METHODS, REFITTING, SCORING
 from tests.caches.seen import HEAD_DIM, VALUE_DIM, kinds, observed, rotary
+from tests.refusals import assert_refused
 from value_aware_attention import caches, kernels
 from value_aware_attention.caches import CacheMethod, Observed
 
@@ -223,12 +224,10 @@ def test_what_is_kept_is_ascending_and_holds_the_protected(
 def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str) -> None:
     method = METHODS[name](4)
     named = type(method).__name__
-    with pytest.raises(ValueError, match=f"^{named} keeps r = 4 keys; there are 3$"):
-        method.keep(observed(3))
+    assert_refused(f"^{named} keeps r = 4 keys; there are 3$", method.keep, observed(3))
     expected = f"^{named} keeps r = 4 keys; 5 are protected, so r must be at least 5$"
     for padding in (0, 6):  # of the first cache, four of whose last five keys are padding
-        with pytest.raises(ValueError, match=expected):
-            method.keep(observed(protected=5, padding=padding))
+        assert_refused(expected, method.keep, observed(protected=5, padding=padding))
 
 
 @pytest.mark.parametrize(
@@ -307,8 +306,7 @@ def test_other_bad_arguments_are_refused() -> None:
             for kernel in ("elu", kernels.Elu, None)
         ),
     ):
-        with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
-            build()
+        assert_refused(f"^{message}[^\n]*$", build)
 
 
 @pytest.mark.parametrize("name", SCORING)

@@ -92,10 +92,8 @@ def test_costs_are_recomputed_errors(seen: Observed, flags: list[bool], adds: bo
     before = error(rows, kept)
     assert (cost[~allowed] == torch.inf).all()
     for key in range(M):
-        other = changed(kept, key)
-        expected = error(rows, other) - before
-        found = cost[:, key].where(allowed[:, key], expected)
-        assert close(found, expected, rows)
+        expected = error(rows, changed(kept, key)) - before
+        assert close(cost[:, key].where(allowed[:, key], expected), expected, rows)
 
 
 @quick
@@ -116,8 +114,7 @@ def test_running_costs_are_recomputed_after_every_drop(seen: Observed, order: li
 
 
 def test_a_drop_leaves_the_state_that_it_was_taken_from() -> None:
-    rows = Rows.of(observed(12, sharpness=8.0))
-    state, _ = rows.start(torch.arange(12).expand(2, -1))
+    state, _ = Rows.of(observed(12, sharpness=8.0)).start(torch.arange(12).expand(2, -1))
     before = {name: x.clone() for name, x in vars(state).items() if isinstance(x, Tensor)}
     taken = state.take(torch.arange(6).expand(2, -1))
     taken.drop(torch.zeros(2, 1, dtype=torch.long))

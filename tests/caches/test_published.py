@@ -35,8 +35,7 @@ def published(name: str) -> AfterPrefix:
     card = cache_cards()[name]
     options = dict(card.after)
     if options.get("recent", 0) == 32 or name == "kvzip":
-        sinks = options.get("sinks") or len(SINKS)
-        options |= {"sinks": sinks, "recent": len(RECENT)}
+        options |= {"sinks": options.get("sinks") or len(SINKS), "recent": len(RECENT)}
     return card.after_prefix(options, R, PREFIX)
 
 
@@ -319,8 +318,7 @@ def slow_cake(head: Slow) -> np.ndarray:
 
 def slow_lava(head: Slow) -> np.ndarray:
     each = [near(head.only_free(head.alpha[g].mean(axis=0)), 7, max) for g in range(2)]
-    longest = max(np.abs(head.value[j]).sum() for j in head.usable)
-    return np.maximum(*each) * longest
+    return np.maximum(*each) * max(np.abs(head.value[j]).sum() for j in head.usable)
 
 
 ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
@@ -371,8 +369,7 @@ def test_andpro_keeps_the_largest_blocks_of_a_layer(seed: int, blocks: int) -> N
         expected = {(head, j) for head in range(3) for j in (0, 1, 2, 3, 12, 13, 14)}
         expected |= {(head, first + j) for head, first in order[:blocks] for j in range(4)}
         expected |= {(order[blocks][0], order[blocks][1] + j) for j in range(3)}
-        used = kept.log_weight[text] == 0
-        heads, slots = np.nonzero(used.numpy())
+        heads, slots = np.nonzero((kept.log_weight[text] == 0).numpy())
         indices = kept.indices[text].numpy()[heads, slots]
         assert set(zip(heads.tolist(), indices.tolist(), strict=True)) == expected
 
@@ -516,8 +513,7 @@ def shared(shares: Sequence[Fraction], total: int, least: int, most: int) -> lis
 def test_proportional_counts_are_exact_with_floors_and_caps(
     shares: list[int], least: int, most: int, full: float
 ) -> None:
-    layers = len(shares)
-    total = round(layers * (least + full * (most - least)))
+    total = round(len(shares) * (least + full * (most - least)))
     (found,) = proportional_counts(torch.tensor([shares]).double(), total, least, most).tolist()
     assert sum(found) == total and all(least <= count <= most for count in found)
     wanted = shared(list(map(Fraction, shares)), total, least, most)

@@ -82,8 +82,7 @@ def test_the_error_that_it_fits_is_the_error_of_what_it_keeps(seen: Observed, r:
     assert ((none - seen.error(kept)).abs() <= 1e-12 * size).all()
     found = refitted(seen, kept)
     best = torch.stack([fit.error(*fit.solve(*how)) for how in refit.CHOICES])
-    nearest = (best - seen.error(found)).abs().amin(0)
-    assert (nearest <= 1e-9 * size).all()
+    assert ((best - seen.error(found)).abs().amin(0) <= 1e-9 * size).all()
 
 
 @quick
@@ -112,8 +111,7 @@ def test_noise_is_not_fitted() -> None:
     kept = plain(seen, 12)
     found = refitted(seen, kept)
     moved = (found.value - seen.value.take_along_dim(kept.indices[..., None], -2)).norm()
-    fit = refit._Fit.of(Rows.of(seen), kept)
-    most = fit.solve(False, refit.RIDGES[0])[1].norm()
+    most = refit._Fit.of(Rows.of(seen), kept).solve(False, refit.RIDGES[0])[1].norm()
     assert moved < 0.5 * most
 
 
@@ -121,8 +119,7 @@ def test_a_refit_recovers_what_fewer_slots_can_say() -> None:
     """Its error is less than half of that without a refit."""
     seen = observed(12, group=1, rows=200, sharpness=2.0)
     kept = plain(seen, 6)
-    found = refitted(seen, kept)
-    assert (seen.error(found) < 0.5 * seen.error(kept)).all()
+    assert (seen.error(refitted(seen, kept)) < 0.5 * seen.error(kept)).all()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -138,8 +135,7 @@ def test_few_rows_refit_nothing(rows: int) -> None:
 @quick
 @given(kinds(keys=7, rows=8, padding=4), st.sampled_from([AttentionMatching, ValueAware]))
 def test_slots_of_padding_stay_unused(seen: Observed, method: type) -> None:
-    refits = method(5) if method is AttentionMatching else method(5, refit=True)
-    kept = refits.keep(seen)
+    kept = (method(5) if method is AttentionMatching else method(5, refit=True)).keep(seen)
     unused = ~seen.available.take_along_dim(kept.indices, -1)
     assert unused[0].sum() == 2 and not unused[1].any()
     assert torch.equal(kept.log_weight == -torch.inf, unused)

@@ -30,13 +30,13 @@ def test_the_best_search_nearly_always_finds_the_best_of_all_sets(
 ) -> None:
     """In 96 to 100 of 100 caches when this was written; at most 4.5 times as much in the others."""
     for keys, r in ((9, 3), (8, 5)):
-        seen = observed(keys, batch=(40,), kernel=KERNELS[kernel], **options)
+        seen = observed(keys, batch=(20,), kernel=KERNELS[kernel], **options)
         least = seen.error(best_set(seen, r))
         best, default = (
             seen.error(ValueAware(r, search=search).keep(seen)) for search in ("best", "default")
         )
         assert not_above(least, best, seen) and not_above(best, default, seen)
-        assert (best <= 1.0001 * least).sum() >= 36 and (best <= 5 * least).all()
+        assert (best <= 1.0001 * least).sum() >= 18 and (best <= 5 * least).all()
 
 
 @quick
@@ -67,16 +67,14 @@ def test_no_scoring_method_that_it_tries_leaves_less_on_the_rows_seen(
 def test_no_method_leaves_less_than_the_bound(seen: Observed, r: int) -> None:
     least = least_error(seen.output.flatten(-3, -2), r)
     for build in METHODS.values():
-        method = build(r)
-        assert not_above(least, seen.error(method.keep(seen)), seen)
+        assert not_above(least, seen.error(build(r).keep(seen)), seen)
     if r > VALUE_DIM:
         assert (least == 0).all()
 
 
 def test_the_bound_is_reached_where_one_slot_is_free() -> None:
     """By a slot whose value is the mean output."""
-    seen = observed()
-    output = seen.output.flatten(-3, -2)
+    output = observed().output.flatten(-3, -2)
     left = (output - output.mean(-2, keepdim=True)).square().sum((-2, -1))
     torch.testing.assert_close(least_error(output, 1), left)
 
@@ -101,8 +99,7 @@ def test_heads_searched_in_parts_are_those_searched_at_once(
 def test_values_that_take_few_points_need_one_key_of_each() -> None:
     """Copies of three values: three keys of which attention weighs as much as all."""
     seen = observed(9, sharpness=1e-3)  # attention is flat
-    value = seen.value[:, :3].repeat(1, 3, 1)
-    seen = replace(seen, value=value)
+    seen = replace(seen, value=seen.value[:, :3].repeat(1, 3, 1))
     kept = ValueAware(3).keep(seen)
     assert (kept.indices % 3).sort(-1).values.tolist() == [[0, 1, 2]] * 2
     assert (seen.error(kept) < 1e-4 * seen.output.square().sum((-3, -2, -1))).all()
@@ -139,5 +136,4 @@ def test_the_default_search_is_among_the_keys_that_any_score_puts_first() -> Non
 def test_a_head_with_one_free_key_is_optimal_beside_heads_with_more() -> None:
     seen, method = observed(9, batch=(40,)), ValueAware(1)
     found = seen.error(method.cut(seen, method.rank(seen), torch.tensor([1, 3] * 20)))
-    least = seen.error(best_set(seen, 1))
-    assert (found[::2] <= least[::2] * (1 + 1e-9)).all()
+    assert (found[::2] <= seen.error(best_set(seen, 1))[::2] * (1 + 1e-9)).all()

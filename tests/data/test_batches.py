@@ -6,6 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_study.data.batches import (
     CausalBatches,
     FrozenMaskedBatches,
@@ -56,15 +57,29 @@ class TestCausalBatches:
 
     def test_errors(self, tmp_path):
         options = {"batch_size": 1, "steps": 1, "seed": 0}
-        with pytest.raises(ValueError, match="8 tokens are too few for length 8"):
-            CausalBatches(stream(tmp_path, 8), length=8, **options)
-        with pytest.raises(
-            FileNotFoundError, match=r"nowhere\.npy is missing: tokenize the corpus"
-        ):
-            CausalBatches(tmp_path / "nowhere.npy", length=8, **options)
+        assert_refused(
+            "8 tokens are too few for length 8",
+            CausalBatches,
+            stream(tmp_path, 8),
+            length=8,
+            **options,
+        )
+        assert_refused(
+            r"nowhere\.npy is missing: tokenize the corpus",
+            CausalBatches,
+            tmp_path / "nowhere.npy",
+            error=FileNotFoundError,
+            length=8,
+            **options,
+        )
         np.save(tmp_path / "two.npy", np.zeros((3, 3)))
-        with pytest.raises(ValueError, match=r"two\.npy has 2 dimensions, 1 are needed"):
-            CausalBatches(tmp_path / "two.npy", length=2, **options)
+        assert_refused(
+            r"two\.npy has 2 dimensions, 1 are needed",
+            CausalBatches,
+            tmp_path / "two.npy",
+            length=2,
+            **options,
+        )
 
     def test_a_loop_over_the_batches_ends(self, tmp_path):
         batches = CausalBatches(stream(tmp_path, 50), length=8, batch_size=1, steps=5, seed=0)
@@ -138,10 +153,8 @@ class TestMaskedBatches:
         assert not (batch["labels"][:, [0, -1]] >= 0).any()
 
     def test_errors(self, paths):
-        with pytest.raises(ValueError, match="at least one file of instances"):
-            sequences([])
-        with pytest.raises(ValueError, match="length 20 is not a multiple"):
-            sequences(paths, length=20)
+        assert_refused("at least one file of instances", sequences, [])
+        assert_refused("length 20 is not a multiple", sequences, paths, length=20)
 
 
 class TestFrozenMaskedBatches:

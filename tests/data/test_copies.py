@@ -64,8 +64,7 @@ def test_a_copied_document_ends_up_empty_and_the_first_one_stays():
 def test_a_copied_entry_of_a_list_goes_and_its_neighbours_stay():
     first = f"Parameters\n----------\nx : int\n    {SENTENCE}\n"
     second = f"Title\n\nParameters\n----------\nx : int\n    {SENTENCE}\ny : int\n    {OTHER}\n"
-    expected = f"Title\n\ny : int\n    {OTHER}"
-    assert kept(first, second)[1] == expected
+    assert kept(first, second)[1] == f"Title\n\ny : int\n    {OTHER}"
 
 
 def test_a_passage_of_which_less_than_half_is_copied_stays():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_attention.texts import read_texts
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document, TextFiles
@@ -89,14 +90,18 @@ class TestWriteCorpus:
         ],
     )
     def test_an_empty_split_is_one_line(self, tmp_path, documents, message):
-        with pytest.raises(ValueError, match=message) as caught:
-            write_corpus({"a": documents}, tmp_path / "corpus", 0, 0.5)
-        assert "\n" not in str(caught.value)
+        assert_refused(message, write_corpus, {"a": documents}, tmp_path / "corpus", 0, 0.5)
 
     @pytest.mark.parametrize("fraction", [0, 1, -0.1])
     def test_evaluation_fraction_is_checked(self, tmp_path, fraction):
-        with pytest.raises(ValueError, match="evaluation_fraction must lie between 0 and 1"):
-            write_corpus({"a": []}, tmp_path / "corpus", 0, fraction)
+        assert_refused(
+            "evaluation_fraction must lie between 0 and 1",
+            write_corpus,
+            {"a": []},
+            tmp_path / "corpus",
+            0,
+            fraction,
+        )
 
 
 def test_corpora_import_neither_torch_nor_datasets():

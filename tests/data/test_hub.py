@@ -12,6 +12,7 @@ from datasets.packaged_modules.json.json import Json
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
+from tests.refusals import assert_refused
 from value_aware_attention.hugging_face.saved import hub_answers
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubDocuments
@@ -111,15 +112,12 @@ def hub(**options):
     ],
 )
 def test_errors_are_one_line_and_name_the_data_set(options, error, message):
-    with pytest.raises(error, match=message) as caught:
-        list(hub(**options))
-    assert "\n" not in str(caught.value)
+    assert_refused(message, list, hub(**options), error=error)
 
 
 def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").write_text("raise SystemExit('ran')")
-    with pytest.raises(ValueError, match="scripts are no longer supported"):
-        list(hub(path=str(tmp_path)))
+    assert_refused("scripts are no longer supported", list, hub(path=str(tmp_path)))
 
 
 def far(cache, **options):
@@ -147,8 +145,7 @@ def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monke
     shutil.copytree(builder.cache_dir, tmp_path / "some___books/default/0.0.0" / ("0" * 40))
     monkeypatch.setattr("value_aware_attention.hugging_face.saved.hub_answers", lambda: False)
     assert read(far(tmp_path)) == read(hub())
-    with pytest.raises(ValueError, match="split 'test' cannot be loaded"):
-        read(far(tmp_path, splits={"test": None}))
+    assert_refused("split 'test' cannot be loaded", read, far(tmp_path, splits={"test": None}))
 
 
 @pytest.mark.parametrize("error", [httpx.ReadError("gone\nmore"), DatasetGenerationError()])
@@ -172,6 +169,4 @@ def test_a_hub_that_does_not_answer_is_known_in_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # discard port
     assert not hub_answers()
-    with pytest.raises(FileNotFoundError, match="the hub does not answer") as caught:
-        read(far(tmp_path))
-    assert "\n" not in str(caught.value)
+    assert_refused("the hub does not answer", read, far(tmp_path), error=FileNotFoundError)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_study.data.batches import masked_sequences
 from value_aware_study.data.tokenization import ByteLevelBPE
 from value_aware_study.data.tokens import (
@@ -108,8 +109,15 @@ class TestTokenStream:
         assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
 
     def test_a_missing_file_is_named(self, tmp_path, tokenizer):
-        with pytest.raises(FileNotFoundError, match=r"train\.jsonl is missing: write the corpus"):
-            token_stream(tmp_path / "train.jsonl", tokenizer, seed=0, cache_dir=tmp_path)
+        assert_refused(
+            r"train\.jsonl is missing: write the corpus",
+            token_stream,
+            tmp_path / "train.jsonl",
+            tokenizer,
+            error=FileNotFoundError,
+            seed=0,
+            cache_dir=tmp_path,
+        )
 
 
 class TestWriteInstances:
@@ -135,15 +143,32 @@ class TestWriteInstances:
         assert np.array_equal(np.load(tmp_path / "some.npy"), np.load(tmp_path / "all.npy")[:count])
 
     def test_a_stream_shorter_than_an_instance_is_refused(self, stream, tokenizer, tmp_path):
-        with pytest.raises(ValueError, match=r"a stream of \d+ tokens fills no instance of 9999"):
-            write_instances(stream, tmp_path / "i.npy", tokenizer=tokenizer, instance_length=9999)
-        with pytest.raises(ValueError, match="fills no instance of 2 tokens"):
-            write_instances(stream, tmp_path / "i.npy", tokenizer=tokenizer, instance_length=2)
+        assert_refused(
+            r"a stream of \d+ tokens fills no instance of 9999",
+            write_instances,
+            stream,
+            tmp_path / "i.npy",
+            tokenizer=tokenizer,
+            instance_length=9999,
+        )
+        assert_refused(
+            "fills no instance of 2 tokens",
+            write_instances,
+            stream,
+            tmp_path / "i.npy",
+            tokenizer=tokenizer,
+            instance_length=2,
+        )
 
     def test_an_empty_quota_is_refused(self, stream, tokenizer, tmp_path):
         options = {"tokenizer": tokenizer, "instance_length": 16, "quota": 0}
-        with pytest.raises(ValueError, match="quota must be at least 1 or null, not 0"):
-            write_instances(stream, tmp_path / "i.npy", **options)
+        assert_refused(
+            "quota must be at least 1 or null, not 0",
+            write_instances,
+            stream,
+            tmp_path / "i.npy",
+            **options,
+        )
 
 
 class TestRearrange:
@@ -151,8 +176,12 @@ class TestRearrange:
     def test_consecutive_instances_joined(self, count, instance_length, group):
         instances = np.arange(count * instance_length).reshape(count, instance_length)
         if count < group:
-            with pytest.raises(ValueError, match=f"{count} instances of {instance_length} fill no"):
-                rearrange(instances, group * instance_length)
+            assert_refused(
+                f"{count} instances of {instance_length} fill no",
+                rearrange,
+                instances,
+                group * instance_length,
+            )
             return
         sequences = rearrange(instances, group * instance_length)
         assert len(sequences) == count // group

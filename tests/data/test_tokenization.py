@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer
 
+from tests.refusals import assert_refused
 from value_aware_study.data.tokenization import (
     SPECIALS,
     ByteLevelBPE,
@@ -61,13 +62,18 @@ class TestByteLevelBPE:
         assert loaded.mask_token_id == 4
 
     def test_a_vocabulary_below_the_bytes_is_refused(self):
-        with pytest.raises(ValueError, match="vocabulary_size must be at least 261, not 260"):
-            ByteLevelBPE(vocabulary_size=260, training_characters=10)
+        assert_refused(
+            "vocabulary_size must be at least 261, not 260",
+            ByteLevelBPE,
+            vocabulary_size=260,
+            training_characters=10,
+        )
 
     def test_texts_too_poor_for_the_vocabulary_are_refused(self):
         factory = ByteLevelBPE(vocabulary_size=5000, training_characters=10**6)
-        with pytest.raises(ValueError, match=r"the texts hold \d+ tokens, vocabulary_size is 5000"):
-            factory.build(["a b c"])
+        assert_refused(
+            r"the texts hold \d+ tokens, vocabulary_size is 5000", factory.build, ["a b c"]
+        )
 
 
 class TestSample:
@@ -86,8 +92,7 @@ class TestSample:
             assert sorted(drawn) == sorted(items)
 
     def test_fills_most_of_the_bound_from_everywhere(self):
-        items = [f"{i:04d}" + "x" * 96 for i in range(2000)]
-        drawn = sample(items, 20_000)
+        drawn = sample([f"{i:04d}" + "x" * 96 for i in range(2000)], 20_000)
         assert 19_900 <= sum(map(len, drawn)) <= 20_000
         positions = sorted(int(text[:4]) for text in drawn)
         gaps = [b - a for a, b in itertools.pairwise([0, *positions, 2000])]
@@ -116,8 +121,7 @@ class TestWordLevel:
     def test_size_is_the_padded_number_of_types(self, items, multiple):
         types = {word for text in items for word in text.split()}
         if not types:
-            with pytest.raises(ValueError, match="at least one word"):
-                WordLevel(padding_multiple=multiple).build(items)
+            assert_refused("at least one word", WordLevel(padding_multiple=multiple).build, items)
             return
         size = len(WordLevel(padding_multiple=multiple).build(items))
         assert size % multiple == 0 and 0 <= size - len(types) - 4 < multiple
@@ -130,8 +134,7 @@ class TestWordLevel:
         assert len(loaded) == 16
 
     def test_padding_multiple_is_checked(self):
-        with pytest.raises(ValueError, match="padding_multiple must be at least 1, not 0"):
-            WordLevel(padding_multiple=0)
+        assert_refused("padding_multiple must be at least 1, not 0", WordLevel, padding_multiple=0)
 
 
 class TestPretrainedTokenizer:
@@ -145,19 +148,27 @@ class TestPretrainedTokenizer:
     def test_missing_merges_and_specials_are_named(self, bpe, tmp_path):
         bpe.backend_tokenizer.model.save(str(tmp_path))
         (tmp_path / "merges.txt").unlink()
-        with pytest.raises(FileNotFoundError, match=r"merges\.txt is missing beside vocab\.json"):
-            PretrainedTokenizer(path=str(tmp_path)).build([])
+        assert_refused(
+            r"merges\.txt is missing beside vocab\.json",
+            PretrainedTokenizer(path=str(tmp_path)).build,
+            [],
+            error=FileNotFoundError,
+        )
         (tmp_path / "merges.txt").write_text("")
         (tmp_path / "vocab.json").write_text('{"<s>": 0, "a": 1}')
-        with pytest.raises(
-            ValueError, match=r"vocab\.json lacks the tokens <pad> </s> <unk> <mask>"
-        ):
-            PretrainedTokenizer(path=str(tmp_path)).build([])
+        assert_refused(
+            r"vocab\.json lacks the tokens <pad> </s> <unk> <mask>",
+            PretrainedTokenizer(path=str(tmp_path)).build,
+            [],
+        )
 
     def test_a_missing_tokenizer_is_one_line(self, tmp_path):
-        with pytest.raises(FileNotFoundError, match="/nowhere: no such folder") as caught:
-            PretrainedTokenizer(path=str(tmp_path / "nowhere")).build([])
-        assert "\n" not in str(caught.value)
+        assert_refused(
+            "/nowhere: no such folder",
+            PretrainedTokenizer(path=str(tmp_path / "nowhere")).build,
+            [],
+            error=FileNotFoundError,
+        )
 
     @pytest.mark.parametrize("answers", [False, True])
     def test_a_hub_that_does_not_answer_is_not_asked(self, bpe, monkeypatch, answers):

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.caches.methods import KERNELS, METHODS, REFITTING, SEEING, Spy, refuses
 from tests.caches.seen import rotary
 from tests.caches.slow import OneCache
+from tests.refusals import assert_refused
 from value_aware_attention import attention, caches
 from value_aware_attention.approximations import OptimalValueOblivious, chunked
 from value_aware_attention.caches import AfterPrefix, CacheMethod
@@ -158,8 +159,7 @@ def masks(draw: st.DrawFn) -> Tensor:
     """Draws a mask of any shape that broadcasts to (2, 2, N, N)."""
     sizes = draw(st.tuples(*(st.sampled_from(sorted({1, size})) for size in (2, 2, N, N))))
     shape = sizes[draw(st.integers(0, 3)) :]
-    seed = draw(st.integers(0, 2**16))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     return torch.rand(shape, generator=generator) < draw(st.sampled_from([0.2, 0.6, 0.95]))
 
 
@@ -238,8 +238,13 @@ def test_nan_and_infinity_are_refused_also_where_hidden(
 ) -> None:
     inputs[place][0, 0, 0, 0] = wrong
     name = ("query", "key", "value")[place]
-    with pytest.raises(ValueError, match=f"^{name} holds NaN or infinity; it must be finite$"):
-        after(caches.KeyNorm(R))(*inputs, attn_mask=left_padding(), is_causal=True)
+    assert_refused(
+        f"^{name} holds NaN or infinity; it must be finite$",
+        after(caches.KeyNorm(R)),
+        *inputs,
+        attn_mask=left_padding(),
+        is_causal=True,
+    )
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -260,8 +265,7 @@ def test_every_type_of_numbers(inputs: Inputs, name: str) -> None:
 
 
 def test_no_text_and_no_position() -> None:
-    method = after(caches.ValueAware(R))
-    assert method(*text(0, 2), is_causal=True).shape == (0, 2, N, V)
+    assert after(caches.ValueAware(R))(*text(0, 2), is_causal=True).shape == (0, 2, N, V)
     query, key, value = text(2)
     encoder = after(caches.ValueAware(R), prefix=None)
     assert encoder(query[:, :0], key, value).shape == (2, 0, V)
@@ -305,8 +309,9 @@ def test_without_a_prefix_one_set_serves_every_query(name: str, observed: str) -
         visible = mask[number].expand(2, 7, N)
         one = OneCache(query[number], key[number], value[number], visible)
         torch.testing.assert_close(found[number], one.without_prefix(method), **CLOSE)
-    with pytest.raises(ValueError, match=r"^AfterPrefix does not support is_causal: [^\n]*$"):
-        method(*text(2), is_causal=True)
+    assert_refused(
+        r"^AfterPrefix does not support is_causal: [^\n]*$", method, *text(2), is_causal=True
+    )
 
 
 def test_queries_share_keys_along_dimensions_of_size_one() -> None:
@@ -464,8 +469,9 @@ def test_a_kernel_without_meaning_is_refused_by_all_others_taken() -> None:
         for kernel in KERNELS.values():
             method = after(build(R))
             if refuses(method.method, kernel):
-                with pytest.raises(ValueError, match=r"it approximates Exponential$"):
-                    method(*inputs, kernel=kernel, is_causal=True)
+                assert_refused(
+                    r"it approximates Exponential$", method, *inputs, kernel=kernel, is_causal=True
+                )
             else:
                 assert method(*inputs, kernel=kernel, is_causal=True).isfinite().all()
     assert isinstance(KERNELS["exponential"], Exponential)

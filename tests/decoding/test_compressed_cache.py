@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from tests.hugging_face.models import sharp
+from tests.refusals import assert_refused
 from value_aware_attention import caches
 from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.caches import (
@@ -128,6 +129,23 @@ def read(
     return torch.cat(found[1:], dim=1), cache
 
 
+def through(
+    model: PreTrainedModel, method: Any, inputs: dict[str, Tensor], cuts: list[int], **options: Any
+) -> tuple[Tensor, Any, CompressedCaches]:
+    """Reads texts part by part with a compressed cache; returns logits, cache and report."""
+    with compressed_cache(model, method, **{"keep": KEEP} | options) as report:
+        return *read(model, inputs, cuts), report
+
+
+@torch.no_grad()
+def filled(
+    model: PreTrainedModel, method: Any, inputs: dict[str, Tensor], **options: Any
+) -> tuple[Any, CompressedCaches]:
+    """Fills a compressed cache by one call of the model; returns it with the report."""
+    with compressed_cache(model, method, **{"keep": KEEP} | options) as report:
+        return model(**inputs, use_cache=True).past_key_values, report
+
+
 def assert_equal(found: Tensor, expected: Tensor, share: float = 1e-4) -> None:
     assert (found - expected).abs().max() <= share * expected.abs().max().clamp_min(1)
 
@@ -171,8 +189,8 @@ def test_decoding_with_a_compressed_cache_is_one_pass_after_the_prefix(
     methods = METHODS if attention == "sdpa" else dict.fromkeys(METHODS, ObservedAttention)
     for (name, method), budget in zip(methods.items(), BUDGETS.values(), strict=True):
         expected = one_pass(model, inputs, method(R), **budget)
-        with compressed_cache(model, method, keep=KEEP, **budget) as report:
-            found, cache = read(model, inputs, [PREFIX, PREFIX + 1, PREFIX + 2, PREFIX + 3])
+        cuts = [PREFIX, PREFIX + 1, PREFIX + 2, PREFIX + 3]
+        found, cache, report = through(model, method, inputs, cuts, **budget)
         assert_equal(found, expected)
         far = (expected - one_pass(model, inputs, method(PREFIX))).abs().max()
         assert far > 1e-3 * expected.abs().max(), name
@@ -188,17 +206,14 @@ def test_fused_attention_reads_its_prompt_by_sdpa(llama: PreTrainedModel, attent
     build = partial(ValueAware, refit=True)
     expected = one_pass(llama, inputs, build(R))
     model.config._attn_implementation = attention  # set by name: flash attention is not installed
-    with compressed_cache(model, build, keep=KEEP):
-        found, _ = read(model, inputs, [PREFIX, PREFIX + 2])
-    assert_equal(found, expected)
+    assert_equal(through(model, build, inputs, [PREFIX, PREFIX + 2])[0], expected)
     assert model.config._attn_implementation == attention
 
 
 def test_attention_that_transformers_pages_is_refused(llama: PreTrainedModel) -> None:
     model = deepcopy(llama)
     model.config._attn_implementation = "paged|eager"
-    with refused("attention is 'paged|eager'"), compressed_cache(model, ValueAware, keep=KEEP):
-        pass
+    assert_refused("attention is 'paged|eager'", filled, model, ValueAware, prompt())
 
 
 @of_every_budget
@@ -208,10 +223,9 @@ def test_it_holds_for_every_budget_and_with_fewer_keys_than_slots(
     llama: PreTrainedModel, method: str, budget: dict[str, Any], padding: int
 ) -> None:
     inputs, build = text(padding=padding), METHODS[method]
-    with compressed_cache(llama, build, keep=KEEP, **budget, sinks=1, recent=2):
-        found, _ = read(llama, inputs, [PREFIX, PREFIX + 2])
-    expected = one_pass(llama, inputs, build(R), **budget, sinks=1, recent=2)
-    assert_equal(found, expected)
+    options = budget | {"sinks": 1, "recent": 2}
+    found, _, _ = through(llama, build, inputs, [PREFIX, PREFIX + 2], **options)
+    assert_equal(found, one_pass(llama, inputs, build(R), **options))
 
 
 @pytest.mark.parametrize(("pool", "rows"), [(None, 5), ("model", PREFIX // 2)])
@@ -220,8 +234,7 @@ def test_it_holds_for_every_way_to_observe(
     llama: PreTrainedModel, observed: str, pool: str | None, rows: int
 ) -> None:
     options = {"observed": observed, "rows": rows, "seed": 3, "pool": pool}
-    with compressed_cache(llama, ValueAware, keep=KEEP, **options):
-        found, _ = read(llama, text(), [PREFIX, PREFIX + 2])
+    found, _, _ = through(llama, ValueAware, text(), [PREFIX, PREFIX + 2], **options)
     assert_equal(found, one_pass(llama, text(), ValueAware(R), **options))
 
 
@@ -242,8 +255,8 @@ def test_a_growing_cache_is_chosen_again_as_in_one_pass(
     exact = one_pass(model, inputs, ValueAware(R), **options | {"every": None})
     assert not torch.allclose(expected, exact, atol=1e-3)
     for cuts in ([0, 1, 2, 3, 4, 5], [0], [0, 1], [0, 3, 4], [0, 2]):
-        with compressed_cache(model, ValueAware, keep=KEEP, **options) as report:
-            found, cache = read(model, inputs, [PREFIX + cut for cut in cuts])
+        places = [PREFIX + cut for cut in cuts]
+        found, cache, report = through(model, ValueAware, inputs, places, **options)
         assert_equal(found, expected)
         assert cache.get_seq_length() == PREFIX + LATER
         assert {layer.keys.shape[2] for layer in cache.layers} == {R + 2}
@@ -274,17 +287,13 @@ def test_a_profile_shares_the_keys(llama: PreTrainedModel, by: str) -> None:
         llama, [text()["input_ids"]], ValueAware, prefix=PREFIX, by=by, sinks=1, recent=1
     )
     options = {"pool": profile, "sinks": 1, "recent": 1}
-    with compressed_cache(llama, ValueAware, keep=KEEP, **options) as report:
-        found, _ = read(llama, text(padding=0), [PREFIX, PREFIX + 1])
+    found, _, report = through(llama, ValueAware, text(padding=0), [PREFIX, PREFIX + 1], **options)
     assert_equal(found, one_pass(llama, text(padding=0), ValueAware(R), **options))
     (one,) = report.caches
     assert torch.equal(one.keys, profile.budgets(R * one.keys.numel()).float())
-    refusal = pytest.raises(ValueError, match="profile is of a prefix of 24; prefix is 30")
-    with refusal, compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
-        llama(**text(padding=0), use_cache=True)
-    refusal = pytest.raises(ValueError, match="profile is of a prefix of 24; prefix is 20")
-    with refusal, compressed_cache(llama, ValueAware, keep=KEEP, **options), torch.no_grad():
-        llama(**part(text(), 0, PREFIX), use_cache=True)
+    for inputs, prefix in ((text(padding=0), 30), (prompt(), 20)):
+        line = f"profile is of a prefix of 24; prefix is {prefix}"
+        assert_refused(line, filled, llama, ValueAware, inputs, **options)
 
 
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
@@ -300,8 +309,7 @@ def generated(model: PreTrainedModel, inputs: dict[str, Tensor], **options: Any)
 
 def expected_of(model: PreTrainedModel, sequences: Tensor, budget: dict[str, Any]) -> Tensor:
     """Computes the logits of generated tokens, from the second on, in one pass."""
-    rows = len(sequences) // 3
-    mask = text()["attention_mask"].repeat_interleave(rows, dim=0)
+    mask = text()["attention_mask"].repeat_interleave(len(sequences) // 3, dim=0)
     inputs = {"input_ids": sequences, "attention_mask": mask}
     return one_pass(model, inputs, ValueAware(R), **budget)[:, :-1]
 
@@ -347,8 +355,9 @@ def test_beams_and_several_sequences_score_as_one_pass(
 
 
 @of_every_budget
+@pytest.mark.parametrize("chunks", [{}, {"prefill_chunk_size": 3}])
 def test_a_second_turn_goes_on_in_the_same_cache(
-    llama: PreTrainedModel, budget: dict[str, Any]
+    llama: PreTrainedModel, budget: dict[str, Any], chunks: dict[str, int]
 ) -> None:
     cache, inputs = DynamicCache(config=llama.config), prompt()
     with compressed_cache(llama, ValueAware, keep=KEEP, **budget) as report:
@@ -357,8 +366,9 @@ def test_a_second_turn_goes_on_in_the_same_cache(
         mask = torch.ones_like(asked)
         mask[0, :4] = 0
         second = llama.generate(
-            input_ids=asked, attention_mask=mask, **NEW, past_key_values=cache, do_sample=False
-        )
+            input_ids=asked, attention_mask=mask, **NEW, past_key_values=cache, do_sample=False,
+            **chunks,
+        )  # fmt: skip
         other = generated(llama, inputs, do_sample=False)
     whole = {"input_ids": second, "attention_mask": torch.ones_like(second)}
     whole["attention_mask"][0, :4] = 0
@@ -381,11 +391,9 @@ def test_generate_takes_it_as_its_own_way_to_decode(llama: PreTrainedModel) -> N
 def test_memory_follows_the_keys_that_are_kept() -> None:
     """Also where heads keep different numbers."""
     model, tokens = sharp("llama"), 512
-    inputs = {"input_ids": torch.randint(5, 90, (2, tokens)), "use_cache": True}
+    inputs = {"input_ids": torch.randint(5, 90, (2, tokens))}
     for budget in BUDGETS.values():
-        context = compressed_cache(model, ObservedAttention, keep=1 / 8, **budget)
-        with context as report, torch.no_grad():
-            cache = model(**inputs).past_key_values
+        cache, report = filled(model, ObservedAttention, inputs, keep=1 / 8, **budget)
         (one,) = report.caches
         held = sum(layer.nbytes for layer in cache.layers)
         plain = 2 * cache.layers[0].keys.element_size() * cache.layers[0].keys.shape[-1]
@@ -408,15 +416,12 @@ def test_sliding_windows_stay_as_they_are() -> None:
         num_key_value_heads=1, head_dim=8, vocab_size=99, sliding_window=6, layer_types=kinds,
     )  # fmt: skip
     model = Gemma3ForCausalLM(config).eval()
-    with compressed_cache(model, ValueAware, keep=KEEP) as report, torch.no_grad():
-        cache = model(**prompt(), use_cache=True).past_key_values
+    cache, report = filled(model, ValueAware, prompt())
     assert [isinstance(layer, KeptLayer) for layer in cache.layers] == [False, True, False]
     shares = [round(KEEP * tokens) for tokens in (PREFIX - 4, PREFIX, PREFIX)]
     assert report.caches[0].keys.tolist() == [[pytest.approx(sum(shares) / 3)]]
-    with compressed_cache(model, ValueAware, keep=1.0):
-        found, _ = read(model, text(), [PREFIX, PREFIX + 2])
-    exact, _ = read(model, text(), [PREFIX])
-    assert_equal(found, exact)
+    found, _, _ = through(model, ValueAware, text(), [PREFIX, PREFIX + 2], keep=1.0)
+    assert_equal(found, read(model, text(), [PREFIX])[0])
 
 
 def refused(message: str) -> Any:
@@ -445,30 +450,36 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
         (EVEN | {"every": 4, "method": METHODS["refitted"]}, "4; ValueAware refits values"),
     ]
     for options, message in cases:
-        given = {"method": ValueAware, "keep": 0.5} | options
-        with refused(message), compressed_cache(llama, given.pop("method"), **given):
-            pass
+        given = {"method": ValueAware, "inputs": prompt()} | options
+        assert_refused(message, filled, llama, **given)
     assert llama.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "gemma2"])
 def test_models_without_a_cache_that_can_be_compressed_are_refused(kind: str) -> None:
-    with refused("."), compressed_cache(sharp(kind), ValueAware, keep=0.5):
-        pass
+    assert_refused(".", compressed_cache(sharp(kind), ValueAware, keep=0.5).__enter__)
 
 
 def test_calls_that_fill_no_cache_are_refused(llama: PreTrainedModel) -> None:
     with torch.no_grad():
-        filled = llama(**prompt(), use_cache=True).past_key_values
+        other = llama(**prompt(), use_cache=True).past_key_values
+    later = {"input_ids": torch.tensor([[7]] * 3), "past_key_values": other}
     with compressed_cache(llama, ValueAware, keep=KEEP), torch.no_grad():
-        with refused("use_cache=True"):
-            llama(**prompt(), use_cache=False)
-        with refused("holds 24 tokens that were not compressed"):
-            llama(input_ids=torch.tensor([[7]] * 3), past_key_values=filled)
-        with refused("StaticLayer; compressed_cache needs the DynamicLayer"):
-            generated(llama, prompt(), cache_implementation="static")
-        with refused("leaves 1 of the prompt's 4 tokens; 2 sinks and 4 recent keys"):
-            llama(input_ids=torch.full((1, 4), 7), use_cache=True)
+        for line, call, options in (
+            ("use_cache=True", llama, prompt() | {"use_cache": False}),
+            ("holds 24 tokens that were not compressed", llama, later),
+            (
+                "StaticLayer; compressed_cache needs the DynamicLayer",
+                partial(generated, llama, prompt()),
+                {"cache_implementation": "static"},
+            ),
+            (
+                "leaves 1 of the prompt's 4 tokens; 2 sinks and 4 recent keys",
+                llama,
+                {"input_ids": torch.full((1, 4), 7), "use_cache": True},
+            ),
+        ):
+            assert_refused(line, call, **options)
         found, _ = read(llama, text(), [PREFIX])  # and the next cache is as any
     assert_equal(found, one_pass(llama, text(), ValueAware(R)))
 
@@ -519,8 +530,7 @@ def test_contexts_are_not_within_one_another(llama: PreTrainedModel) -> None:
                 pass
     with compressed_cache(llama, Recent, keep=0.5), ThreadPoolExecutor(1) as thread:
         inner = compressed_cache(llama, Recent, keep=0.5)
-        with refused("another thread"):
-            thread.submit(inner.__enter__).result()
+        assert_refused("another thread", thread.submit(inner.__enter__).result)
 
 
 def test_an_interrupted_generation_restores_the_model(llama: PreTrainedModel) -> None:
@@ -550,8 +560,7 @@ def test_bf16_is_one_pass_to_its_precision(budget: dict[str, Any]) -> None:
     """Eager attention and this library's differ by more on the whole text: softmax in bf16."""
     model = sharp("llama").to(torch.bfloat16)
     model.set_attn_implementation("sdpa")
-    with compressed_cache(model, Uneven, keep=KEEP, **budget) as report:
-        found, _ = read(model, text(), [PREFIX, PREFIX + 2])
+    found, _, report = through(model, Uneven, text(), [PREFIX, PREFIX + 2], **budget)
     expected = one_pass(model, text(), Uneven(R), **budget)
     assert is_even(report) == (budget is EVEN)
     assert (found - expected).norm() <= 2e-2 * expected.norm()
@@ -573,8 +582,8 @@ def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
             llama(**part(inputs, 0, PREFIX - 6), past_key_values=cache)
         stopped.remove()
         cache.reset()
-        with refused("leaves 1 of the prompt's 4 tokens"):
-            llama(**part(inputs, 0, 4), past_key_values=cache)
+        short = part(inputs, 0, 4) | {"past_key_values": cache}
+        assert_refused("leaves 1 of the prompt's 4 tokens", llama, **short)
         cache.reset()
         found, _ = read(llama, text(), [PREFIX], cache)
     assert_equal(found, one_pass(llama, text(), ValueAware(R), **budget))
@@ -605,8 +614,8 @@ def test_a_copy_of_a_cache_is_read_in_its_context_alone(
         for one in (cache, copied):
             later = part(inputs, PREFIX, PREFIX + 3)
             assert_equal(llama(**later, past_key_values=one).logits, found)
-        with refused("of another model"):
-            sharp("llama")(**part(inputs, PREFIX, PREFIX + 1), past_key_values=copied)
+        one = part(inputs, PREFIX, PREFIX + 1) | {"past_key_values": copied}
+        assert_refused("of another model", sharp("llama"), **one)
         held = {id(x) for layer in copied.layers for x in vars(layer).values()}
         assert not held & {id(module) for module in llama.modules()}
     with refused("compressed_cache that is closed"), torch.no_grad():
@@ -617,8 +626,7 @@ def test_masks_of_the_whole_text_are_read(llama: PreTrainedModel) -> None:
     inputs = placed(llama, text())
     padding = inputs["attention_mask"][:, None, None].bool()
     whole = padding & torch.ones(PREFIX + LATER, PREFIX + LATER, dtype=torch.bool).tril()
-    hidden = torch.finfo(torch.float32).min
-    mask = torch.zeros(whole.shape).masked_fill(~whole, hidden)
+    mask = torch.zeros(whole.shape).masked_fill(~whole, torch.finfo(torch.float32).min)
     expected = one_pass(llama, text(), ValueAware(R))
     for cuts in ([PREFIX], [PREFIX, PREFIX + 1, PREFIX + 2]):
         found, cache = [], None
@@ -636,9 +644,8 @@ def test_masks_of_the_whole_text_are_read(llama: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("kind", ["jetmoe", "diffllama", "deepseek_v3"])
 def test_layers_that_cache_other_keys_than_they_read_are_refused(kind: str) -> None:
-    model, message = sharp(kind), "attends to other keys or values than its cache holds"
-    with refused(message), compressed_cache(model, Recent, keep=KEEP):
-        read(model, text(), [PREFIX])
+    line = "attends to other keys or values than its cache holds"
+    assert_refused(line, through, sharp(kind), Recent, text(), [PREFIX])
 
 
 def test_windows_without_a_cache_of_windows_are_refused() -> None:
@@ -646,16 +653,15 @@ def test_windows_without_a_cache_of_windows_are_refused() -> None:
     config.sliding_window = 8
     model = MistralForCausalLM(config).eval()
     with compressed_cache(model, Recent, keep=KEEP), torch.no_grad():
-        with refused("attends within a window of 8 and its cache has none"):
-            model(**prompt(), past_key_values=DynamicCache())
+        line = "attends within a window of 8 and its cache has none"
+        assert_refused(line, model, **prompt(), past_key_values=DynamicCache())
         model.generate(**prompt(), **NEW, prefill_chunk_size=7)  # nothing is compressed
 
 
 def test_other_models_and_threads_do_not_read_in_the_context(llama: PreTrainedModel) -> None:
     other = type(llama)(llama.config).eval()
     with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
-        with refused("another LlamaAttention reads the config"):
-            other(**prompt())
+        assert_refused("another LlamaAttention reads the config", other, **prompt())
         with ThreadPoolExecutor(1) as thread, refused("another thread has opened this compressed"):
             thread.submit(llama, **prompt(), use_cache=True).result()
 
@@ -670,8 +676,9 @@ def test_assisted_decoding_is_refused(llama: PreTrainedModel) -> None:
         llama.generate(
             **one, **NEW, do_sample=False, prompt_lookup_num_tokens=2, custom_generate=custom
         )
-    with refused("is code of the hub; CompressedGeneration decodes greedily"):
-        llama.generate(**one, **NEW, penalty_alpha=0.6, top_k=4, custom_generate=custom)
+    contrastive = one | NEW | {"penalty_alpha": 0.6, "top_k": 4, "custom_generate": custom}
+    line = "is code of the hub; CompressedGeneration decodes greedily"
+    assert_refused(line, llama.generate, **contrastive)
 
 
 def test_masks_of_packed_texts_and_trained_approximations_are_refused(
@@ -681,28 +688,11 @@ def test_masks_of_packed_texts_and_trained_approximations_are_refused(
     hidden = torch.finfo(torch.float32).min
     packed[..., 10:, :10] = hidden
     packed = packed.masked_fill(~torch.ones(PREFIX, PREFIX).tril().bool(), hidden)
-    with (
-        refused("mask is not causal with padding alone"),
-        compressed_cache(llama, Recent, keep=KEEP),
-        torch.no_grad(),
-    ):
-        llama(**prompt() | {"attention_mask": packed}, use_cache=True)
+    masked = prompt() | {"attention_mask": packed}
+    assert_refused("mask is not causal with padding alone", filled, llama, Recent, masked)
     model = sharp("llama")
     set_attention(model, lambda layer: SlidingWindow(4))
-    with refused("trained with SlidingWindow"), compressed_cache(model, Recent, keep=KEEP):
-        pass
-
-
-def test_a_second_turn_is_read_in_chunks(llama: PreTrainedModel) -> None:
-    cache = DynamicCache(config=llama.config)
-    with compressed_cache(llama, ValueAware, keep=KEEP):
-        first = llama.generate(**prompt(), **NEW, past_key_values=cache, do_sample=False)
-        asked = torch.cat([first, first[:, 3:7]], dim=1)
-        given = {"input_ids": asked, "attention_mask": torch.ones_like(asked)}
-        found = llama.generate(
-            **given, **NEW, past_key_values=cache, do_sample=False, prefill_chunk_size=3
-        )
-    assert found.shape[1] == asked.shape[1] + LATER
+    assert_refused("trained with SlidingWindow", filled, model, Recent, prompt())
 
 
 @of_every_budget
@@ -782,12 +772,11 @@ def test_copies_and_files_of_what_an_open_context_holds(llama: PreTrainedModel) 
     with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
         cache = llama(**prompt(), use_cache=True).past_key_values
         for save in (pickle.dumps, lambda x: torch.save(x, io.BytesIO())):
-            with refused("it cannot be saved or pickled; copy.deepcopy copies it"):
-                save(cache)
+            assert_refused("it cannot be saved or pickled; copy.deepcopy copies it", save, cache)
         assert deepcopy(cache).get_seq_length() == PREFIX
         for model in (llama, llama.model):
-            with refused("this model is replaced; copy or save it before the context"):
-                deepcopy(model)
+            line = "this model is replaced; copy or save it before the context"
+            assert_refused(line, deepcopy, model)
     with replace_attention(llama, Exact()), refused("copy or save it before the context"):
         deepcopy(llama)
     assert not any(name.startswith("value_aware") for name in vars(deepcopy(llama)))
@@ -797,12 +786,11 @@ def test_copies_and_files_of_what_an_open_context_holds(llama: PreTrainedModel) 
     "keep", [np.float32(0.5), np.float64(0.5), torch.tensor(0.5), Fraction(1, 2)]
 )
 def test_a_share_is_any_number(llama: PreTrainedModel, keep: Any) -> None:
-    with compressed_cache(llama, Recent, keep=keep) as report, torch.no_grad():
-        llama(**text(padding=0), use_cache=True)
+    _, report = filled(llama, Recent, text(padding=0), keep=keep)
     assert report.caches[0].keys.unique().tolist() == [(PREFIX + LATER) // 2]
     for wrong in (0.0, 1.5, True, torch.tensor([0.5, 0.5]), "1/2", None, torch.nan):
-        with refused("it must be above 0 and at most 1, as a number"):
-            compressed_cache(llama, Recent, keep=wrong).__enter__()
+        line = "it must be above 0 and at most 1, as a number"
+        assert_refused(line, filled, llama, Recent, prompt(), keep=wrong)
 
 
 def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:
@@ -811,10 +799,8 @@ def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedMode
     with refused(cause), compressed_cache(llama, Recent, keep=0.25):
         llama.generate(**one, **NEW, guidance_scale=1.5, do_sample=False)
     short = {"input_ids": one["input_ids"][:, :3]}
-    with torch.no_grad():
-        cause = "leaves 3 of the prompt's 3 tokens; .*; with every, r must be at least 6"
-        with refused(cause), compressed_cache(llama, Recent, keep=1, **EVEN, every=2):
-            llama(**short, use_cache=True)
+    cause = "leaves 3 of the prompt's 3 tokens; .*; with every, r must be at least 6"
+    assert_refused(cause, filled, llama, Recent, short, keep=1, **EVEN, every=2)
 
 
 @of_every_budget
@@ -829,14 +815,12 @@ def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_or_is_refused(
         r = round(refusal * tokens)
         cause = f"^keep is {refusal}, which leaves {r} of the prompt's {tokens} tokens; "
         cause += r"2 sinks and 4 recent keys are always kept[^\n]*$"
-        with refused(cause), compressed_cache(llama, build, keep=refusal, **budget):
-            read(llama, inputs, [tokens])
-        with compressed_cache(llama, build, keep=1.0, **budget) as report:
-            found, _ = read(llama, inputs, [tokens])
+        assert_refused(cause, through, llama, build, inputs, [tokens], keep=refusal, **budget)
+        found, _, report = through(llama, build, inputs, [tokens], keep=1.0, **budget)
         assert report.caches[0].keys.unique().tolist() == [tokens]
         assert_equal(found, read(llama, inputs, [tokens])[0])
-    with compressed_cache(llama, build, keep=0.26, **budget) as report:  # r is 6: the least
-        found, _ = read(llama, text(padding=0), [PREFIX])
+    least = budget | {"keep": 0.26}  # r is 6
+    found, _, report = through(llama, build, text(padding=0), [PREFIX], **least)
     assert report.caches[0].keys.unique().tolist() == [6]
     assert_equal(found, one_pass(llama, text(padding=0), build(6), **budget))
 
@@ -844,39 +828,33 @@ def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_or_is_refused(
 @pytest.mark.parametrize("pool", ["layer", "model"])
 def test_few_observed_queries_of_a_pool_bring_a_warning(llama: PreTrainedModel, pool: str) -> None:
     """Less than half of the prompt's, where the method goes by them; any other warning fails."""
-    whole = text(padding=0)
-
-    def fill(method: Callable[[int], CacheMethod] = ValueAware, **options: Any) -> None:
-        with compressed_cache(llama, method, keep=KEEP, **options), torch.no_grad():
-            llama(**whole, use_cache=True)  # 30 tokens
-
+    whole = text(padding=0)  # 30 tokens
     for options in ({"rows": 14}, {"rows": 14, "observed": "last"}):
         cause = f"pool is '{pool}' and 14 of the prompt's 30 queries are observed: .* pool=None"
         with pytest.warns(UserWarning, match=cause):
-            fill(**options, pool=pool)
-    fill(pool=pool, rows=15)
-    fill(pool=pool)
-    fill(pool=None, rows=5)
-    fill(Recent, pool=pool, rows=5)
-    whole = {name: x.repeat(1, 3) for name, x in whole.items()}
-    fill(pool=pool)
+            filled(llama, ValueAware, whole, **options, pool=pool)
+    longer = {name: x.repeat(1, 3) for name, x in whole.items()}
+    for method, inputs, options in (
+        (ValueAware, whole, {"pool": pool, "rows": 15}),
+        (ValueAware, whole, {"pool": pool}),
+        (ValueAware, whole, {"pool": None, "rows": 5}),
+        (Recent, whole, {"pool": pool, "rows": 5}),
+        (ValueAware, longer, {"pool": pool}),
+    ):
+        filled(llama, method, inputs, **options)
     with pytest.warns(UserWarning, match="32 of the prompt's 90 queries"):
-        fill(pool=pool, observed="noncausal")
+        filled(llama, ValueAware, longer, pool=pool, observed="noncausal")
 
 
 def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedModel) -> None:
-    inputs = text(padding=PREFIX - 5)
-    with compressed_cache(llama, Recent, keep=KEEP) as report, torch.no_grad():
-        cache = llama(**part(placed(llama, inputs), 0, PREFIX), use_cache=True).past_key_values
+    inputs = part(placed(llama, text(padding=PREFIX - 5)), 0, PREFIX)
+    cache, report = filled(llama, Recent, inputs)
     assert [layer.counts[:, 0].tolist() for layer in cache.layers] == [[5, R, R]] * 4
     assert report.caches[0].keys.mean() == pytest.approx((5 + 2 * R) / 3)
-    with compressed_cache(llama, Recent, keep=KEEP, pool="layer", floor=8), torch.no_grad():
-        cache = llama(**part(placed(llama, inputs), 0, PREFIX), use_cache=True).past_key_values
+    cache, _ = filled(llama, Recent, inputs, pool="layer", floor=8)
     assert cache.layers[0].counts[:, 0].tolist() == [5, R, R]
     empty = prompt() | {"attention_mask": torch.zeros(3, PREFIX, dtype=torch.long)}
-    cause = "leaves 0 of the prompt's 0 tokens"
-    with refused(cause), compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
-        llama(**empty, use_cache=True)
+    assert_refused("leaves 0 of the prompt's 0 tokens", filled, llama, Recent, empty)
 
 
 @pytest.mark.parametrize("options", [EVEN | {"rows": 4}, EVEN, {"rows": 32}, {}])
@@ -885,45 +863,37 @@ def test_texts_of_few_rows_keep_their_values_beside_refitted_ones(
 ) -> None:
     inputs, build = text(padding=PREFIX - 3), partial(ValueAware, refit=True)
     options = {"sinks": 1, "recent": 1} | options
-    with compressed_cache(llama, build, keep=KEEP, **options):
-        found, _ = read(llama, inputs, [PREFIX])
+    found, _, _ = through(llama, build, inputs, [PREFIX], **options)
     assert_equal(found, one_pass(llama, inputs, build(R), **options))
     model = sharp("llama")
     with compressed_cache(model, build, keep=KEEP):
         cache = model(**part(text(), 0, PREFIX), use_cache=True).past_key_values
         output = model(**part(text(), PREFIX, PREFIX + 1), past_key_values=cache).logits
-        with refused("refitted values have no gradients"):
-            output.sum().backward()
+        assert_refused("refitted values have no gradients", output.sum().backward)
 
 
 def test_what_stops_a_call_is_named(llama: PreTrainedModel) -> None:
     model = sharp("llama")
     with compressed_cache(model, Recent, keep=KEEP), torch.no_grad():
         cache = model(**prompt(), use_cache=True).past_key_values
-        with refused("positive value"):
-            cache.crop(45)
-        with refused("25 tokens are to be removed; only the 0 after"):
-            cache.crop(-25)
-        with refused("output_attentions: approximations and compressed caches cannot honour it"):
-            model(**prompt(), use_cache=True, output_attentions=True)
+        assert_refused("positive value", cache.crop, 45)
+        assert_refused("25 tokens are to be removed; only the 0 after", cache.crop, -25)
+        line = "output_attentions: approximations and compressed caches cannot honour it"
+        assert_refused(line, model, **prompt(), use_cache=True, output_attentions=True)
     model.activation_checkpointing_enable()
     model.train()
     cause = r"gradient checkpointing .*: model.eval\(\), or train without it"
-    with refused(cause), compressed_cache(model, Recent, keep=KEEP):
-        model(**prompt(), use_cache=True)
+    assert_refused(cause, filled, model, Recent, prompt())
     wrapped = torch.nn.Module()
     wrapped.get_base_model = lambda: model
-    with refused("PreTrainedModel; give its get_base_model()"):
-        compressed_cache(wrapped, Recent, keep=KEEP).__enter__()
-    with torch.no_grad():
-        model = sharp("llama")
-        model.model.layers[2].self_attn.v_proj.weight[0, 0] = torch.nan
-        with refused("value of layer 2 holds NaN"), compressed_cache(model, Recent, keep=KEEP):
-            model(**prompt(), use_cache=True)
-        model.model.layers[2].self_attn.v_proj.weight.zero_()[0, 0] = 1e38
-        cause = "value holds .e.38; sums of 30 such numbers are too large for torch.float32"
-        with refused(cause), compressed_cache(model, ValueAware, keep=KEEP):
-            model(**text(padding=0), use_cache=True)
+    assert_refused("PreTrainedModel; give its get_base_model()", filled, wrapped, Recent, prompt())
+    model = sharp("llama")
+    weight = model.model.layers[2].self_attn.v_proj.weight.data
+    weight[0, 0] = torch.nan
+    assert_refused("value of layer 2 holds NaN", filled, model, Recent, prompt())
+    weight.zero_()[0, 0] = 1e38
+    cause = "value holds .e.38; sums of 30 such numbers are too large for torch.float32"
+    assert_refused(cause, filled, model, ValueAware, text(padding=0))
 
 
 @pytest.mark.parametrize("budget", [EVEN, {}])
@@ -944,8 +914,8 @@ def test_a_cache_of_an_interrupted_choice_is_refused(
     with compressed_cache(llama, Stops, keep=KEEP, **budget), torch.no_grad():
         with pytest.raises(KeyboardInterrupt):
             llama(**inputs, past_key_values=cache)
-        with refused("tokens that were not compressed; .* and a new one after a call that was int"):
-            llama(input_ids=inputs["input_ids"][:, :1], past_key_values=cache)
+        line = "tokens that were not compressed; .* and a new one after a call that was int"
+        assert_refused(line, llama, inputs["input_ids"][:, :1], past_key_values=cache)
         found = llama(**inputs, past_key_values=DynamicCache(config=llama.config))
     assert found.past_key_values.get_seq_length() == PREFIX
 
@@ -965,8 +935,8 @@ def test_a_cache_of_an_interrupted_later_choice_is_refused(llama: PreTrainedMode
             llama(**later, past_key_values=cache)
         with pytest.raises(KeyboardInterrupt):
             llama(**later, past_key_values=cache)
-        with refused("a call that was interrupted has left this cache half read; give a new one"):
-            llama(**later, past_key_values=cache)
+        line = "a call that was interrupted has left this cache half read; give a new one"
+        assert_refused(line, llama, **later, past_key_values=cache)
 
 
 def test_one_mask_serves_all_texts_of_a_growing_cache(llama: PreTrainedModel) -> None:

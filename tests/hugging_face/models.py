@@ -1,11 +1,15 @@
 """Tiny Hugging Face models whose attention is sharp, with texts to read and their logits."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from docs.architectures import tiny
 from value_aware_attention.approximations import Exact
+from value_aware_attention.hugging_face import replace_attention
 
 ENCODERS = (
     "albert",
@@ -44,9 +48,13 @@ def batch(padding: str = "right", rows: int = 3, length: int = 12) -> dict[str, 
 
 
 @torch.no_grad()
-def logits(model: PreTrainedModel, inputs: dict[str, Tensor], **options: object) -> Tensor:
-    """Computes the logits of all tokens but padding."""
-    return model(**inputs, **options).logits[inputs["attention_mask"].bool()]
+def logits(
+    model: PreTrainedModel, inputs: dict[str, Tensor], method: Any = None, **replaced: Any
+) -> Tensor:
+    """Computes the logits of all tokens but padding; a method given replaces the attention."""
+    whole = nullcontext() if method is None else replace_attention(model, method, **replaced)
+    with whole:
+        return model(**inputs).logits[inputs["attention_mask"].bool()]
 
 
 def sharp(kind: str) -> PreTrainedModel:

@@ -1,7 +1,8 @@
-"""The adapter computes what eager attention does under every mask, and restores the model."""
+"""The adapter is eager attention under every mask; what it cannot honour is refused on entry."""
 
 import gc
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from itertools import permutations
@@ -20,13 +21,18 @@ from tests.hugging_face.models import (
     logits,
     sharp,
 )
+from tests.refusals import assert_refused
+from value_aware_attention import caches
 from value_aware_attention.approximations import (
     LSH,
     Exact,
+    Linformer,
+    Nystrom,
     OptimalValueAware,
     OptimalValueOblivious,
 )
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
+from value_aware_attention.hugging_face.layers import cross_attention_layers
 from value_aware_attention.kernels import Elu, Exponential
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -48,10 +54,8 @@ def either(request: pytest.FixtureRequest) -> PreTrainedModel:
 def test_exact_equals_eager_and_one_key_does_not(model: PreTrainedModel, padding: str) -> None:
     inputs = batch(padding)
     expected = logits(model, inputs)
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with replace_attention(model, OptimalValueOblivious(1)):
-        assert (logits(model, inputs) - expected).abs().max() > 0.1
+    torch.testing.assert_close(logits(model, inputs, Exact()), expected, **CLOSE)
+    assert (logits(model, inputs, OptimalValueOblivious(1)) - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("kind", ("modernbert", "mistral", "modernbert-decoder"))
@@ -68,8 +72,7 @@ def test_windows_of_a_models_own_are_kept(kind: str) -> None:
             module.sliding_window = 4
     expected = logits(model, inputs)
     assert (expected - wide).abs().max() > 0.1
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, Exact()), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
@@ -80,8 +83,7 @@ def test_half_precision_stays_as_close_as_eager(
     expected = logits(either, inputs)
     either.to(dtype)
     eager = logits(either, inputs)
-    with replace_attention(either, Exact()):
-        found = logits(either, inputs)
+    found = logits(either, inputs, Exact())
     assert found.dtype == dtype
     errors = [(x.float() - expected).abs().max() / expected.abs().max() for x in (found, eager)]
     assert errors[0] < 2 * errors[1] + 1e-3
@@ -98,8 +100,7 @@ def test_it_restores_after_an_exception_and_contexts_nest(either: PreTrainedMode
         replace_attention(either, OptimalValueOblivious(1)),
     ):
         outer = logits(either, inputs)
-        with replace_attention(either, Exact()):
-            torch.testing.assert_close(logits(either, inputs), expected, **CLOSE)
+        torch.testing.assert_close(logits(either, inputs, Exact()), expected, **CLOSE)
         assert torch.equal(logits(either, inputs), outer)
         raise RuntimeError("on purpose")
     assert torch.equal(logits(either, inputs), expected)
@@ -114,8 +115,7 @@ def test_contexts_may_be_left_in_any_order(either: PreTrainedModel, order: tuple
     inputs, known = batch(), set(AttentionInterface._global_mapping)
     alone = []
     for r in (1, 2, 4):
-        with replace_attention(either, OptimalValueOblivious(r)):
-            alone.append(logits(either, inputs))
+        alone.append(logits(either, inputs, OptimalValueOblivious(r)))
     own = logits(either, inputs)
     contexts = [replace_attention(either, OptimalValueOblivious(r)) for r in (1, 2, 4)]
     for context in contexts:
@@ -135,16 +135,14 @@ def test_a_second_thread_is_refused_until_the_first_has_left() -> None:
     copy, other = deepcopy(model), sharp("roberta")
 
     def used(model: PreTrainedModel) -> torch.Tensor:
-        with replace_attention(model, OptimalValueOblivious(1)):
-            return logits(model, inputs)
+        return logits(model, inputs, OptimalValueOblivious(1))
 
     expected = used(model), used(other)
     refusal = "^another thread has the attention of this Llama[a-zA-Z]+ replaced: make a copy"
     with ThreadPoolExecutor(1) as thread, replace_attention(model, OptimalValueOblivious(2)):
         inside = logits(model, inputs)
         for shared in (model, model.model):
-            with pytest.raises(ValueError, match=refusal):
-                thread.submit(used, shared).result()
+            assert_refused(refusal, thread.submit(used, shared).result)
         assert torch.equal(thread.submit(used, copy).result(), expected[0])
         assert torch.equal(thread.submit(used, other).result(), expected[1])
         assert torch.equal(logits(model, inputs), inside)
@@ -157,16 +155,14 @@ def test_what_a_thread_left_open_when_it_ended_is_no_obstacle() -> None:
     own, open_context = logits(model, inputs), replace_attention(model, OptimalValueOblivious(1))
     with ThreadPoolExecutor(1) as thread:
         thread.submit(open_context.__enter__).result()
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), own, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, Exact()), own, **CLOSE)
     open_context.__exit__(None, None, None)
     assert torch.equal(logits(model, inputs), own)
 
 
 def test_nothing_keeps_a_model_or_a_method_alive() -> None:
     model, method = sharp("roberta"), OptimalValueOblivious(1)
-    with replace_attention(model, method):
-        logits(model, batch())
+    logits(model, batch(), method)
     gone = [weakref.ref(x) for x in (model, method)]
     del model, method
     gc.collect()
@@ -208,18 +204,18 @@ def test_layers_can_be_chosen_and_get_different_objects(model: PreTrainedModel) 
     def recorder(layer: int) -> nn.Module:
         return made.setdefault(layer, Recorder())
 
-    with replace_attention(model, recorder):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, recorder), expected, **CLOSE)
     assert list(made) == list(range(count))
     assert all(r.calls for r in made.values())
     made.clear()
-    with replace_attention(model, recorder, layers=[count - 1]):
-        logits(model, inputs)
+    logits(model, inputs, recorder, layers=[count - 1])
     assert list(made) == [count - 1]
-    with replace_attention(model, OptimalValueOblivious(1), layers=[]):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with replace_attention(model, OptimalValueOblivious(1), layers=[0]):
-        assert (logits(model, inputs) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(
+        logits(model, inputs, OptimalValueOblivious(1), layers=[]), expected, **CLOSE
+    )
+    assert (
+        logits(model, inputs, OptimalValueOblivious(1), layers=[0]) - expected
+    ).abs().max() > 1e-2
 
 
 def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel) -> None:
@@ -230,8 +226,7 @@ def test_layers_are_counted_in_the_order_they_are_called(model: PreTrainedModel)
         method.register_forward_hook(lambda *call: order.append(layer))
         return method
 
-    with replace_attention(model, numbered):
-        logits(model, batch())
+    logits(model, batch(), numbered)
     if model.config.model_type == "albert":  # one module, called once for each of its layers
         assert order == [0] * model.config.num_hidden_layers
     else:
@@ -265,11 +260,9 @@ def test_the_kernel_has_the_models_own_scaling_unless_another_is_given() -> None
         layer.scaling = 0.123
     inputs, recorder = batch(), Recorder()
     expected = logits(model, inputs)
-    with replace_attention(model, recorder):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
+    torch.testing.assert_close(logits(model, inputs, recorder), expected, **CLOSE)
     assert {call["kernel"] for call in recorder.calls} == {Exponential(0.123)}
-    with replace_attention(model, recorder, kernel=Elu()):
-        assert (logits(model, inputs) - expected).abs().max() > 0.1
+    assert (logits(model, inputs, recorder, kernel=Elu()) - expected).abs().max() > 0.1
     assert recorder.calls[-1]["kernel"] == Elu()
 
 
@@ -289,8 +282,7 @@ def test_causal_masks_arrive_as_is_causal_and_padding_alone() -> None:
     assert padded["is_causal"] and padded["attn_mask"].shape == (3, 1, 1, 12)
     assert not free["is_causal"] and free["attn_mask"] is None
     assert not hidden["is_causal"] and hidden["attn_mask"].shape == (3, 1, 1, 12)
-    expected = batch("left")["attention_mask"].bool()
-    assert torch.equal(hidden["attn_mask"][:, 0, 0], expected)
+    assert torch.equal(hidden["attn_mask"][:, 0, 0], batch("left")["attention_mask"].bool())
 
 
 def test_a_decoder_that_its_config_makes_bidirectional_is_one() -> None:
@@ -299,10 +291,8 @@ def test_a_decoder_that_its_config_makes_bidirectional_is_one() -> None:
     model.config.is_causal = False
     expected = logits(model, inputs)
     assert (expected - causal).abs().max() > 0.1
-    with replace_attention(model, Exact()):
-        torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with replace_attention(model, LSH(12, 1, 0)):
-        assert logits(model, inputs).isfinite().all()
+    torch.testing.assert_close(logits(model, inputs, Exact()), expected, **CLOSE)
+    assert logits(model, inputs, LSH(12, 1, 0)).isfinite().all()
 
 
 @pytest.mark.parametrize("method", (Exact, lambda: OptimalValueOblivious(3)))
@@ -337,10 +327,169 @@ def test_set_attention_takes_masks_and_refuses_as_replace_attention_does() -> No
         (lambda layer: None, r"approximation\(0\) is None; it must be a module"),
         (lambda layer: LSH(4, 1, layer), "LSH does not support causal .*LlamaForCausalLM is"),
     ):
-        with pytest.raises(ValueError, match=named):
-            set_attention(model, given)
+        assert_refused(named, set_attention, model, given)
     assert torch.equal(logits(model, inputs), expected)
     set_attention(model, lambda layer: Exact())
     torch.testing.assert_close(logits(model, inputs), expected, **CLOSE)
-    with pytest.raises(ValueError, match="output_attentions"):
-        model(**inputs, output_attentions=True)
+    assert_refused("output_attentions", model, **inputs, output_attentions=True)
+
+
+def enter(model: nn.Module, method: nn.Module | None = None, **options: object) -> None:
+    """Enters the context and leaves it without a forward pass."""
+    with replace_attention(model, method or Exact(), **options):  # type: ignore[arg-type]
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("deberta-v2", "DebertaV2ForMaskedLM has no attention that"),
+        ("gemma2", r"Gemma2ForCausalLM caps its attention scores \(logit soft-capping\)"),
+        ("gpt_oss", "GptOssForCausalLM has attention sinks"),
+        ("t5", "T5ForConditionalGeneration (adds a position bias|has no attention that)"),
+    ],
+)
+def test_models_are_refused_at_entry_and_left_as_they_were(kind: str, named: str) -> None:
+    model, known = sharp(kind), set(AttentionInterface._global_mapping)
+    assert_refused(named, enter, model)
+    assert model.config._attn_implementation == "eager"
+    assert set(AttentionInterface._global_mapping) == known
+
+
+def test_what_is_not_a_transformers_model_is_refused() -> None:
+    assert_refused("model is a Linear; it must be a transformers", enter, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("method", (LSH(4, 1, 0), Linformer(4, 0), Nystrom(4)))
+def test_methods_that_would_leak_are_refused_for_causal_models(method: nn.Module) -> None:
+    named = rf"{type(method).__name__} does not support causal .*LlamaForCausalLM is causal"
+    assert_refused(named, enter, sharp("llama"), method)
+    enter(sharp("llama"), method, layers=[])
+    assert logits(sharp("bert"), batch(), method).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"layers": [5]}, r"layers are \[5\]; the model has layers 0 to 3, not 5"),
+        ({"layers": [0, -1]}, r"layers are \[-1, 0\]; the model has layers 0 to 3, not -1"),
+        ({"heads": [4]}, r"heads are \[4\]; the model has heads 0 to 3, not 4"),
+        ({"heads": [-1, 2]}, r"heads are \[-1, 2\]; .* 0 to 3, not -1"),
+        ({"layers": 1}, "layers is 1; it must be a list of integers"),
+        ({"layers": [True]}, r"layers is \[True\]; it must be a list of integers"),
+        ({"layers": "01"}, "layers is '01'; it must be a list of integers"),
+        ({"heads": 2}, "heads is 2; it must be a list of integers"),
+        ({"heads": [0.0]}, r"heads is \[0.0\]; it must be a list of integers"),
+        ({"kernel": Elu}, r"kernel is the class Elu; it must be a kernel such as kernels"),
+        ({"kernel": "elu"}, r"kernel is 'elu'; it must be a kernel such as kernels"),
+    ],
+)
+def test_layers_and_heads_that_do_not_exist(options: dict, named: str) -> None:
+    for kind in ("roberta", "llama"):
+        assert_refused(named, enter, sharp(kind), **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        (
+            OptimalValueOblivious,
+            r"approximation is the class OptimalValueOblivious; it must be an instance, "
+            r"OptimalValueOblivious\(\.\.\.\), or a function from a layer's number to one",
+        ),
+        (
+            caches.ValueAware(8),
+            r"approximation is the cache method ValueAware; it must be an approximation, such as "
+            r"caches.AfterPrefix\(ValueAware\(\.\.\.\), prefix=\.\.\.\)",
+        ),
+        ("exact", r"approximation is 'exact'; it must be a module, such as Exact\(\)"),
+        ([Exact()], r"approximation is of type list; it must be a module, such as Exact\(\)"),
+        (lambda layer: None, r"approximation\(0\) is None; it must be a module, such as Exact"),
+        (lambda layer: Exact, r"approximation\(0\) is the class Exact; it must be an instance"),
+        (lambda layer: caches.Recent(8), r"approximation\(0\) is the cache method Recent; it "),
+    ],
+)
+def test_what_cannot_stand_for_attention_is_refused_on_entry(method: object, named: str) -> None:
+    model = sharp("llama")
+    for layers in (None, [0]):
+        assert_refused(f"^{named}", enter, model, method, layers=layers)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_attention_weights_cannot_be_asked_for() -> None:
+    model, inputs = sharp("bert"), batch()
+    with replace_attention(model, Exact()):
+        for part in (model, model.bert):
+            assert_refused(
+                "output_attentions cannot be honoured", part, **inputs, output_attentions=True
+            )
+        with pytest.raises(ValueError, match="output_attentions"):
+            model.config.output_attentions = True
+    assert model(**inputs, output_attentions=True).attentions[0].shape == (3, 4, 12, 12)
+    model.config.output_attentions = True
+    assert_refused(r"config\.output_attentions = False", enter, model)
+
+
+def test_attention_dropout_is_refused_in_training_only() -> None:
+    model = sharp("gpt2").train()
+    for layer in attention_layers(model):
+        layer.attn_dropout.p = 0.5
+    with replace_attention(model, Exact()), pytest.raises(ValueError, match=r"0\.5; .*model\.eval"):
+        model(**batch())
+    with replace_attention(model.eval(), Exact()):
+        logits(model, batch())
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"softcap": 5.0}, "the model passes logit soft-capping"),
+        ({"s_aux": torch.zeros(4)}, "the model passes attention sinks"),
+        ({"position_bias": torch.zeros(1)}, "the model passes a position bias"),
+        ({"head_mask": torch.ones(4)}, "the model passes a head_mask"),
+        ({"temperature": 2.0}, "passes temperature, which is not known here"),
+        ({"scale_of_heads": torch.ones(4)}, "passes scale_of_heads, which is not known here"),
+        ({"hidden_pairs": torch.ones(2, 2) > 0}, "passes hidden_pairs, which is not known here"),
+        ({"position_ids": torch.arange(12), "sliding_window": 4, "softcap": None}, None),
+    ],
+)
+def test_whatever_reaches_the_attention_and_would_change_it(
+    option: dict, named: str | None
+) -> None:
+    model = sharp("llama")
+    layer = attention_layers(model)[0]
+    forward = type(layer).forward
+    layer.forward = lambda *inputs, **options: forward(layer, *inputs, **(options | option))
+    with replace_attention(model, Exact()):
+        if named is None:
+            assert logits(model, batch()).isfinite().all()
+            return
+        assert_refused(named, logits, model, batch())
+
+
+def attending_to_another(kind: str) -> tuple[PreTrainedModel, Callable[[], torch.Tensor]]:
+    """Builds a model with cross-attention, and a function that computes its logits."""
+    model, other = sharp(kind), torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0))
+    inputs = batch("none")
+    if kind == "bart":
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, :7]
+        return model, lambda: model(**inputs).logits
+    config = model.config
+    config.add_cross_attention = config.is_decoder = True
+    with torch.random.fork_rng():
+        model = type(model)(config).eval()
+        model.set_attn_implementation("eager")
+    return model, lambda: model(**inputs, encoder_hidden_states=other).logits
+
+
+@pytest.mark.parametrize("kind", ("bart", "bert", "gpt2"))
+@torch.no_grad()
+def test_attention_to_another_sequence_stays_exact(kind: str) -> None:
+    model, outputs = attending_to_another(kind)
+    crossing, expected = cross_attention_layers(model), outputs()
+    assert crossing and not set(crossing) & set(attention_layers(model))
+    recorder = Recorder()
+    with replace_attention(model, recorder):
+        torch.testing.assert_close(outputs(), expected, atol=1e-4, rtol=1e-4)
+    assert len(recorder.calls) == len(attention_layers(model))
+    assert all(call["query"].shape == call["key"].shape for call in recorder.calls)

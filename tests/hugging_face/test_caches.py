@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, RobertaConfig, RobertaForCausalLM
 from tests.caches.methods import METHODS, Spy
 from tests.caches.slow import spaced
 from tests.hugging_face.models import Recorder, batch, logits, sharp
+from tests.refusals import assert_refused
 from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
 from value_aware_attention.caches import AfterPrefix, CacheMethod
@@ -35,8 +36,7 @@ def after(method: CacheMethod, **options: object) -> AfterPrefix:
 def recorded(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list[dict]:
     """Records the call of each layer, with keys and values repeated for every query head."""
     recorder = Recorder()
-    with replace_attention(model, recorder):
-        logits(model, inputs)
+    logits(model, inputs, recorder)
     return recorder.calls
 
 
@@ -46,8 +46,7 @@ def test_every_method_runs_and_restores(model: PreTrainedModel, observed: str) -
     before = logits(model, inputs)
     some = ("expected_attention", "critical_values", "value_aware_refitted")
     for name in METHODS if observed == "noncausal" else some:
-        with replace_attention(model, after(METHODS[name](R), observed=observed)):
-            found = logits(model, inputs)
+        found = logits(model, inputs, after(METHODS[name](R), observed=observed))
         assert found.isfinite().all() and not torch.allclose(found, before, **CLOSE)
     assert torch.equal(logits(model, inputs), before)
     assert not any(x._forward_pre_hooks or x._forward_hooks for x in model.modules())
@@ -57,8 +56,9 @@ def test_keeping_the_whole_prefix_is_the_model(model: PreTrainedModel) -> None:
     for padding in ("none", "left", "right"):
         inputs = batch(padding)
         before = logits(model, inputs)
-        with replace_attention(model, after(caches.Recent(PREFIX))):
-            torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
+        torch.testing.assert_close(
+            logits(model, inputs, after(caches.Recent(PREFIX))), before, **CLOSE
+        )
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_an_encoder_keeps_one_set_for_all_queries(observed: str) -> None:
     before = logits(model, inputs)
     for build in METHODS.values():
         spy = Spy(build(R))
-        with replace_attention(model, after(spy, prefix=None, observed=observed)):
-            found = logits(model, inputs)
+        found = logits(model, inputs, after(spy, prefix=None, observed=observed))
         assert found.isfinite().all() and not torch.allclose(found, before, **CLOSE)
         assert {kept.indices.flatten(1, -2).shape[1:] for kept in spy.kept} == {(4, R)}
         assert sum(len(kept.indices) for kept in spy.kept) == 3 * len(attention_layers(model))
-    with replace_attention(model, after(caches.Recent(12), prefix=None)):
-        torch.testing.assert_close(logits(model, inputs), before, **CLOSE)
+    torch.testing.assert_close(
+        logits(model, inputs, after(caches.Recent(12), prefix=None)), before, **CLOSE
+    )
     with (
         pytest.raises(ValueError, match=r"^AfterPrefix does not support causal attention [^\n]*$"),
         replace_attention(sharp("gpt2"), after(caches.Recent(R), prefix=None)),
@@ -92,8 +92,7 @@ def test_heads_of_a_group_keep_the_same_keys() -> None:
     hook = attention_layers(model)[0].o_proj.register_forward_pre_hook(
         lambda module, given: outputs.append(given[0])
     )
-    with replace_attention(model, method):
-        logits(model, inputs)
+    logits(model, inputs, method)
     hook.remove()
     assert spy.kept[0].indices.shape[1:] == (2, R) and spy.seen[0].query.shape[1:3] == (2, 2)
     grouped = method(
@@ -119,16 +118,13 @@ def test_the_output_projection_is_found(kind: str) -> None:
     projection = output_projection(layer, (keys, 4 // keys), first["value"].shape[-1])
     heads = Exact()(*(first[name] for name in ("query", "key", "value")), is_causal=True,
                     kernel=first["kernel"])  # fmt: skip
-    summed = torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
-    found = caught[0][0]
-    bias = found - summed
+    bias = caught[0][0] - torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
     torch.testing.assert_close(bias, bias[:, :1].expand_as(bias), **CLOSE)
 
 
 def test_methods_are_shown_the_projection_of_their_group() -> None:
     model, spy = sharp("llama"), Spy(caches.CriticalValues(caches.KeyNorm(R)))
-    with replace_attention(model, after(spy)):
-        logits(model, batch(rows=2))
+    logits(model, batch(rows=2), after(spy))
     weight = attention_layers(model)[0].o_proj.weight
     width = weight.shape[1] // 4
     for head in range(4):
@@ -169,8 +165,7 @@ def test_an_unknown_rotation_is_refused_where_it_is_used() -> None:
                 assert logits(model, inputs).isfinite().all()
                 continue
             expected = r"^LlamaForCausalLM rotates queries in a way that is not known here: [^\n]*$"
-            with pytest.raises(ValueError, match=expected):
-                logits(model, inputs)
+            assert_refused(expected, logits, model, inputs)
 
 
 def test_positions_that_are_given_are_those_of_the_second_pass() -> None:
@@ -225,15 +220,13 @@ def test_what_was_read_first_serves_one_call_alone(options: dict[str, str], expe
     model, inputs = sharp("llama"), batch("none")
     with replace_attention(model, after(caches.Recent(R), **options)):
         logits(model, inputs)
-        with pytest.raises(ValueError, match=f"^{expected}"):
-            model.model(**inputs)
+        assert_refused(f"^{expected}", model.model, **inputs)
 
 
 def test_repeated_queries_are_those_of_the_prefix_read_twice(model: PreTrainedModel) -> None:
     inputs = batch("none")
     spy = Spy(caches.ObservedAttention(R, aggregate="max"))
-    with replace_attention(model, after(spy, observed="repeat", rows=4)):
-        logits(model, inputs)
+    logits(model, inputs, after(spy, observed="repeat", rows=4))
     twice = {name: torch.cat([x[:, :PREFIX]] * 2, dim=1) for name, x in inputs.items()}
     rows = spaced(range(9), 4, seed=0)
     calls = recorded(model, twice)
@@ -257,8 +250,7 @@ def test_the_second_pass_ends_with_the_models_positions(
         model = RobertaForCausalLM(config).eval()
     tokens = torch.arange(2, 2 + positions)[None]
     inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    with replace_attention(model, after(spy, observed="repeat", prefix=prefix, rows=99)):
-        logits(model, inputs)
+    logits(model, inputs, after(spy, observed="repeat", prefix=prefix, rows=99))
     assert spy.seen[0].query.shape[-2] == positions - prefix
     expected = f"^prefix is {positions}; the model has {positions} positions, none to repeat it at$"
     with (
@@ -282,10 +274,14 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     method = after(caches.Recent(R), observed="repeat")
     embedded = model.get_input_embeddings()(inputs["input_ids"])
     with replace_attention(model, method):
-        with pytest.raises(ValueError, match=r"^a prefix is read once more; the model must"):
-            model(inputs_embeds=embedded)
-        with pytest.raises(ValueError, match=r"^prefix is 9; the text has shape \(3, 5\)$"):
-            model(input_ids=inputs["input_ids"][:, :5])
+        assert_refused(
+            r"^a prefix is read once more; the model must", model, inputs_embeds=embedded
+        )
+        assert_refused(
+            r"^prefix is 9; the text has shape \(3, 5\)$",
+            model,
+            input_ids=inputs["input_ids"][:, :5],
+        )
     with (
         pytest.raises(ValueError, match=r"^prefixes are \['8', '9'\]; one prefix is repeated$"),
         replace_attention(
@@ -312,8 +308,7 @@ def test_an_exception_inside_the_second_pass_leaves_the_model_as_it_was() -> Non
             logits(model, inputs)
         handle.remove()
         found = logits(model, inputs)  # recorded anew
-    with replace_attention(model, method):
-        assert torch.equal(logits(model, inputs), found)
+    assert torch.equal(logits(model, inputs, method), found)
     assert torch.equal(logits(model, inputs), before)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
@@ -325,8 +320,7 @@ def test_layers_and_heads_that_are_not_named_stay_exact(
     inputs, method = batch("left"), after(caches.ValueAware(R), observed=observed)
 
     def replaced(**part: object) -> Tensor:
-        with replace_attention(model, method, **part):
-            return logits(model, inputs)
+        return logits(model, inputs, method, **part)
 
     exact, every, layer, heads = (
         replaced(**part) for part in ({"layers": []}, {}, {"layers": [0]}, {"heads": [0, 3]})
@@ -353,13 +347,18 @@ def test_generation_with_a_cache_is_refused_in_one_line(model: PreTrainedModel) 
 
 
 def test_it_is_not_trained_with() -> None:
-    with pytest.raises(ValueError, match=r"^AfterPrefix is not trained with; [^\n]*$"):
-        set_attention(sharp("gpt2"), lambda _: after(caches.Recent(R)))
+    assert_refused(
+        r"^AfterPrefix is not trained with; [^\n]*$",
+        set_attention,
+        sharp("gpt2"),
+        lambda _: after(caches.Recent(R)),
+    )
 
 
 def test_heads_that_cannot_share_are_refused() -> None:
     for heads in ((5, 2, 2), (4, 2, 4)):
         tensors = [torch.zeros(1, count, 3, 4) for count in heads]
         expected = "^the model has {} query, {} key and {} value heads; to share a set of keys"
-        with pytest.raises(ValueError, match=expected.format(*heads)):
-            grouped(nn.Linear(4, 4), Layer(), *tensors, attn_mask=None)
+        assert_refused(
+            expected.format(*heads), grouped, nn.Linear(4, 4), Layer(), *tensors, attn_mask=None
+        )

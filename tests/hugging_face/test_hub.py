@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.apps import refusal
+from tests.refusals import assert_refused
 from tests.test_distributed import write_masked
 from value_aware_attention.hugging_face import saved
 from value_aware_attention.models import build_roberta, load_masked, warm_start
@@ -70,8 +71,12 @@ def test_every_app_names_what_a_silent_hub_was_asked_for(
 
 
 def test_a_missing_folder_of_a_tokenizer_is_named_as_one() -> None:
-    with pytest.raises(FileNotFoundError, match=r"^\./nowhere: no such folder$"):
-        PretrainedTokenizer(path="./nowhere").build([])
+    assert_refused(
+        r"^\./nowhere: no such folder$",
+        PretrainedTokenizer(path="./nowhere").build,
+        [],
+        error=FileNotFoundError,
+    )
 
 
 def pickled(folder: Path) -> Path:
@@ -89,11 +94,17 @@ def test_weights_that_are_a_pickle_are_never_read(
 ) -> None:
     folder = pickled(tmp_path)
     monkeypatch.setattr(torch, "load", lambda *given, **options: pytest.fail("a pickle was read"))
-    with pytest.raises(OSError, match=r"weights at .* cannot be loaded: .*safetensors") as stop:
-        warm_start(folder, vocabulary_size=60, length=8, block=8, dropout=0.0)
-    assert "\n" not in str(stop.value)
-    with pytest.raises(OSError, match="safetensors"):
-        load_masked(folder)
+    assert_refused(
+        r"weights at .* cannot be loaded: .*safetensors",
+        warm_start,
+        folder,
+        error=OSError,
+        vocabulary_size=60,
+        length=8,
+        block=8,
+        dropout=0.0,
+    )
+    assert_refused("safetensors", load_masked, folder, error=OSError)
 
 
 def test_weights_that_are_cut_off_are_named(tmp_path: Path) -> None:
@@ -101,8 +112,16 @@ def test_weights_that_are_cut_off_are_named(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "outputs/smoke/models").iterdir()
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(OSError, match=f"weights at {folder} cannot be loaded"):
-        warm_start(folder, vocabulary_size=60, length=16, block=16, dropout=0.0)
+    assert_refused(
+        f"weights at {folder} cannot be loaded",
+        warm_start,
+        folder,
+        error=OSError,
+        vocabulary_size=60,
+        length=16,
+        block=16,
+        dropout=0.0,
+    )
 
 
 class Hostile:
@@ -113,9 +132,9 @@ class Hostile:
 def test_a_checkpoint_that_would_run_code_is_refused_in_one_line(tmp_path: Path) -> None:
     files = CheckpointFiles(tmp_path)
     torch.save({"state": Hostile()}, files.last, pickle_module=pickle)
-    with pytest.raises(ValueError, match=r"last\.ckpt is no checkpoint of this program") as stop:
-        files.load_checkpoint(files.last)
-    assert "\n" not in str(stop.value)
+    assert_refused(
+        r"last\.ckpt is no checkpoint of this program", files.load_checkpoint, files.last
+    )
 
 
 def test_a_file_that_is_there_is_not_said_to_be_missing(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.refusals import assert_refused
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
 from value_aware_attention.kernels import Elu
@@ -40,8 +41,7 @@ def test_nothing_is_shown_or_hidden_by_the_conversion(
     if kind == 3:
         visible = torch.ones_like(visible)
     for mask in (visible, torch.where(visible, 0.0, LOWEST), torch.where(visible, 0.0, -torch.inf)):
-        found = shown(mask, queries, keys).expand(visible.shape)
-        assert torch.equal(found, visible)
+        assert torch.equal(shown(mask, queries, keys).expand(visible.shape), visible)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(4, 4), (1, 4), (2, 5)])
@@ -70,10 +70,15 @@ def test_a_bias_is_refused() -> None:
     query, key = tensors(2, 3)
     by_distance = -torch.arange(3.0).expand(1, 1, 2, 3)  # 0 where query and key are one
     for bias in (torch.full((1, 1, 2, 3), -0.5), torch.rand(1, 1, 2, 3), by_distance):
-        with pytest.raises(ValueError, match="adds a bias to its scores"):
-            split_mask(bias, query, key, is_causal=False)
-        with pytest.raises(ValueError, match="adds a bias to its scores"):
-            split_mask(bias[..., :1, :].expand(1, 1, 2, 3), query, key, is_causal=False)
+        assert_refused("adds a bias to its scores", split_mask, bias, query, key, is_causal=False)
+        assert_refused(
+            "adds a bias to its scores",
+            split_mask,
+            bias[..., :1, :].expand(1, 1, 2, 3),
+            query,
+            key,
+            is_causal=False,
+        )
 
 
 def test_a_mask_is_never_left_out_and_padding_shares_its_rows() -> None:
@@ -112,6 +117,5 @@ def test_the_unseen_end_of_a_static_cache_is_cut_and_nothing_else() -> None:
     for queries, length in ((6, 6), (5, 5)):  # never fewer keys than queries
         cut, _, short = trim(key, key, mask.expand(1, 1, queries, 6), queries)
         assert cut.shape[2] == short.shape[-1] == length
-    longer = torch.zeros(1, 1, 6, 9)
-    assert trim(key, key, longer, queries=6)[2].shape == (1, 1, 6, 6)
+    assert trim(key, key, torch.zeros(1, 1, 6, 9), queries=6)[2].shape == (1, 1, 6, 6)
     assert trim(key, key, None, queries=1)[0] is key

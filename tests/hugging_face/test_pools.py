@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tests.caches.methods import Spy
 from tests.hugging_face.models import batch, logits, sharp
+from tests.refusals import assert_refused
 from value_aware_attention import caches
 from value_aware_attention.caches import (
     AfterPrefix,
@@ -61,8 +62,7 @@ def kept_by(
 ) -> list[KeptKeys]:
     """Returns the sets of all layers."""
     spy = Cuts(method)
-    with replace_attention(model, after(spy, **options)):
-        logits(model, inputs)
+    logits(model, inputs, after(spy, **options))
     return spy.kept
 
 
@@ -132,8 +132,7 @@ def test_a_layer_may_keep_no_key_at_all(kind: str) -> None:
     options = {"pool": "model", "sinks": 0, "recent": 0}
     counts = [used(kept).sum() for kept in kept_by(model, inputs, method, **options)]
     assert counts[-1] == 0 < counts[0]
-    with replace_attention(model, after(method, **options)):
-        assert logits(model, inputs).isfinite().all()
+    assert logits(model, inputs, after(method, **options)).isfinite().all()
 
 
 def test_a_refit_keeps_the_budgets_of_its_method(kind: str) -> None:
@@ -161,8 +160,7 @@ def test_continued_queries_are_repeated_ones_in_the_first_layer_of_a_rotary_mode
     found = {}
     for observed in ("continued", "repeat"):
         spy = Spy(caches.ObservedAttention(R))
-        with replace_attention(model, after(spy, observed=observed)):
-            logits(model, inputs)
+        logits(model, inputs, after(spy, observed=observed))
         found[observed] = spy.seen[0]
     torch.testing.assert_close(
         found["continued"].output, found["repeat"].output, rtol=1e-4, atol=1e-5
@@ -175,8 +173,7 @@ def test_continued_queries_are_repeated_ones_in_the_first_layer_of_a_rotary_mode
 def test_what_repeated_queries_see_beside_is_computed_in_fp32() -> None:
     model, inputs = sharp("llama").to(torch.bfloat16), batch("none")
     spy = Spy(caches.ObservedAttention(R))
-    with replace_attention(model, after(spy, observed="repeat")):
-        logits(model, inputs)
+    logits(model, inputs, after(spy, observed="repeat"))
     assert spy.seen[0].log_mass_beside.dtype == torch.float32
 
 
@@ -275,8 +272,9 @@ def test_layers_with_windows_keep_keys_that_later_queries_see(first: str, pool: 
     torch.manual_seed(0)
     model, inputs = Qwen2ForCausalLM(config).eval(), batch("none")
     for build in (caches.ValueAware, caches.AttentionMatching):
-        with replace_attention(model, after(build(6), pool=pool, observed="continued")):
-            assert logits(model, inputs).isfinite().all()
+        assert (
+            logits(model, inputs, after(build(6), pool=pool, observed="continued")).isfinite().all()
+        )
         if pool == "checked":
             continue
         kept = kept_by(model, inputs, build(6), pool=pool, observed="continued")
@@ -287,26 +285,59 @@ def test_layers_with_windows_keep_keys_that_later_queries_see(first: str, pool: 
 
 
 def test_a_checked_pool_needs_a_prefix() -> None:
-    with pytest.raises(ValueError, match=r"^pool is 'checked'; without a prefix there is none"):
-        after(caches.Recent(R), pool="checked", prefix=None, observed="noncausal")
+    assert_refused(
+        r"^pool is 'checked'; without a prefix there is none",
+        after,
+        caches.Recent(R),
+        pool="checked",
+        prefix=None,
+        observed="noncausal",
+    )
 
 
 def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
     model, inputs = sharp(kind), batch("none")
     tokens = inputs["input_ids"]
     found = caches.profile(model, [tokens], caches.Recent, prefix=PREFIX, sizes=[PREFIX])
-    with pytest.raises(ValueError, match=r"^the profile is of a prefix of 9; prefix is 8$"):
-        after(caches.Recent(R), prefix=8, pool=found)
-    with pytest.raises(ValueError, match=r"^heads may keep 2 keys; with pool each must keep 3: "):
-        after(caches.Recent(R), pool=CacheProfile((2, 9), (((1.0, 0.0),),), 1))
+    assert_refused(
+        r"^the profile is of a prefix of 9; prefix is 8$",
+        after,
+        caches.Recent(R),
+        prefix=8,
+        pool=found,
+    )
+    assert_refused(
+        r"^heads may keep 2 keys; with pool each must keep 3: ",
+        after,
+        caches.Recent(R),
+        pool=CacheProfile((2, 9), (((1.0, 0.0),),), 1),
+    )
     fewer = replace(found, kl=found.kl[1:])
-    with pytest.raises(ValueError, match=r"^the profile is of 3 layers; the model has 4$"):
-        kept_by(model, inputs, caches.Recent(R), pool=fewer)
+    assert_refused(
+        r"^the profile is of 3 layers; the model has 4$",
+        kept_by,
+        model,
+        inputs,
+        caches.Recent(R),
+        pool=fewer,
+    )
     other = replace(found, key_value_heads=7)
-    with pytest.raises(ValueError, match=r"^the profile is of 7 key-value heads; the layer has"):
-        kept_by(model, inputs, caches.Recent(R), pool=other)
+    assert_refused(
+        r"^the profile is of 7 key-value heads; the layer has",
+        kept_by,
+        model,
+        inputs,
+        caches.Recent(R),
+        pool=other,
+    )
     for batches, said in (([tokens, tokens[:, :-1]], "11, 12"), ([tokens[:, :PREFIX]], "9")):
-        with pytest.raises(ValueError, match=rf"^batches have lengths \[{said}\]; they must have"):
-            caches.profile(model, batches, caches.Recent, prefix=PREFIX)
+        assert_refused(
+            rf"^batches have lengths \[{said}\]; they must have",
+            caches.profile,
+            model,
+            batches,
+            caches.Recent,
+            prefix=PREFIX,
+        )
     with pytest.raises(ValueError, match=r"^method is of type Recent; it must be a function from"):
         caches.profile(model, [tokens], caches.Recent(R), prefix=PREFIX)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from probed import LENGTH, MODELS, model, tokenizer, words
 
+from tests.refusals import assert_refused
 from value_aware_attention import probe
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.control import random_weights
@@ -77,8 +78,6 @@ def test_a_record_keeps_its_control_and_those_without_one_are_read():
     del earlier["control"]
     assert Record.from_json(json.dumps(earlier)) == replace(record, control=None)
     other = replace(record, control=replace(record.control, length=LENGTH + 1))
-    with pytest.raises(ValueError, match="control has another length"):
-        Record.from_json(other.to_json())
+    assert_refused("control has another length", Record.from_json, other.to_json())
     broken = replace(record, control=replace(record.control, cells=()))
-    with pytest.raises(ValueError, match="do not begin with exact"):
-        Record.from_json(broken.to_json())
+    assert_refused("do not begin with exact", Record.from_json, broken.to_json())

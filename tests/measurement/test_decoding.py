@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import kl_div
 
 from tests.hugging_face.models import sharp
+from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, Recent, ValueAware
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
@@ -54,8 +55,7 @@ def test_cells_are_those_of_one_pass(task: Task, record: DecodingRecord) -> None
             far = kl_div(logs, exact, reduction="none", log_target=True).sum(-1).mean()
             cell = cells[name, keep]
             assert cell.kl.value == pytest.approx(far.item(), rel=1e-3, abs=1e-6)
-            labels = tokens[:, PREFIX + 1 :, None]
-            nats = -logs[:, :-1].gather(-1, labels).mean().item()
+            nats = -logs[:, :-1].gather(-1, tokens[:, PREFIX + 1 :, None]).mean().item()
             assert cell.nats.value == pytest.approx(nats, rel=1e-3)
     assert cells["recent", 0.5].kl.value > 0.01
 
@@ -87,8 +87,9 @@ def test_a_record_is_read_again(record: DecodingRecord) -> None:
     assert DecodingRecord.from_json(record.to_json()) == record
     content = json.loads(record.to_json())
     content["cells"] = content["cells"][1:]
-    with pytest.raises(ValueError, match="first cell is not of the full cache"):
-        DecodingRecord.from_json(json.dumps(content))
+    assert_refused(
+        "first cell is not of the full cache", DecodingRecord.from_json, json.dumps(content)
+    )
 
 
 def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
@@ -97,14 +98,16 @@ def test_what_cannot_be_decoded_is_refused(task: Task) -> None:
         arguments |= {"model_name": "", "task_name": "", "progress": False} | changed
         measure_decoding(task, arguments.pop("caches"), **arguments)
 
-    with pytest.raises(ValueError, match="prefix is 23; with 24 tokens it must be 1 to 22"):
-        measured(task, prefix=LENGTH - 1)
+    assert_refused(
+        "prefix is 23; with 24 tokens it must be 1 to 22", measured, task, prefix=LENGTH - 1
+    )
     config = sharp("mistral").config
     config.sliding_window = 8
     windowed = Task(type(sharp("mistral"))(config).eval(), [text(0)], "perplexity")
-    with pytest.raises(ValueError, match="there is nothing to compress"):
-        measured(windowed)
-    with pytest.raises(ValueError, match="caches or keep is empty"):
-        measured(task, keep=[])
-    with pytest.raises(ValueError, match="metric is 'cosine'; only causal models decode"):
-        measured(Task(task.model, task.texts, "cosine"))
+    assert_refused("there is nothing to compress", measured, windowed)
+    assert_refused("caches or keep is empty", measured, task, keep=[])
+    assert_refused(
+        "metric is 'cosine'; only causal models decode",
+        measured,
+        Task(task.model, task.texts, "cosine"),
+    )

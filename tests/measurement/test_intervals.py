@@ -13,10 +13,8 @@ from value_aware_attention.measurement.task import UnitSums
 
 
 def test_with_equal_units_it_is_the_paired_t_interval() -> None:
-    rng = np.random.default_rng(0)
-    exact, method = rng.normal(size=(2, 30))
-    counts = np.full(30, 4.0)
-    interval = estimate(4 * (method - exact), counts)
+    exact, method = np.random.default_rng(0).normal(size=(2, 30))
+    interval = estimate(4 * (method - exact), np.full(30, 4.0))
     expected = stats.ttest_rel(method, exact).confidence_interval(0.95)
     assert interval.value == pytest.approx((method - exact).mean())
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))

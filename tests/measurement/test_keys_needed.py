@@ -33,8 +33,7 @@ def test_errors_are_summed_and_not_divided_unit_by_unit() -> None:
     """A mean of ratios would ask for all keys, for the unit of small norm alone."""
     oblivious = np.array([[0.9, 0.9, 0.0], [9.0, 1.0, 0.0]])
     aware, norm = np.array([0.1, 4.0]), np.array([1.0, 9.0])
-    ratios = (oblivious / norm[:, None]).mean(axis=0)
-    assert keys_needed(ratios, (aware / norm).mean()) == 3
+    assert keys_needed((oblivious / norm[:, None]).mean(axis=0), (aware / norm).mean()) == 3
     assert matching_keys(oblivious, aware, norm)["keys"] == 2
 
 
@@ -55,8 +54,7 @@ def test_the_interval_holds_the_sizes_whose_difference_may_be_zero(
     aware, norm = generator.uniform(0, 0.5, size=units), generator.uniform(1, 2, size=units)
     counts = matching_keys(oblivious, aware, norm)
     assert counts["low"] <= counts["keys"] <= counts["high"] <= keys
-    differences = oblivious - aware[:, None]
-    _, low, high = ratio_of_sums(differences, norm[:, None])
+    _, low, high = ratio_of_sums(oblivious - aware[:, None], norm[:, None])
     for size in range(1, keys + 1):
         if size < counts["low"]:
             assert low[size - 1] > 0  # more error than the value-aware keys leave, for certain

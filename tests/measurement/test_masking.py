@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.refusals import assert_refused
 from value_aware_attention.measurement.masking import mask_tokens
 
 SPECIALS = [0, 1, 2, 3, 4]
@@ -74,11 +75,9 @@ def test_proportions():
 
 
 def test_positions_and_replacements_are_uniform():
-    tokens = torch.full((20_000, 10), 7)
-    inputs, labels = masked(tokens, fraction=0.3)
+    inputs, labels = masked(torch.full((20_000, 10), 7), fraction=0.3)
     chosen = labels != -100
-    frequency = chosen.float().mean(0)
-    assert (frequency - 0.3).abs().max() < 0.015
+    assert (chosen.float().mean(0) - 0.3).abs().max() < 0.015
     replaced = inputs[chosen & (inputs != 4) & (inputs != 7)]
     counts = torch.bincount(replaced, minlength=VOCABULARY)
     assert counts[:5].sum() == 0 and counts[7] == 0
@@ -101,16 +100,18 @@ def test_a_single_sequence_and_nothing_to_mask():
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.5])
 def test_fraction_is_checked(fraction):
-    with pytest.raises(ValueError, match="fraction must lie between 0 and 1"):
-        masked(random_tokens(1, 4), fraction=fraction)
+    assert_refused(
+        "fraction must lie between 0 and 1", masked, random_tokens(1, 4), fraction=fraction
+    )
 
 
 def test_a_vocabulary_of_specials_is_refused():
-    with pytest.raises(ValueError, match="a vocabulary of 3 holds nothing but special tokens"):
-        mask_tokens(
-            torch.tensor([0, 1, 2]),
-            generator=torch.Generator(),
-            mask_token=2,
-            special_tokens=[0, 1, 2],
-            vocabulary_size=3,
-        )
+    assert_refused(
+        "a vocabulary of 3 holds nothing but special tokens",
+        mask_tokens,
+        torch.tensor([0, 1, 2]),
+        generator=torch.Generator(),
+        mask_token=2,
+        special_tokens=[0, 1, 2],
+        vocabulary_size=3,
+    )

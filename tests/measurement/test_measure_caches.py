@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
+from tests.refusals import assert_refused
 from value_aware_attention import caches, hugging_face
 from value_aware_attention.hugging_face.adapter import recording
 from value_aware_attention.measurement import Task, Text
@@ -65,8 +66,11 @@ def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
     assert CacheRecord.from_json(record.to_json()) == record
     assert (record.units, len(set(record.seeds)), record.layers) == (6, 2, 2)
     assert (record.key_value_heads, record.query_heads) == (2, 4)
-    with pytest.raises(ValueError, match="schema version 1; this program reads version 4"):
-        CacheRecord.from_json(record.to_json().replace('"version": 4', '"version": 1'))
+    assert_refused(
+        "schema version 1; this program reads version 4",
+        CacheRecord.from_json,
+        record.to_json().replace('"version": 4', '"version": 1'),
+    )
 
 
 def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
@@ -281,8 +285,14 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     last = cache_settings(
         {"value_aware": caches.ValueAware}, sizes=[4], observed=["last"], prefix=None, rows=8
     )
-    with pytest.raises(ValueError, match=r"^observed is 'last'; of an encoder it must be "):
-        measure_caches(task, last, model_name="tiny", task_name="random")
+    assert_refused(
+        r"^observed is 'last'; of an encoder it must be ",
+        measure_caches,
+        task,
+        last,
+        model_name="tiny",
+        task_name="random",
+    )
 
 
 def test_the_page_of_ten_lines_runs(capsys: pytest.CaptureFixture[str]) -> None:

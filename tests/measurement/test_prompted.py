@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.hugging_face.models import sharp
+from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import prompted
@@ -101,10 +102,18 @@ def test_ratios_are_geometric_means_paired_over_prompts(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"prompts have \[20, 24\] tokens; they must have one"):
-        measured(tmp_path, [prompt(0), prompt(0, prefix=20)])
-    with pytest.raises(ValueError, match=r"last, keep 0\.25 of 16 tokens: r is 4; it counts 2"):
-        measured(tmp_path, [prompt(0, prefix=16)])
+    assert_refused(
+        r"prompts have \[20, 24\] tokens; they must have one",
+        measured,
+        tmp_path,
+        [prompt(0), prompt(0, prefix=20)],
+    )
+    assert_refused(
+        r"last, keep 0\.25 of 16 tokens: r is 4; it counts 2",
+        measured,
+        tmp_path,
+        [prompt(0, prefix=16)],
+    )
     record = measured(tmp_path, [prompt(0)])
     for cells, message in (
         (record.cells[1:], "its first cell is not of the full cache"),
@@ -113,5 +122,4 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
             r"cells have \[1, 2\] prompts",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            PromptRecord.from_json(replace(record, cells=cells).to_json())
+        assert_refused(message, PromptRecord.from_json, replace(record, cells=cells).to_json())

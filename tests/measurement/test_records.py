@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import cache_record
 from tests.report.synthetic import probed
@@ -44,8 +45,9 @@ def edited(text: str, edit: Edit) -> str:
     ],
 )
 def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
-    with pytest.raises(ValueError, match=rf"^r\.json.*{line}"):
-        Record.from_json(edited(probed().to_json(), edit), "r.json")
+    assert_refused(
+        rf"^r\.json.*{line}", Record.from_json, edited(probed().to_json(), edit), "r.json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,7 @@ def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -
 def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
     text = cache_record().to_json()
     assert CacheRecord.from_json(text) == cache_record()
-    with pytest.raises(ValueError, match=rf"^r\.json.*{line}"):
-        CacheRecord.from_json(edited(text, edit), "r.json")
+    assert_refused(rf"^r\.json.*{line}", CacheRecord.from_json, edited(text, edit), "r.json")
 
 
 @pytest.mark.parametrize(
@@ -76,5 +77,4 @@ def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: 
     ],
 )
 def test_an_exploration_without_a_part_that_is_shown_is_refused(edit: Edit, line: str) -> None:
-    with pytest.raises(ValueError, match=line):
-        Exploration.from_json(edited(exploration().to_json(), edit))
+    assert_refused(line, Exploration.from_json, edited(exploration().to_json(), edit))

@@ -8,6 +8,7 @@ from probed import LENGTH, MODELS, VOCABULARY, model, tokenizer, words
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BartConfig, BartModel, PreTrainedTokenizerFast
 
+from tests.refusals import assert_refused
 from value_aware_attention import kernels
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.hugging_face import replace_attention
@@ -104,8 +105,7 @@ def test_a_tokenizer_that_knows_no_latin_is_asked_with_its_own_words(kind: type,
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str | list[str], options: dict, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        text_windows(text, CLOSING, **{"length": LENGTH, "windows": 4} | options)
+    assert_refused(named, text_windows, text, CLOSING, **{"length": LENGTH, "windows": 4} | options)
 
 
 def read(name: str, windows: int = 3) -> TextWindows:
@@ -203,8 +203,7 @@ def test_an_encoder_with_a_decoder_is_refused() -> None:
         d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=VOCABULARY,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"BartModel (is an encoder with a decoder|has no)"):
-        metric_of(BartModel(config))
+    assert_refused(r"BartModel (is an encoder with a decoder|has no)", metric_of, BartModel(config))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models.gguf_files import llama, write_gguf
+from tests.refusals import assert_refused
 from value_aware_attention import approximations, hugging_face, probe
 from value_aware_attention.models.checkpoints import checkpoint_files
 
@@ -54,8 +55,11 @@ def test_what_is_no_model_is_named(file: Path, tmp_path: Path) -> None:
         message = str(refused.value)
         assert str(file) in message and "\n" not in message, message
     missing = tmp_path / "missing.gguf"
-    with pytest.raises(FileNotFoundError, match=r"missing\.gguf: no such file"):
-        hugging_face.load_model(str(missing))
+    assert_refused(
+        r"missing\.gguf: no such file",
+        hugging_face.load_model,
+        str(missing),
+        error=FileNotFoundError,
+    )
     (tmp_path / "second.gguf").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"has 2 GGUF files: give one, such as"):
-        hugging_face.load_tokenizer(tmp_path)
+    assert_refused(r"has 2 GGUF files: give one, such as", hugging_face.load_tokenizer, tmp_path)

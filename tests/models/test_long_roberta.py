@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, RobertaForMaskedLM
 
+from tests.refusals import assert_refused
 from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
 
 SIZE = {"vocabulary_size": 60, "layers": 2, "width": 16, "heads": 2, "feedforward": 32}
@@ -111,17 +112,20 @@ def test_a_checkpoint_of_other_sizes_is_refused(
     save_folded(roberta(length=8, block=8), tmp_path)
     arguments = {**SIZE, "length": 20, "block": 8, "dropout": 0.0}
     assert warm_start(tmp_path, **arguments).config.hidden_size == SIZE["width"]
-    with pytest.raises(ValueError, match=message):
-        warm_start(tmp_path, **arguments | changed)
+    assert_refused(message, warm_start, tmp_path, **arguments | changed)
 
 
 def test_only_a_folder_of_a_roberta_is_a_start(tmp_path: Path) -> None:
     arguments = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
     BertConfig(vocab_size=60).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"is a bert, not a roberta$"):
-        warm_start(tmp_path, **arguments)
-    with pytest.raises(FileNotFoundError, match=r"/nothing: no such folder$"):
-        warm_start(tmp_path / "nothing", **arguments)
+    assert_refused(r"is a bert, not a roberta$", warm_start, tmp_path, **arguments)
+    assert_refused(
+        r"/nothing: no such folder$",
+        warm_start,
+        tmp_path / "nothing",
+        error=FileNotFoundError,
+        **arguments,
+    )
 
 
 def test_the_paper_size_has_robertas_125_million_parameters() -> None:
@@ -141,5 +145,11 @@ def test_the_paper_size_has_robertas_125_million_parameters() -> None:
 
 
 def test_width_must_fit_the_heads() -> None:
-    with pytest.raises(ValueError, match="width is 16; it must be divisible by heads = 3"):
-        build_roberta(**{**SIZE, "heads": 3}, length=8, block=8, dropout=0.0)
+    assert_refused(
+        "width is 16; it must be divisible by heads = 3",
+        build_roberta,
+        **{**SIZE, "heads": 3},
+        length=8,
+        block=8,
+        dropout=0.0,
+    )

@@ -205,8 +205,7 @@ def big_bird(
     position: int, keys: int, window: int, global_positions: Sequence[int], drawn: Sequence[int]
 ) -> list[int]:
     """Keeps Longformer's keys without gaps, and the random keys drawn for this position."""
-    seen = {*longformer(position, keys, window, 1, global_positions), *drawn}
-    return sorted(seen)
+    return sorted({*longformer(position, keys, window, 1, global_positions), *drawn})
 
 
 def random_keys(uniforms: Sequence[float], choices: int) -> list[int]:

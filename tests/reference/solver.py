@@ -30,8 +30,7 @@ def closest_in_hull(
     every c > 0 this is the projection itself, not an approximation for large c.
     """
     centred = points.double() - target.double()
-    largest = centred.norm(dim=-1).max()
-    c = float(largest) or 1.0
+    c = float(centred.norm(dim=-1).max()) or 1.0
     lifted = torch.cat([centred / c, torch.ones_like(centred[:, :1])], dim=1)
     right = torch.zeros_like(lifted[0])
     right[-1] = 1

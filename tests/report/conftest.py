@@ -24,9 +24,3 @@ def training():
 @pytest.fixture(scope="session")
 def tokens():
     return evaluated.tokens()
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leaves the pictures of a page out: drawing them takes most of its time."""
-    monkeypatch.setattr("value_aware_study.report.page.png", lambda *_: b"")

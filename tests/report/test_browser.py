@@ -386,8 +386,7 @@ def test_a_page_that_is_printed_at_once_has_every_figure(desktop: Any, whole: Pa
 @pytest.mark.parametrize("width", [390, 1400])
 def test_no_label_is_cut(browser: Any, whole: Path, width: int) -> None:
     tab = every_figure(browser, whole, width)
-    cut = tab.evaluate(CUT)
-    assert cut == []
+    assert tab.evaluate(CUT) == []
     tab.close()
 
 

@@ -4,6 +4,7 @@ import altair as alt
 import pandas as pd
 import pytest
 
+from tests.refusals import assert_refused
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
 
@@ -60,13 +61,19 @@ def test_a_table_without_rows_is_a_heading() -> None:
 
 def test_parts_that_make_no_page_are_refused_in_one_line(table: Table) -> None:
     exhibit = Exhibit("twice", "A table", "", table=table)
-    with pytest.raises(ValueError, match="2 rows of data and 1 of text"):
-        Table(table.data, table.display.head(1))
-    with pytest.raises(ValueError, match="empty has neither a table nor an exploration"):
-        Exhibit("empty", "", "")
-    with pytest.raises(ValueError, match="odd has 1 panels for 2 choices"):
-        Exhibit("odd", "", "", charts=[alt.Chart()], table=table, choices=["a", "b"])
-    with pytest.raises(ValueError, match=r"'\.\./x' cannot name a part"):
-        Exhibit("../x", "", "", table=table)
-    with pytest.raises(ValueError, match="two parts of the page are named twice"):
-        Page("", "", [Section("twice", "", "", [exhibit])])
+    assert_refused("2 rows of data and 1 of text", Table, table.data, table.display.head(1))
+    assert_refused("empty has neither a table nor an exploration", Exhibit, "empty", "", "")
+    assert_refused(
+        "odd has 1 panels for 2 choices",
+        Exhibit,
+        "odd",
+        "",
+        "",
+        charts=[alt.Chart()],
+        table=table,
+        choices=["a", "b"],
+    )
+    assert_refused(r"'\.\./x' cannot name a part", Exhibit, "../x", "", "", table=table)
+    assert_refused(
+        "two parts of the page are named twice", Page, "", "", [Section("twice", "", "", [exhibit])]
+    )

@@ -6,12 +6,15 @@ import random
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
-from synthetic import TEXT, curve, output_error, probed, trained_again, without_attention
+from golden import with_units
+from synthetic import TEXT, curve, output_error, probed, trained_again
 from synthetic import match as match_of
 
 from value_aware_attention.measurement.headline import match as matching_keys
 from value_aware_study.report import captions
+from value_aware_study.report.claim import Effect, over_trainings
 from value_aware_study.report.exhibits import every_r, layers, paper
 from value_aware_study.report.frame import (
     Results,
@@ -20,6 +23,7 @@ from value_aware_study.report.frame import (
     of_models,
 )
 from value_aware_study.report.records import read_folder
+from value_aware_study.report.words import of_trainings
 
 
 def written(folder, records):
@@ -179,19 +183,26 @@ def test_only_the_models_own_kernel_is_called_its_own():
     assert len({item.mark for item in kernels}) == 4
 
 
-def test_the_answer_is_of_the_first_record_that_has_one(results):
-    first, second, *others = results.causal
-    exhibit = layers.hero(replace(results, records=[*without_attention([first]), second, *others]))
+def test_the_answer_is_of_the_first_probed_model_that_has_one(results):
+    second = replace(probed(sizes=(1, 2, 4, 8, 9)), model="second")
+    first = replace(probed(), attention=probed().attention[:0])
+    exhibit = layers.hero(replace(results, probed=[first, second]))
     needed = matching_keys(second.attention[0].output_error, 4)
-    assert exhibit.title.startswith("causal, polynomial (deg 2) at 256 tokens: 4 keys chosen")
-    assert f"as well as {needed.keys} by weight" in exhibit.title
-    assert exhibit.table.data["r"].tolist() == [1, 2, 4, 8, 16]
-    assert "tiny at 16" in layers.hero(replace(results, probed=[probed()])).title
-    assert layers.hero(replace(results, records=without_attention(results.records))) is None
+    assert exhibit.title.startswith("second at 16 tokens")
+    assert f"match {needed.median}" in exhibit.caption
+    assert exhibit.table.data["r"].tolist() == [1, 2, 4, 8]
+    assert layers.hero(results) is None  # Figure 7 has the counts of the models trained here
 
 
+UNITS = np.full(6, 100.0)
 ELU = {"model": "causal_elu", "approximation": "optimal_v_oblivious", "r": 4}
-OVER_SEEDS, SAID = "range over seeds", "Each causal model was trained 3 times, "
+OVER_SEEDS, SAID = "range over trainings", "Means of 3 trainings of a model"
+
+
+def find_cell(record, setting):
+    name, r = setting["approximation"], setting["r"]
+    [cell] = [c for c in record.cells if c.approximation == name and c.parameters == {"r": r}]
+    return cell
 
 
 @pytest.fixture(scope="module")
@@ -204,21 +215,44 @@ def test_the_range_of_a_change_is_of_each_training_against_its_own_exact_attenti
     trained = Results.of(again)
     once = results.find(among=results.changes, **ELU)["value"]
     row = trained.find(among=trained.changes, **ELU)
-    assert row["value"] == once and "trained_low" not in results.changes
-    assert [row["trained_low"], row["trained_high"]] == pytest.approx([once / 2, once * 2])
-    assert math.exp(trained.find(among=trained.nats, **ELU)["trained_high"]) == pytest.approx(
-        trained.find(**ELU)["trained_high"]
+    singles = [row[f"training_{name}"] for name in ("first", "second", "third")]
+    assert singles == pytest.approx([once, once / 2, once * 2])
+    assert row["value"] == pytest.approx(fmean(singles))
+    assert not of_trainings(results.changes)
+    assert math.exp(trained.find(among=trained.nats, **ELU)["training_third"]) == pytest.approx(
+        trained.find(**ELU)["training_third"]
     )
 
 
-def test_the_first_training_is_shown_and_what_was_trained_once_has_no_range(again, results):
+def test_the_mean_over_trainings_is_shown_with_the_interval_of_the_verdicts(records):
+    trained = Results.of(trained_again(list(map(with_units, records)), 0.5, 2.0))
+    changes, settings = (
+        trained.find(among=frame, **ELU) for frame in (trained.changes, trained.settings)
+    )
+    first = trained.of_kernel("elu")
+    cells = {n: find_cell(of, ELU).unit_totals for n, of in trained.trainings_of(first).items()}
+    effects = [
+        [Effect("", "", "ratio", np.subtract(totals, first.cells[0].unit_totals), UNITS)]
+        for totals in cells.values()
+    ]
+    [finding] = over_trainings(effects, {})
+    nats = [math.log(end) for end in (finding.estimate, finding.low, finding.high)]
+    assert [changes[end] - changes["value"] for end in ("low", "high")] == pytest.approx(
+        [end - nats[0] for end in nats[1:]]
+    )
+    assert math.log(settings["high"] / settings["value"]) == pytest.approx(nats[2] - nats[0])
+
+
+def test_what_was_trained_once_stays_as_it_is_beside_means(again, results):
     trained = Results.of(again)
     assert len(trained.settings) == len(results.settings)
     masked = trained.settings[trained.settings["task"] == "masked"]
-    assert len(masked) and masked["trained_low"].isna().all()
-    assert [item.label for item in of_models(trained)] == [
+    once = results.settings[results.settings["task"] == "masked"]
+    assert masked["training_second"].isna().all()
+    assert masked["low"].tolist() == once["low"].tolist()
+    assert {item.label for item in of_models(trained)} == {
         item.label for item in of_models(results)
-    ]
+    }
 
 
 def test_a_training_is_the_models_that_were_trained_as_often_under_their_first_names(
@@ -249,19 +283,27 @@ def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
     again = [replace(elu, model=f"causal_elu_{name}") for name in ("second", "third")]
     caption = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
     assert (
-        caption
-        == " Each causal model was trained 1 to 3 times: range over seeds; interval: over text."
+        caption == " Means of 3 trainings of a model (of perplexities geometric, of all else "
+        "arithmetic), with 95% intervals over text and training."
     )
-    assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == ""
+    once = " One training of each model; intervals are over text alone."
+    assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == once
 
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):
-    for exhibit in (
-        paper.table_2(results), every_r.figure_5(results), layers.hero(results)
-    ):  # fmt: skip
+    for exhibit in (paper.table_2(results), every_r.figure_5(results)):
         assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
-        assert "trained_" not in exhibit.table.csv()
-        assert "trained_" not in "".join(panel.to_json() for panel in exhibit.charts)
+        assert "One training of each model" in exhibit.caption
+        assert "training_" not in exhibit.table.csv()
+
+
+def test_with_replicates_single_trainings_are_pale_marks(again):
+    exhibit = every_r.figure_5(Results.of(again))
+    assert SAID in exhibit.caption and OVER_SEEDS in exhibit.table.display
+    drawn = [layer for layer in exhibit.charts[0].layer if len(layer.data.columns) == 3]
+    data = exhibit.table.data
+    ours = data[(data["model"] == "causal_exponential") & data["series"].isin(["OVO", "OVA"])]
+    assert 3 * len(ours) in [len(layer.data) for layer in drawn]
 
 
 def test_the_hyperparameters_have_the_seed_of_every_training(training):

@@ -56,8 +56,7 @@ def test_a_model_card() -> None:
         "curve": [{"step": 1, "loss": 1.0, "perplexity": 2.0}],
         "hyperparameters": {"optimizer": "Muon", "attention": SLY, "data": SLY},
     }  # fmt: skip
-    card = model_card(metrics, data=SLY, scale=SLY, kernel=SLY)
-    body = card.split("---\n", 2)[2]
+    body = model_card(metrics, data=SLY, scale=SLY, kernel=SLY).split("---\n", 2)[2]
     text, _, rest = body.partition("```python")
     code, _, tables = rest.partition("```\n")
     assert "<img" in code and "\n# head" not in code  # Python's string, on one line

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import assert_refused
 from tests.report.pages import SLY, small_page
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibit import Page
@@ -138,8 +139,7 @@ def test_a_failed_report_leaves_the_old_one(
         raise OSError("disk full")
 
     monkeypatch.setattr(page_module, "png", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_page(page, tmp_path)
+    assert_refused("disk full", write_page, page, tmp_path, error=OSError)
     assert contents(tmp_path) == before
 
 
@@ -169,8 +169,7 @@ def test_a_file_of_somebody_else_is_never_replaced(
     page: Page, tmp_path: Path, name: str, text: str, line: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=line):
-        write_page(page, tmp_path)
+    assert_refused(line, write_page, page, tmp_path)
     assert contents(tmp_path) == {name: text.encode()}
 
 
@@ -188,6 +187,5 @@ def test_a_page_too_large_is_refused_in_one_line(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_module, "LARGEST", 1000)
-    with pytest.raises(ValueError, match="bytes; at most 1,000 are allowed"):
-        write_page(page, tmp_path)
+    assert_refused("bytes; at most 1,000 are allowed", write_page, page, tmp_path)
     assert not contents(tmp_path)

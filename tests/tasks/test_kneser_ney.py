@@ -49,8 +49,7 @@ class Slow:
             return lower
         rest = sum(self.discount(n, c) for c in followed.values()) / total
         count = followed.get((*context, token), 0)
-        share = (count - self.discount(n, count)) / total if count else 0.0
-        return share + rest * lower
+        return ((count - self.discount(n, count)) / total if count else 0.0) + rest * lower
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,8 +107,7 @@ def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, d
 
 
 def test_no_n_gram_spans_two_rows() -> None:
-    rows = np.array([[0, 1, 0, 1], [2, 3, 2, 3]])
-    model = KneserNey(rows, order=2, vocabulary_size=SIZE)
+    model = KneserNey(np.array([[0, 1, 0, 1], [2, 3, 2, 3]]), order=2, vocabulary_size=SIZE)
     crossing, within = model.probabilities(np.array([[1], [2]]), np.array([2, 3]))
     assert crossing < 0.3 < within
 

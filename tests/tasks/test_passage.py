@@ -73,7 +73,6 @@ def test_hidden_tokens_of_a_masked_model_are_restored() -> None:
     tokens = torch.arange(5, 17)[None]
     hidden = tokens.clone()
     hidden[0, 3::4] = 4  # <mask>
-    labels = tokens.where(hidden == 4, -100)
-    task = Task(model("roberta"), [Text(hidden, labels)], "error")
+    task = Task(model("roberta"), [Text(hidden, tokens.where(hidden == 4, -100))], "error")
     [explored] = explorer.evaluated_exploration("a", task, tokenizer()).models
     assert text(list(explored.tokens)) == " ".join(f"w{place}" for place in range(1, 11))

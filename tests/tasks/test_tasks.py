@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.recorded import recorded
+from tests.refusals import assert_refused
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
@@ -91,8 +92,7 @@ def test_every_target_is_scored_once_from_what_its_window_may_read(
 
 
 def test_a_context_as_long_as_the_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="context is 8"):
-        list(context_windows(10, 8, 8))
+    assert_refused("context is 8", list, context_windows(10, 8, 8))
 
 
 def small_masked(
@@ -103,8 +103,7 @@ def small_masked(
         vocabulary_size=60, layers=2, width=16, heads=2, feedforward=32, length=12, block=12,
         dropout=0.0,
     )  # fmt: skip
-    rows = np.random.default_rng(0).integers(5, 60, size=(9, 12))
-    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).integers(5, 60, size=(9, 12)))
     sequences = MaskedSequences(
         [tmp_path / "rows.npy"], length=12, mask_token=4, special_tokens=[0, 1, 2, 3, 4],
         vocabulary_size=60, fraction=0.3,
@@ -147,18 +146,17 @@ def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path
             parts = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
         wrong.append(int(((torch.cat(parts) != labels) & (labels >= 0)).sum()))
     assert sums.totals.tolist() == wrong
-    with pytest.raises(ValueError, match="piece is 5; it must divide the sequences' 12 tokens"):
-        small_masked(tmp_path, None, piece=5)
+    assert_refused(
+        "piece is 5; it must divide the sequences' 12 tokens", small_masked, tmp_path, None, piece=5
+    )
 
 
 def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
     task = small_masked(tmp_path, None)
     from value_aware_study.evaluation.texts import _check_fit
 
-    with pytest.raises(ValueError, match="vocabulary of 60, the tokens of 61"):
-        _check_fit(task.model, 61, 12)
-    with pytest.raises(ValueError, match="13 tokens; the model has 12 positions"):
-        _check_fit(task.model, 60, 13)
+    assert_refused("vocabulary of 60, the tokens of 61", _check_fit, task.model, 61, 12)
+    assert_refused("13 tokens; the model has 12 positions", _check_fit, task.model, 60, 13)
 
 
 def test_a_cell_is_measured_against_exact_on_the_same_units(causal: Task) -> None:
@@ -211,8 +209,7 @@ def test_the_output_error_is_a_ratio_of_sums_with_an_interval_over_units(
     assert error.relative == pytest.approx(errors.sum() / norms.sum(), rel=1e-3)
     assert error.low == pytest.approx(max(low, 0), rel=1e-2, abs=1e-4)
     assert error.high == pytest.approx(high, rel=1e-2)
-    layers = errors.sum(axis=1) / norms.sum(axis=1)
-    assert error.by_layer == pytest.approx(layers, rel=1e-3)
+    assert error.by_layer == pytest.approx(errors.sum(axis=1) / norms.sum(axis=1), rel=1e-3)
     assert error.cosine_by_layer == pytest.approx(cosines, abs=1e-4)
     assert error.length_by_layer == pytest.approx(lengths, rel=1e-4)
     assert error.cosine == pytest.approx(np.mean(cosines), abs=1e-4)

@@ -12,6 +12,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines import train_causal
 from tests.apps import refusal, run_app
+from tests.refusals import assert_refused
 from tests.test_distributed import LENGTH, write_masked
 from tests.training.processes import ROOT, exit_code, start, write_tokens
 from tests.training.test_micro_batches import free_port
@@ -118,9 +119,19 @@ def test_a_folder_of_the_users_is_refused_before_the_training(tmp_path: Path) ->
     with refused:
         run_app(f"train_causal paths.models={tmp_path} train_causal.name=texts", tmp_path)
     tokens = tmp_path / "outputs/smoke/tokens"
-    with pytest.raises(SystemExit, match=r"holds evaluation\.npy"):
-        run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
+    assert_refused(
+        r"holds evaluation\.npy",
+        run_app,
+        f"train_causal paths.models={tokens} train_causal.name=causal",
+        tmp_path,
+        error=SystemExit,
+    )
     write_checksums(tokens / "causal")
-    with pytest.raises(SystemExit, match=r"cannot be written from .*tokens/causal: one of them"):
-        run_app(f"train_causal paths.models={tokens} train_causal.name=causal", tmp_path)
+    assert_refused(
+        r"cannot be written from .*tokens/causal: one of them",
+        run_app,
+        f"train_causal paths.models={tokens} train_causal.name=causal",
+        tmp_path,
+        error=SystemExit,
+    )
     assert (texts / "thesis.docx").exists() and (tokens / "causal/train.npy").exists()

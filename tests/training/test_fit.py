@@ -9,6 +9,7 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
+from tests.refusals import assert_refused
 from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
 from value_aware_attention.models import TrainedAttention, attend_with
 from value_aware_study.training.fit import fit
@@ -71,8 +72,15 @@ def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
     def fails(curve: object) -> None:
         raise OSError("no room for the model")
 
-    with pytest.raises(OSError, match="no room"):
-        run(causal_module(), tmp_path, evaluate_every=evaluate_every, save=fails)
+    assert_refused(
+        "no room",
+        run,
+        causal_module(),
+        tmp_path,
+        error=OSError,
+        evaluate_every=evaluate_every,
+        save=fails,
+    )
     saved: list[object] = []
     module = causal_module()
     curve, read = run(module, tmp_path, evaluate_every=evaluate_every, save=saved.append)
@@ -85,8 +93,14 @@ def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_that_an_argument_ended_early_is_not_saved(tmp_path: Path) -> None:
     saved: list[object] = []
-    with pytest.raises(ValueError, match="ended after 1 of 13 steps with"):
-        run(causal_module(), tmp_path, save=saved.append, fast_dev_run=True)
+    assert_refused(
+        "ended after 1 of 13 steps with",
+        run,
+        causal_module(),
+        tmp_path,
+        save=saved.append,
+        fast_dev_run=True,
+    )
     assert not saved
 
 
@@ -257,8 +271,7 @@ def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
 
 
 def test_settings_that_leave_nothing_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"steps 0, .* must be at least 1$"):
-        run(causal_module(), tmp_path, steps=0)
+    assert_refused(r"steps 0, .* must be at least 1$", run, causal_module(), tmp_path, steps=0)
 
 
 def test_any_argument_of_lightnings_trainer_is_passed_on(tmp_path: Path) -> None:
@@ -275,5 +288,4 @@ def test_any_argument_of_lightnings_trainer_is_passed_on(tmp_path: Path) -> None
     clipped = weights(gradient_clip_val=1e-12)
     torch.testing.assert_close(dict(clipped), dict(before), rtol=0, atol=1e-11)
     for name in ("gradient_clip", "max_steps"):
-        with pytest.raises(ValueError, match=name):
-            weights(**{name: 1})
+        assert_refused(name, weights, **{name: 1})

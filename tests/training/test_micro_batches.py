@@ -69,8 +69,7 @@ def test_micro_batches_take_the_step_of_their_batch(
     tmp_path: Path, masked: bool, accumulate: int
 ) -> None:
     whole = trained(tmp_path / "whole", masked)
-    parts = trained(tmp_path / "parts", masked, accumulate=accumulate)
-    assert_equal(parts, whole)
+    assert_equal(trained(tmp_path / "parts", masked, accumulate=accumulate), whole)
 
 
 def share(rank: int, port: int, folder: Path, masked: bool, accumulate: int) -> None:

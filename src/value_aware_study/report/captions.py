@@ -1,6 +1,7 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from value_aware_attention.measurement.estimate import rounded
 from value_aware_attention.measurement.prompted import PromptRecord
@@ -13,9 +14,9 @@ NOT_THE_SAME_EXPERIMENT = (
     "methods and the distances between them, not the levels."
 )
 INTERVAL = (
-    "Intervals are 95% intervals over the choice of evaluation text, paired with exact attention "
-    "on the same text where they are of a change from it; they do not cover the training run, "
-    "which the intervals of the claims do."
+    "Intervals are 95% intervals, paired with exact attention on the same text where they are of a "
+    "change from it. Of the mean of several trainings they cover text and training, as the claims' "
+    "do; of one training, or of a pretrained model, the choice of evaluation text alone."
 )
 OPTIMAL = (
     "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "
@@ -56,9 +57,10 @@ CAUSAL = (
     "more keys than are kept is exact with either method."
 )
 DRAWS = (
-    "Random methods: means over the draws of their seeds, with the seeds' mean interval, which "
-    "covers the text and not the draws; the range over these seeds is given apart."
+    "Random methods: means over the draws of their seeds, which the interval does not cover; the "
+    "range over these seeds is given apart."
 )
+PALE = "; pale: single trainings"
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
 
@@ -97,7 +99,7 @@ def queries_of(measured: Iterable[Measured]) -> str:
             f"OVA's search: {errors.search}",
             label,
         )
-        for label, errors in ((item.label, item.output_error) for item in measured)
+        for label, errors in {item.label: item.output_error for item in measured}.items()
     )
     return " ".join(f"{'; '.join(labels)}: {queries}." for queries, labels in models.items())
 
@@ -146,26 +148,22 @@ def ours(records: Iterable[Record]) -> str:
 
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
-    """Says that numbers also have a range over seeds; nothing where models were trained once."""
-    counts = grouped(
-        (task, 1 + len(results.replicates_of(record)))
-        for task in tasks
-        for record in results.records
-        if record.task == task
+    """Says of how many trainings a number of our models is the mean."""
+    of_tasks = (r for r in results.records if r.task in tasks)
+    trained = (record.model for record in of_tasks for _ in results.trainings_of(record))
+    return means(trained, drawn) or " One training of each model; intervals are over text alone."
+
+
+def means(trained: Iterable[str], drawn: str = "") -> str:
+    """Says of how many trainings numbers are means, from the model of each; "" where it is one.
+
+    `drawn` says what the single trainings are in a figure.
+    """
+    often = " or ".join(map(str, sorted({1, *Counter(trained).values()} - {1})))
+    return often and (
+        f" Means of {often} trainings of a model (of perplexities geometric, of all else "
+        f"arithmetic), with 95% intervals over text and training{drawn}."
     )
-    if all(count == 1 for numbers in counts.values() for count in numbers):
-        return ""
-    often = ", ".join(f"each {task} model {_often(n)}" for task, n in counts.items())
-    often = often.replace("each", "Each", 1).replace("model", "model was trained", 1)
-    return f" {often}: range over seeds{drawn}; interval: over text."
-
-
-def _often(counts: Collection[int]) -> str:
-    """Writes "once", "3 times", "1 to 3 times"."""
-    least, most = min(counts), max(counts)
-    if most == 1:
-        return "once"
-    return f"{most} times" if least == most else f"{least} to {most} times"
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:

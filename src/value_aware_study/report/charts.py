@@ -2,7 +2,7 @@
 
 Bars and dots are drawn from a frame with the columns `name`, `series`, `value`, `low` and `high`:
 the value of a series in a named row, and its 95% interval. Curves have a `count` (keys, features,
-steps) in place of the name; with `trained_low` and `trained_high` also the range over trainings.
+steps) in place of the name; columns `training_<name>` hold the values of single trainings.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any, Literal
 import altair as alt
 import pandas as pd
 
-from value_aware_study.report.frame import RANGE, filled
+from value_aware_study.report.frame import filled
 from value_aware_study.report.look import NEAR, Mark, Panel
-from value_aware_study.report.words import sentences
+from value_aware_study.report.words import of_trainings, sentences
 
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
 OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
@@ -112,8 +112,14 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
 
 def extent(*frames: pd.DataFrame) -> list[float]:
     """Lists every number of these frames that an axis of values needs room for."""
-    names = ("value", *ENDS, *RANGE)
-    return [value for frame in frames for name in names if name in frame for value in frame[name]]
+    names = ("value", *ENDS)
+    return [
+        value
+        for frame in frames
+        for name in (*names, *of_trainings(frame))
+        if name in frame
+        for value in frame[name]
+    ]
 
 
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
@@ -215,8 +221,8 @@ def curves(
 ) -> Drawn:
     """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
-    The range over trainings is a wide pale bar behind the interval. Wherever the pointer is, the
-    nearest mark has a ring, and its sentence (`said`) is shown.
+    Single trainings are small pale marks. Wherever the pointer is, the nearest mark has a ring, and
+    its sentence (`said`) is shown.
     """
     marks = _drawn(marks, frame, published)
     labels, numbers, colours = ("series",), ("count", "value"), colour(marks, **LEGEND)
@@ -228,11 +234,13 @@ def curves(
     if filled(frame, ENDS):
         rule = base.mark_rule(strokeWidth=0.8 * width)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
-    if filled(frame, RANGE):
-        pale = alt.when(SHOWN).then(alt.value(0.3)).otherwise(alt.value(0.05))
-        wide = base.transform_filter(f"isValid(datum.{RANGE[0]})").mark_rule(strokeWidth=9)
-        wide = wide.encode(y=of_field(y, RANGE[0]), y2=f"{RANGE[1]}:Q", opacity=pale)
-        layers.insert(0, wide)
+    if trainings := of_trainings(frame.dropna(axis="columns", how="all")):
+        places = frame[[*labels, "count", *trainings]]
+        places = places.melt([*labels, "count"], value_name="value").dropna(subset="value")
+        single = _base(places, labels, numbers, colours, x=x, y=y)
+        pale = alt.when(SHOWN).then(alt.value(0.5)).otherwise(alt.value(0.05))
+        single = single.encode(shape=shape(marks), opacity=pale)
+        layers.append(single.mark_point(filled=True, size=0.6 * size))
     layers.append(base.mark_point(filled=True, size=size).encode(shape=shape(marks)))
     if published is not None and len(published):
         hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
@@ -280,7 +288,7 @@ def _base(
     **axes: Any,
 ) -> alt.Chart:
     """Encodes the series of a frame by colour; `tooltip` among the axes shows their sentences."""
-    numbers = [*numbers, *filled(frame, (*ENDS, *RANGE))]
+    numbers = [*numbers, *filled(frame, ENDS)]
     drawn = frame[[name for name in (*labels, *numbers) if name in frame]]
     if labels[0] == "name":
         drawn = drawn.assign(said=_told(frame, labels, ["value"])["said"])

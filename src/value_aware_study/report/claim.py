@@ -7,24 +7,35 @@ the recipe have on all such text (docs/reproduce.md).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import fmean, stdev
+from statistics import stdev
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import stdtrit
 
-from value_aware_attention.measurement.estimate import CONFIDENCE, number, signed
+from value_aware_attention.measurement.estimate import CONFIDENCE, number, ratio_of_sums, signed
 from value_aware_study.report.words import grouped, missing
 
 MARKS = {True: "✓", False: "✗", None: "?"}
 VERDICTS = (
-    "Holds: every comparison agrees with the claim (✓). In part: some do. Contradicted here: none "
-    "does and one at least says the opposite (✗). Undecided: the intervals leave it open (?). A "
-    "verdict says in brackets how many of its comparisons were made if some are missing."
+    "A claim says that all of its comparisons come out one way. Holds: all of them are decided for "
+    "it, each by its own interval. Opposed: one at least is decided against it. Open: neither. Not "
+    "testable here: what the claim presupposes is not found in these models. A verdict says in "
+    "brackets how many of its comparisons were made if some are missing."
+)
+CORRECTED = (
+    "✓ and ✗ are decided after Holm's correction for all comparisons of the page, (✓) and (✗) by "
+    "the comparison's own interval alone, ? is open."
 )
 LIMITS = {"ratio": (-math.inf, 700.0), "points": (-100.0, 100.0), "correlation": (-1.0, 1.0)}
 """Least and largest effect by unit; a ratio's is a logarithm"""
+LEVEL = 1 - CONFIDENCE
+LEAST = 1e-12  # smallest p-value that is computed
 
+FloatArray = NDArray[np.float64]
 Key = tuple[str, str]
 """A comparison and a model; brackets in the comparison's name hold numbers, and are left out"""
 
@@ -41,91 +52,123 @@ class Spread:
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds a measured sentence, and whether it agrees with the claim; None where that is open."""
+    """Holds a measured sentence, and whether it agrees with the claim; None where that is open.
+
+    Attributes:
+        what: The comparison; findings in a row with the same one, of different models, share a
+            line.
+        label: The model.
+        low, high: Ends of the 95% interval.
+        unit: Unit of these numbers: "ratio" of perplexities, "points" of error, or "correlation".
+        spread: None where the interval is over text alone.
+        agree: How many trainings have an effect of the claim's sign.
+        p: The level at which the interval would end at no difference.
+        p_holm: `p` after Holm's correction for all comparisons of the page.
+    """
 
     sentence: str
     holds: bool | None
     what: str = ""
-    """The comparison; findings in a row with the same one, of different models, share a line."""
     label: str = ""
-    """The model."""
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
-    """Ends of the 95% interval."""
     unit: str = ""
-    """Unit of these numbers: "ratio" of perplexities, "points" of error, or "correlation"."""
     spread: Spread | None = None
-    """None where the interval is over text alone."""
     trainings: int = 1
+    agree: int = 0
+    p: float | None = None
+    p_holm: float | None = None
+
+    @property
+    def corrected(self) -> bool | None:
+        """Tells whether it agrees after the correction; None where that leaves it open."""
+        return None if self.p_holm is not None and self.p_holm > LEVEL else self.holds
 
     @property
     def mark(self) -> str:
-        return MARKS[self.holds]
-
-    @property
-    def firmness(self) -> float:
-        """Measures how far the interval is from no difference, in parts of its width.
-
-        0 for a finding without an interval.
-        """
-        if self.estimate is None or self.low is None or self.high is None:
-            return 0.0
-        estimate, low, high = (
-            math.log(max(end, math.ulp(0.0))) if self.unit == "ratio" else end
-            for end in (self.estimate, self.low, self.high)
-        )
-        return abs(estimate) / (high - low) if high > low else 0.0
+        mark = MARKS[self.holds]
+        return mark if self.corrected is self.holds else f"({mark})"
 
     @property
     def over(self) -> str:
         """Names the sources of variance that the interval covers."""
         if missing(self.low):
             return ""
+        units = "layers" if self.unit == "correlation" else "text"
         if self.spread is None:
-            return "text alone"
+            return f"{units} alone"
         if self.spread.of:
-            return f"text, and training spread of {self.spread.of}"
-        return f"text and {self.trainings} trainings"
+            return f"{units}, and training spread of {self.spread.of}"
+        return f"{units} and {self.trainings} trainings"
 
 
 @dataclass(frozen=True)
 class Effect:
     """The difference of two settings in one training of a model, on a scale on which errors add.
 
-    `mean` is in nats a target ("ratio"), in percent of the targets ("points") or a correlation,
-    and `error` its standard error over `units` of text. `above`: the claim has it above zero.
+    `totals` over `counts` of the units of text: in nats a target ("ratio"), in percent of the
+    targets ("points") or a correlation. `above`: the claim has it above zero.
     """
 
     what: str
     label: str
     unit: str
-    mean: float
-    error: float
-    units: int
-    above: bool
+    totals: FloatArray
+    counts: FloatArray
+    above: bool = True
+
+    @property
+    def mean(self) -> float:
+        return float(self.totals.sum() / self.counts.sum())
 
 
 def key_of(what: str, label: str) -> Key:
     return what.partition(" (")[0], label
 
 
-def margin(error: float, units: int, spread: Spread | None, trainings: int) -> float:
-    """Computes half the width of the 95% interval of the mean effect of all trainings on all text.
+def margin(
+    error: float, units: int, spread: Spread | None, trainings: int, level: float = LEVEL
+) -> float:
+    """Computes half the width of the interval of the mean effect of all trainings on all text.
 
-    Two margins add in squares: Student's t times the standard error over text, and times that over
-    k trainings, s / sqrt(k). Degrees of freedom after Satterthwaite would hold too few effects.
-    NaN for a single unit of text.
+    Two margins add in squares: Student's t times the standard error over units of text of the mean
+    over trainings, and times that over k trainings, s / sqrt(k). It is the narrowest rule that held
+    enough effects in every simulation (tests/report/test_interval.py). NaN for a single unit.
     """
-    text = quantile(units) * error if units > 1 else math.nan
+    text = quantile(units, level) * error if units > 1 else math.nan
     if spread is None:
         return text
-    return math.hypot(text, quantile(spread.seeds) * spread.deviation / math.sqrt(trainings))
+    return math.hypot(text, quantile(spread.seeds, level) * spread.deviation / math.sqrt(trainings))
 
 
-def quantile(count: int) -> float:
-    """Returns the 97.5% quantile of Student's t for the mean of `count` numbers."""
-    return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+def quantile(count: int, level: float = LEVEL) -> float:
+    """Returns the two-sided quantile of Student's t for the mean of `count` numbers."""
+    return -float(stdtrit(count - 1, level / 2))
+
+
+def p_value(
+    mean: float, error: float, units: int, spread: Spread | None, trainings: int
+) -> float | None:
+    """Inverts `margin`: the level of the interval of which one end is 0; None for one unit."""
+    if units < 2 or not mean:
+        return None if units < 2 else 1.0
+
+    def excess(logarithm: float) -> float:
+        return margin(error, units, spread, trainings, math.exp(logarithm)) - abs(mean)
+
+    least = math.log(LEAST)
+    return math.exp(brentq(excess, least, 0.0)) if excess(least) > 0 else LEAST
+
+
+def holm(findings: Sequence[Finding]) -> list[Finding]:
+    """Corrects the p-values of findings for their number, as Holm (1979); others stay."""
+    order = sorted((f.p, place) for place, f in enumerate(findings) if f.p is not None)
+    corrected, least = list(findings), 0.0
+    for above, (p, place) in enumerate(order):
+        least = min(max(least, p * (len(order) - above)), 1.0)
+        corrected[place] = replace(findings[place], p_holm=least)
+    return corrected
 
 
 def over_trainings(
@@ -150,31 +193,47 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
     effects = [effect for effect in made if isinstance(effect, Effect)]
     plain = [finding for finding in made if isinstance(finding, Finding)]
     if plain:
-        return next((finding for finding in plain if not finding.holds), plain[0])
-    means, first = [effect.mean for effect in effects], effects[0]
+        worst = min(plain, key=lambda finding: (finding.holds or False, -(finding.estimate or 0)))
+        return replace(worst, trainings=len(made), agree=sum(bool(f.holds) for f in plain))
+    first, means = effects[0], [effect.mean for effect in effects]
+    if len({len(effect.counts) for effect in effects}) > 1:
+        return Finding(f"{first.label} not compared: other text", None, first.what, first.label)
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
-    error = math.sqrt(fmean(effect.error**2 for effect in effects))  # trainings share the text
-    mean, half = fmean(means), margin(error, first.units, spread, len(means))
-    estimate, low, high = (_scaled(end, first.unit) for end in (mean, mean - half, mean + half))
-    value, *ends, least, most = (
-        _text(end, first.unit)
-        for end in (
-            estimate,
-            low,
-            high,
-            *(_scaled(m, first.unit) for m in (min(means), max(means))),
-        )
+    totals, counts = (
+        np.sum([getattr(effect, name) for effect in effects], axis=0)  # trainings share the text
+        for name in ("totals", "counts")
     )
-    value = {"ratio": f"× {value}", "points": f"{value} points"}.get(first.unit, value)
-    beside = f"; seeds {least} to {most}" if len(means) > 1 else ""
-    differ = any(effect.above != first.above for effect in effects)
-    beside += "; trainings differ in which should be larger" if differ else ""
+    mean, _, high = map(float, ratio_of_sums(totals, counts))
+    units = len(counts)
+    error = (high - mean) / quantile(units)
+    half = margin(error, units, spread, len(means))
     holds = first.above if mean - half > 0 else not first.above if mean + half < 0 else None
+    differ = any(effect.above != first.above for effect in effects)
+    seeds = (min(means), max(means)) if len(means) > 1 else ()
+    numbers = [_scaled(end, first.unit) for end in (mean, mean - half, mean + half, *seeds)]
     return Finding(
-        f"{first.label} {value} ({' to '.join(ends)}{beside})",
+        _sentence(first, numbers, differ=differ),
         None if differ else holds,
-        *(first.what, first.label, estimate, low, high, first.unit, spread, len(means)),
+        first.what,
+        first.label,
+        estimate=numbers[0],
+        low=numbers[1],
+        high=numbers[2],
+        unit=first.unit,
+        spread=spread,
+        trainings=len(means),
+        agree=sum(m > 0 if e.above else m < 0 for m, e in zip(means, effects, strict=True)),
+        p=p_value(mean, error, units, spread, len(means)),
     )
+
+
+def _sentence(effect: Effect, numbers: Sequence[float], *, differ: bool) -> str:
+    """Writes "elu × 0.361 (0.190 to 0.688; seeds 0.272 to 0.446)"."""
+    value, low, high, *seeds = (_text(end, effect.unit) for end in numbers)
+    form = {"ratio": "× {}", "points": "{} points"}.get(effect.unit, "{}")
+    beside = f"; seeds {' to '.join(seeds)}" if seeds else ""
+    beside += "; trainings differ in which should be larger" if differ else ""
+    return f"{effect.label} {form.format(value)} ({low} to {high}{beside})"
 
 
 def _scaled(effect: float, unit: str) -> float:
@@ -190,44 +249,42 @@ def _text(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """Pairs a claim and its published numbers with our findings."""
+    """Pairs a claim and its published numbers with our findings.
+
+    Attributes:
+        expected: Comparisons that it takes to say that the claim holds.
+        remark: What the verdict does not say.
+        testable: False where what the claim presupposes was not found.
+    """
 
     claim: str
     findings: Sequence[Finding]
     published: str = ""
     expected: int = 0
-    """Comparisons that it takes to say that the claim holds."""
+    remark: str = ""
+    testable: bool = True
 
     @property
     def verdict(self) -> str:
-        """Returns the verdict; findings that are open do not count as agreement.
+        """Returns the verdict (`VERDICTS`) by each comparison's own interval.
 
-        Says how many comparisons were made, where there are fewer than expected.
+        "Holds" needs all comparisons, so that chance makes it no likelier however many they are (an
+        intersection-union test: Berger, 1982). "Opposed" needs one, which chance does: beside it
+        stands `after_holm`. Says how many comparisons were made, if some are missing.
         """
-        held = [finding.holds for finding in self.findings]
+        return self._outcome([finding.holds for finding in self.findings])
+
+    @property
+    def after_holm(self) -> str:
+        """Returns the verdict by the comparisons that Holm's correction leaves decided."""
+        return self._outcome([finding.corrected for finding in self.findings])
+
+    def _outcome(self, held: Sequence[bool | None]) -> str:
         if not held:
             return "not measured"
-        verdict = "holds" if all(held) else "in part"
-        if not any(held):
-            verdict = "contradicted here" if False in held else "undecided"
+        verdict = "holds" if all(held) else "opposed" if False in held else "open"
         few = f" ({len(held)} of {self.expected} compared)" if len(held) < self.expected else ""
-        return verdict + few
-
-    @property
-    def agreement(self) -> str:
-        """Counts the comparisons that agree with the claim: "4 of 5 agree, 1 open"."""
-        held = [finding.holds for finding in self.findings]
-        if not held:
-            return "none made"
-        counts = {"against": held.count(False), "open": held.count(None)}
-        others = [f"{count} {word}" for word, count in counts.items() if count]
-        return ", ".join([f"{held.count(True)} of {len(held)} agree", *others])
-
-    @property
-    def firmest(self) -> Finding | None:
-        """Returns the finding with the firmest interval, of those that agree if there are any."""
-        agreeing = [finding for finding in self.findings if finding.holds]
-        return max(agreeing or self.findings, key=lambda finding: finding.firmness, default=None)
+        return verdict + few if self.testable else "not testable here"
 
     def lines(self) -> list[str]:
         """Writes the findings as lines of text, one for each comparison."""
@@ -236,3 +293,16 @@ class Answer:
             marked = [f"{finding.sentence} {finding.mark}" for finding in group]
             lines += [f"{what}: {', '.join(marked)}"] if what else marked
         return lines
+
+
+def decided(findings: Sequence[Finding]) -> str:
+    """Counts decided comparisons: "4 of 5, 1 against"; "none made" for no finding."""
+    held = [finding.holds for finding in findings]
+    against = f", {held.count(False)} against" if False in held else ""
+    return f"{held.count(True)} of {len(held)}{against}" if held else "none made"
+
+
+def agreeing(findings: Sequence[Finding]) -> str:
+    """Counts the trainings whose own effect has the claim's sign: "14 of 15"."""
+    agree, trainings = (sum(getattr(f, name) for f in findings) for name in ("agree", "trainings"))
+    return f"{agree} of {trainings}"

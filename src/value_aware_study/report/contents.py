@@ -97,19 +97,16 @@ def _answer(results: Results) -> Section:
     first = "The first figure is of models that others trained, with four keys in every layer. "
     exhibits: list[Named] = [
         ("", pretrained.few_keys(results.pretrained, "hero")),
-        ("how many keys match", layers.hero(results, "matching" if results.pretrained else "hero")),
-        ("the token explorer", model.explorer(results.explored, labels)),
+        ("", layers.hero(results, "matching" if results.pretrained else "hero")),
+        ("the token explorer", model.explorer(results.explored, labels, bool(results.replicates))),
         ("", drawing.drawing()),
         ("the claims", claims.claims(results)),
     ]
     return _section(
         "answer",
         "The claims",
-        f"{first if results.pretrained else ''}"
-        "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for "
-        "the output (OVA), in the trained network and in one with random weights; the loss of the "
-        "model that keeps few keys stands beside them where it was measured. Below the bars every "
-        "claim of the paper has a verdict, with the number of comparisons that agree.",
+        f"{first if results.pretrained else ''}{layers.BARS if results.probed else ''}Every claim "
+        "of the paper has a verdict below, with the number of comparisons that agree.",
         exhibits,
     )
 
@@ -159,6 +156,7 @@ def caches_page(records: Sequence[PromptRecord], origin: str = "") -> Page:
 
 
 def _paper(results: Results) -> Section:
+    results = pretrained.beside(results)
     return _section(
         "paper",
         "The paper",
@@ -233,7 +231,8 @@ def survey_section(results: Results) -> Section:
         "Time and memory of one layer follow: a mark to the right of the dashed line costs more "
         "than dense attention of that length.",
         exhibits,
-        f"Left out, of other checkpoints than the evaluation's: {names}." if names else "",
+        f"Left out, of other checkpoints than the evaluation's: {names}." * bool(names)
+        + " All are of the first training of a model." * bool(results.replicates),
         machines,
     )
 

@@ -1,21 +1,23 @@
 """The records behind a report, read once, and their numbers as frames.
 
-A row of `cells` is a method with one seed in one model, a row of `settings` the mean of its seeds.
-In the attention layers, a row of `error_rows` is the error of a method with so many keys, and one
-of `gap_rows` a layer under one kernel.
+A row of `cells` is a method with one seed in one training of a model, a row of `settings` the mean
+of its seeds and of the model's trainings. In the attention layers, a row of `error_rows` is the
+error of a method with so many keys, and one of `gap_rows` a layer under one kernel.
 """
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, stdev
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from value_aware_attention.measurement.estimate import Array, Estimate, ratio_of_sums
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import (
     AWARE,
@@ -26,9 +28,16 @@ from value_aware_attention.measurement.record import (
     Record,
 )
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.report.claim import Key, Spread
+from value_aware_study.report.claim import Key, Spread, margin, quantile
 from value_aware_study.report.look import Mark, kernel_mark, model_mark
-from value_aware_study.report.words import KERNEL_LABELS, grouped, model_label, series_label
+from value_aware_study.report.words import (
+    KERNEL_LABELS,
+    TRAINING,
+    grouped,
+    model_label,
+    of_trainings,
+    series_label,
+)
 
 RANDOM_SEED = "seed"
 PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
@@ -40,12 +49,15 @@ DIRECTION = ("cosine", "relative_length")
 EXTRAS = (*OUTPUT_ERRORS, *DIRECTION, "queries", "largest_support", "largest_error")
 MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
 SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
+SINGLE = (*OUTPUT_ERRORS[1:], "queries", "largest_support", "largest_error")
+"""What the mean over trainings does not have"""
+GAP_PLACE = ("model", "training", "layer")
 INTEGERS = (
     *("length", "head_dim", "r", "norm", "rounds", "features", "seed"),
     *("count", "queries", "largest_support"),
 )
-RANGE = ("trained_low", "trained_high")
-"""Columns of the smallest and the largest value over the trainings of a model."""
+FIRST = "first"
+"""Name of the training that a model has its name from; further ones add theirs to it"""
 KERNELS = ("exponential", "polynomial", "elu")
 MODEL_ORDER = ("masked_long", "masked_short", *(f"causal_{kernel}" for kernel in KERNELS))
 OPTIMAL = (OBLIVIOUS, AWARE)
@@ -104,12 +116,12 @@ class Results:
 
         A group after the first holds only the models that were trained as often.
         """
-        again = grouped(
-            (record.model.removeprefix(first.model), replace(record, model=first.model))
-            for first in self.records
-            for record in self.replicates_of(first)
+        of_training = grouped(
+            (name, replace(again, model=record.model))
+            for record in self.records
+            for name, again in self.trainings_of(record).items()
         )
-        return [Results.of(models) for models in (self.records, *again.values())]
+        return [Results.of(models) for models in of_training.values()] or [Results.of([])]
 
     @property
     def causal(self) -> list[Record]:
@@ -132,47 +144,76 @@ class Results:
         """Lists the evaluated models of these names, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
 
-    def replicates_of(self, record: Record) -> list[Record]:
-        """Returns the further trainings of a model."""
-        return [again for again in self.replicates if is_replicate(again, record)]
+    def trainings_of(self, record: Record) -> dict[str, Record]:
+        """Maps the names of a model's trainings to their records: "first", "second"."""
+        again = (replicate for replicate in self.replicates if is_replicate(replicate, record))
+        return {FIRST: record} | {r.model.removeprefix(f"{record.model}_"): r for r in again}
 
     def of_kernel(self, kernel: str) -> Record | None:
-        """Finds the first causal language model trained with a kernel; None if there is none."""
-        return next((record for record in self.causal if record.kernel == kernel), None)
+        """Finds the first causal model trained with a kernel, of a scale of ours; None for none."""
+        return next((r for r in self.causal if r.kernel == kernel and r.scale), None)
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """Tabulates cells, a row a seed; `relative_output_error` pools the layers.
+        """Tabulates cells, a row a training and seed; `relative_output_error` pools the layers.
 
         The columns are the same for every grid, but for parameters that are not in the usual list.
         """
-        return _frame(self._rows)
+        return _frame(
+            [
+                _row(again, cell) | {"training": training}
+                for record in self.records
+                for training, again in self.trainings_of(record).items()
+                for cell in again.cells
+            ]
+        )
 
     @cached_property
     def settings(self) -> pd.DataFrame:
-        """Tabulates models and method settings: `cells` averaged over the seeds.
+        """Tabulates models and method settings: `cells` averaged over the seeds, then trainings.
 
         Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values); `series`
-        and `kernel_label`, the names of its curve and of its kernel. `low` and `high` average the
-        seeds' intervals: they cover the text as that of one seed does, and not the draws, which
-        units share. With replicates, `trained_low` and `trained_high` are the range of `value` over
-        the trainings of the model; so in `nats` and in `changes`.
+        and `kernel_label`, the names of its curve and of its kernel; `share`, r in percent of the
+        length. `low` and `high` average the seeds' intervals: they cover the text as that of one
+        seed does, and not the draws, which units share. Of a model trained several times they cover
+        text and training, and columns `training_<name>` hold the value of each; so in `nats` and in
+        `changes`.
         """
-        return self._firsts(self._settings)
+        trainings = [self.trainings_of(record) for record in self.records]
+        names = dict.fromkeys(TRAINING + name for of_model in trainings for name in of_model)
+        rows = [row for of_model in trainings for row in _settings(of_model)]
+        frame = _frame(rows, (*SEED_COLUMNS, *(names if self.replicates else ())))
+        frame = frame.assign(
+            series=[series_label(row) for row in frame.to_dict("records")],
+            kernel_label=frame["kernel"].map(KERNEL_LABELS),
+            share=(100 * frame["r"] / frame["length"]).astype(float),
+        )
+        return frame.drop(columns=RANDOM_SEED)
 
     @cached_property
     def nats(self) -> pd.DataFrame:
         """Returns `settings` with perplexities as nats a token, and errors as they are."""
-        return self._firsts(self._nats)
+        frame = self.settings.copy()
+        causal = frame["metric"] == "perplexity"
+        for name in ("value", "low", "high", "seeds_low", "seeds_high", *of_trainings(frame)):
+            values = frame[name].astype(float)
+            frame[name] = (
+                values.where(causal).map(math.log, na_action="ignore").where(causal, values)
+            )
+        return frame
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """Returns `nats` whose `value`, `low` and `high` are changes from exact attention's."""
-        frame = self._nats.copy()
-        exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
-        for name in ("value", "low", "high"):
-            frame[name] = frame[name] - frame["model"].map(exact)
-        return self._firsts(frame[frame["value"].notna()])
+        """Returns `nats` whose `value`, `low` and `high` are changes from exact attention's.
+
+        The value of a training is the change from its own exact attention.
+        """
+        frame, singles = self.nats.copy(), of_trainings(self.nats)
+        exact = frame[frame["approximation"] == "exact"].set_index("model")
+        for name in ("value", "low", "high", *singles):
+            base = exact[name if name in singles else "value"]
+            frame[name] = frame[name] - frame["model"].map(base)
+        return frame[frame["value"].notna()]
 
     def find(
         self, model: str, approximation: str, among: pd.DataFrame | None = None, **parameters: Any
@@ -186,49 +227,6 @@ class Results:
         for name, value in parameters.items():
             rows = rows[(rows[name] == value).fillna(False)]
         return rows.iloc[0].to_dict() if len(rows) else {}
-
-    @cached_property
-    def _rows(self) -> list[Row]:
-        records = (*self.records, *self.replicates)
-        return [_row(record, cell) for record in records for cell in record.cells]
-
-    @cached_property
-    def _settings(self) -> pd.DataFrame:
-        """Returns the `settings` of every training."""
-        varying = (*MEASURED, RANDOM_SEED)
-        setting = ({name: row[name] for name in row if name not in varying} for row in self._rows)
-        texts = [json.dumps(values, sort_keys=True) for values in setting]
-        groups = grouped(zip(texts, self._rows, strict=True)).values()
-        frame = _frame([_mean_of_seeds(rows) for rows in groups], SEED_COLUMNS)
-        frame["series"] = [series_label(row) for row in frame.to_dict("records")]
-        frame["kernel_label"] = frame["kernel"].map(KERNEL_LABELS)
-        return frame.drop(columns=RANDOM_SEED)
-
-    @cached_property
-    def _nats(self) -> pd.DataFrame:
-        """Returns the `nats` of every training."""
-        frame = self._settings.copy()
-        causal = frame["metric"] == "perplexity"
-        for name in ("value", "low", "high", "seeds_low", "seeds_high"):
-            values = frame[name].astype(float)
-            frame[name] = (
-                values.where(causal).map(math.log, na_action="ignore").where(causal, values)
-            )
-        return frame
-
-    def _firsts(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Returns the rows of first trainings, with the range of `value` over all of them."""
-        if not self.replicates:
-            return frame
-        first = {
-            record.model: name.model
-            for name in self.records
-            for record in (name, *self.replicates_of(name))
-        }
-        setting = [name for name in frame if name not in (*MODEL_COLUMNS, *MEASURED, *SEED_COLUMNS)]
-        frame = frame.assign(first=frame["model"].map(first))
-        frame = with_range(frame, ["first", *setting], "value")
-        return frame[frame["model"] == frame["first"]].drop(columns="first")
 
 
 def _row(record: Record, cell: Cell) -> Row:
@@ -257,16 +255,115 @@ def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(INTEGERS, "Int64") | dict.fromkeys(numbers, float))
 
 
+def _settings(trainings: Mapping[str, Record]) -> Iterator[Row]:
+    """Yields the settings of a model: cells averaged over seeds, then over the trainings."""
+    model, exact = trainings[FIRST].model, {name: of.cells[0] for name, of in trainings.items()}
+    cells = [
+        (_row(record, cell) | {"model": model}, name, cell.unit_totals)
+        for name, record in trainings.items()
+        for cell in record.cells
+    ]
+    same = [{n: row[n] for n in row if n not in (*MEASURED, RANDOM_SEED)} for row, *_ in cells]
+    settings = grouped(
+        (json.dumps(key, sort_keys=True), (name, (row, totals)))
+        for key, (row, name, totals) in zip(same, cells, strict=True)
+    )
+    for seeds in map(grouped, settings.values()):
+        means = {name: _mean_of_seeds([row for row, _ in of]) for name, of in seeds.items()}
+        losses = [
+            (
+                np.mean([totals for _, totals in of], axis=0) - exact[name].unit_totals,
+                np.array(exact[name].unit_counts),
+            )
+            for name, of in seeds.items()
+        ]
+        yield (
+            _mean_of_trainings(means, mean_loss(losses)) if len(means) > 1 else means.popitem()[1]
+        )
+
+
 def _mean_of_seeds(rows: Sequence[Row]) -> Row:
-    """Averages the seeds: an error's mean is arithmetic, a perplexity's geometric."""
-    row, values = dict(rows[0]), [row["value"] for row in rows]
-    mean = geometric_mean if row["metric"] == "perplexity" else fmean
-    if len(rows) > 1:
-        for name in (*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION):
-            average = mean if name in ("value", "low", "high") else fmean
-            of_seeds = [row[name] for row in rows]
-            row[name] = None if None in of_seeds else average(of_seeds)
-    return row | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
+    """Averages the seeds, and adds the range of their values."""
+    values = [row["value"] for row in rows]
+    return _mean(rows) | {"seeds": len(rows), "seeds_low": min(values), "seeds_high": max(values)}
+
+
+def _mean_of_trainings(means: Mapping[str, Row], added: Estimate) -> Row:
+    """Averages trainings; the interval is that of the mean loss added to exact attention's."""
+    row = _mean([*means.values()])
+    value, (mean, *ends) = row["value"], vars(added).values()
+    low, high = (
+        value * math.exp(end - mean)
+        if row["metric"] == "perplexity"
+        else value + 100 * (end - mean)
+        for end in ends
+    )
+    paired = (row["difference"] + end - value for end in (low, high))
+    return (
+        row
+        | dict.fromkeys(SINGLE)
+        | dict(zip(("low", "high", *MEASURES[-2:]), (low, high, *paired), strict=True))
+        | {TRAINING + name: of["value"] for name, of in means.items()}
+    )
+
+
+def _mean(rows: Sequence[Row]) -> Row:
+    """Averages rows: an error's mean is arithmetic, a perplexity's geometric."""
+    mean = geometric_mean if rows[0]["metric"] == "perplexity" else fmean
+    of_loss = dict.fromkeys(("value", "low", "high", *SEED_COLUMNS[1:]), mean)
+    averages = dict.fromkeys((*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION), fmean) | of_loss
+    columns: dict[str, list[Any]] = {
+        name: [row.get(name) for row in rows] for name in (averages if len(rows) > 1 else ())
+    }
+    return rows[0] | {n: None if None in x else averages[n](x) for n, x in columns.items()}
+
+
+def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: int) -> Estimate:
+    """Averages the trainings' means; the 95% interval covers text and training.
+
+    Of one training it covers the text. `errors` are standard errors over the units of text: of the
+    mean over trainings, which share them, or of each training where that is not known. This is the
+    one place of the rule for all that is shown beside the claims (docs/reproduce.md).
+    """
+    error = math.sqrt(fmean(error**2 for error in errors))
+    spread = Spread(stdev(means), len(means)) if len(means) > 1 else None
+    mean, half = fmean(means), margin(error, units, spread, len(means))
+    return Estimate(value=mean, low=mean - half, high=mean + half)
+
+
+def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
+    """Averages losses a target, or their changes, from sums and counts by unit of each training."""
+    totals, counts = (np.sum(sums, axis=0) for sums in zip(*trainings, strict=True))
+    mean, _, high = map(float, ratio_of_sums(totals, counts))
+    means = [float(t.sum() / c.sum()) for t, c in trainings]
+    return mean_over_trainings(means, [(high - mean) / quantile(len(counts))], len(counts))
+
+
+def averaged(
+    frame: pd.DataFrame, same: Sequence[str], value: str, others: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Averages rows of several trainings that agree in the `same` columns, to one row each.
+
+    Means are arithmetic, of `value` and of `others`. The new `low` and `high` of `value` follow
+    from those over the text of each training, whose name is in `training` and whose units are in
+    `units`; these two columns go. Columns `training_<name>` hold the single values.
+    """
+    if frame["training"].nunique() > 1:
+        groups = frame.groupby(list(same), sort=False, dropna=False)
+        frame = pd.DataFrame(_mean_row(group, value, others) for _, group in groups)
+    return frame.drop(columns=["training", "units"])
+
+
+def _mean_row(group: pd.DataFrame, value: str, others: Sequence[str]) -> dict[str, object]:
+    numbers, units = group[[value, "low", "high", *others]].astype(float), int(group["units"].max())
+    errors = (numbers["high"] - numbers["low"]) / 2 / quantile(units)
+    mean = mean_over_trainings(numbers[value].tolist(), errors.tolist(), units)
+    return (
+        group.iloc[0].to_dict()
+        | numbers.mean(skipna=False).to_dict()
+        | {"low": mean.low, "high": mean.high}
+        | dict(zip(TRAINING + group["training"], numbers[value], strict=True))
+    )
 
 
 def is_replicate(record: Record, first: Record) -> bool:
@@ -282,23 +379,6 @@ def filled(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
     return [name for name in columns if name in frame and frame[name].notna().any()]
 
 
-def with_range(frame: pd.DataFrame, same: Sequence[str], value: str) -> pd.DataFrame:
-    """Keeps each setting's first row (`same` columns), with the `RANGE` of its values.
-
-    The range is NaN for settings trained once. If every setting was trained once, no columns are
-    added.
-    """
-    groups = frame.groupby(list(same), dropna=False)[value]
-    several = groups.transform("size") > 1
-    if not several.any():
-        return frame
-    ranges = {
-        name: groups.transform(end).where(several)
-        for name, end in zip(RANGE, ("min", "max"), strict=True)
-    }
-    return frame.assign(**ranges).drop_duplicates(list(same), ignore_index=True)
-
-
 @dataclass(frozen=True)
 class Measured:
     """Attention of one model, or of one kernel in a model, and its name and mark in figures."""
@@ -306,10 +386,9 @@ class Measured:
     label: str
     mark: Mark
     attention: Attention
-    replicates: Sequence[Attention] = ()
-    """The attention of further trainings of the model."""
     control: Attention | None = None
     """The attention of the same architecture with random weights."""
+    training: str = FIRST
 
     @property
     def output_error(self) -> OutputError:
@@ -317,17 +396,17 @@ class Measured:
 
 
 def of_models(results: Results) -> list[Measured]:
-    """Returns the attention of each model with its own kernel, causal models first."""
+    """Returns the attention of each model with its own kernel, causal models first.
+
+    Trainings of a model have the same name and mark.
+    """
     return [
         Measured(
-            model_label(record),
-            model_mark(record),
-            attention,
-            own_attention(*results.replicates_of(record)),
-            at_random(record),
+            model_label(record), model_mark(record), again.attention[0], at_random(again), training
         )
         for record in results.causal_first
-        for attention in own_attention(record)
+        for training, again in results.trainings_of(record).items()
+        if again.attention
     ]
 
 
@@ -339,15 +418,10 @@ def of_kernels(record: Record) -> list[Measured]:
             f"{'post hoc' if attention.post_hoc else 'its own'}",
             kernel_mark(attention.kernel),
             attention,
-            control=None if place else at_random(record),
+            None if place else at_random(record),
         )
         for place, attention in enumerate(record.attention)
     ]
-
-
-def own_attention(*records: Record) -> list[Attention]:
-    """Returns the attention of each record with the kernel that its cells have."""
-    return [attention for record in records for attention in record.attention[:1]]
 
 
 def at_random(record: Record) -> Attention | None:
@@ -375,8 +449,13 @@ def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
     """Tabulates effective keys (% of all keys) and OVO over OVA error by layer and kernel."""
     return pd.DataFrame(
         [
-            {"model": item.label, "layer": cell.layer, "degree": cell.degree, "own": cell.own}
-            | {"series": "own kernel" if cell.own else f"degree {cell.degree}"}
+            {
+                "model": item.label,
+                "training": item.training,
+                "layer": cell.layer,
+                "degree": cell.degree,
+            }
+            | {"own": cell.own, "series": "own kernel" if cell.own else f"degree {cell.degree}"}
             | {"share": 100 * cell.effective_keys / item.output_error.keys}
             | {"gap": max(cell.oblivious[SIZE], FLOOR) / max(cell.aware[SIZE], FLOOR)}
             | {"same": cell.same_first_key}
@@ -385,5 +464,5 @@ def gap_rows(measured: Iterable[Measured]) -> pd.DataFrame:
             for cell in item.attention.skewness_gap.cells
             if SIZE in cell.oblivious
         ],
-        columns=["model", "layer", "degree", "own", "series", "share", "gap", "same"],
+        columns=[*GAP_PLACE, "degree", "own", "series", "share", "gap", "same"],
     )

@@ -210,6 +210,9 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
     if title:
         panels = panels.properties(title=alt.Title(wrap(title, 80), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
+    series = set(re.findall(r'"domain": (\["[^]]*)', json.dumps(specification(panels))))
+    legend: Any = "shared" if len(series) == 1 else "independent"  # a shared one mixes up others
+    panels = panels.resolve_scale(color=legend, shape=legend)
     text = json.dumps(specification(panels) | {"config": theme})
     names = rf"var\(--({'|'.join(COLOURS)})\)"
     coloured = re.sub(names, lambda name: COLOURS[name[1]][dark], text)

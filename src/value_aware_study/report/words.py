@@ -12,6 +12,8 @@ from value_aware_study.cards import cards
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
 ORACLES = {AWARE: "chosen for the output (OVA)", OBLIVIOUS: "chosen by weight (OVO)"}
 """Full names of the two oracles, for figures about them alone."""
+TRAINING = "training_"
+"""Begins the name of a column that holds the value of one training, beside that of their mean."""
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -26,6 +28,17 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 def missing(value: float | None) -> bool:
     return value is None or bool(pd.isna(value))
+
+
+def of_trainings(columns: Iterable[Any], begun: str = "") -> list[str]:
+    """Lists the columns that hold the value of one training each; `begun` begins their names."""
+    return [name for name in columns if name.startswith(f"{begun}{TRAINING}")]
+
+
+def range_over(row: Mapping[str, Any], begun: str = "") -> tuple[float | None, float | None]:
+    """Returns the least and the largest value of the trainings of a row; None for one training."""
+    values = [row[name] for name in of_trainings(row, begun) if not missing(row[name])]
+    return (min(values), max(values)) if values else (None, None)
 
 
 def intervals(
@@ -56,7 +69,7 @@ def sentences(
     for row in frame.to_dict("records"):
         plus = "" if missing(row["value"]) or row["value"] <= 0 else sign
         over_text = interval(row.get("low"), row.get("high"), digits, text)
-        trained = interval(row.get("trained_low"), row.get("trained_high"), digits, text)
+        trained = interval(*range_over(row), digits, text)
         sentence = f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
         sentence += "" if over_text == DASH else f" ({over_text})"
         written.append(sentence if trained == DASH else f"{sentence}; {trained} over trainings")

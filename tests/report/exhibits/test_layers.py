@@ -101,6 +101,12 @@ def with_random(keys, **more):
     return replace(probed(**more), control=near)
 
 
+def with_keys(record, keys):
+    errors = record.attention[0].output_error
+    matches = (replace(at, keys=keys, low=keys, high=keys) for at in errors.matching_keys)
+    return replace(errors, matching_keys=tuple(matches))
+
+
 def test_the_hero_shows_trained_and_random_weights_in_both_panels():
     exhibit = layers.hero(Results([], probed=[with_random(6)]))
     losses, matching = exhibit.charts
@@ -129,10 +135,13 @@ def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
     assert len(exhibit.charts) == 1
 
 
-def test_our_own_models_have_the_counts_of_random_weights(results):
+def test_our_own_models_have_the_counts_of_random_weights_as_means_over_trainings(results):
     first, *others = results.causal
     bare = with_cells(first, lambda cell: None if cell.parameters else cell)
-    exhibit = layers.hero(replace(results, records=[replace(first, control=bare), *others]))
-    [panel] = exhibit.charts
-    assert {row["series"] for row in rows(panel)} == {"trained", "random weights"}
-    assert exhibit.table.data["random_keys"].equals(exhibit.table.data["keys_needed"])
+    first = replace(first, control=bare)
+    again = with_attention(first, output_error=with_keys(first, 21))
+    trainings = [first, *others, replace(again, model=f"{first.model}_second")]
+    data = layers.counts(of_models(Results.of(trainings))).set_index(["model", "layer", "r"])
+    row = data.loc["causal, exponential", "all", 4]
+    assert (row["training_first"], row["training_second"], row["keys_needed"]) == (15, 21, 18)
+    assert row["random_keys"] == 15 and 4 <= row["low"] < 15 and row["high"] > 21

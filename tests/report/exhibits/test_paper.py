@@ -10,6 +10,7 @@ from synthetic import UNKNOWN, ends, record, with_cells
 
 from value_aware_attention.measurement.estimate import DASH, interval, number, signed, with_interval
 from value_aware_attention.measurement.record import Baseline, Cell
+from value_aware_study.report.exhibits import pretrained
 from value_aware_study.report.exhibits.paper import (
     OF_DIFFERENCE,
     figure_1,
@@ -33,7 +34,7 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
 
     cut = [with_cells(record, few) for record in records if record.kernel != "polynomial"]
     second_table = table_2(Results.of(cut))
-    ours = second_table.table.display.set_index(["kernel", "attention"])["ours (× exact)"]
+    ours = second_table.table.display.set_index(["kernel", "attention"])["measured (× exact)"]
     assert set(ours["polynomial (deg 2)"]) == {ours["elu", "OVO-65"]} == {DASH}
     assert second_table.notes[-1] == "Not evaluated yet: causal_polynomial."
     empty = Results.of([])
@@ -47,8 +48,7 @@ def test_an_interval_of_one_unit_is_a_dash(records):
         with_cells(record, lambda cell: replace(cell, **UNKNOWN | unit)) for record in records
     ]
     single = Results.of(of_one_unit)
-    display = table_1(single).table.display
-    assert set(display[OF_DIFFERENCE]) == {DASH}
+    assert set(table_1(single).table.display[OF_DIFFERENCE]) == {DASH}
     assert "nan" not in table_2(single).table.markdown()
 
 
@@ -109,6 +109,31 @@ def test_table_2_says_where_one_key_by_weight_is_worse_than_oneself_alone(perple
     assert any(sentence in note for note in exhibit.notes) == worse
 
 
+def test_a_pretrained_decoder_stands_beside_the_paper_at_its_keys_and_at_its_share_of_them(results):
+    def decoder(length):
+        settings = {("exact", ""): 20.0, ONE_KEY: 9000.0}
+        settings |= {("optimal_v_oblivious", f'{{"r": {r}}}'): 24.0 - r / 64 for r in (32, 65)}
+        settings["sliding_window", '{"r": 16, "sinks": 4}'] = 25.0
+        made = of_values("SmolLM2", "causal", "exponential", settings, {})
+        text = replace(made.text, description="WikiText-103 test, detokenised")
+        return replace(made, length=length, text=text)
+
+    both = pretrained.beside(replace(results, pretrained=[decoder(256), decoder(512)]))
+    data = table_2(both).table.data.set_index(["model", "column"])
+    short, long = (data.loc[f"SmolLM2, {length} tokens"] for length in (256, 512))
+    assert list(short.index) == ["exact", "OVO-1", "OVO-65", "OVO-32"]
+    assert list(long.index) == ["exact", "OVO-1", "OVO-65"]
+    assert short.loc["OVO-32"][["share", "paper_r", "paper"]].tolist() == [12.5, 65, 33.5]
+    assert long.loc["OVO-1", "ratio"] == pytest.approx(450)
+    assert long.loc["exact", "own_low"] < 20 < long.loc["exact", "own_high"]
+    assert long.loc["OVO-1", "ratio_low"] == pytest.approx(450)
+    assert both.of_kernel("exponential").scale  # that of the models trained here
+    figure = figure_2(both)
+    drawn = figure.table.data
+    assert set(drawn[drawn["whose"] == "pretrained"]["share"]) >= {100 / 256, 6.25, 12.5}
+    assert len(figure_1(both).charts) == 4 == 2 * len(figure_1(both).choices)
+
+
 def test_table_3_says_how_much_of_the_evaluation_text_is_copied():
     parts = {"documents": 1, "tokens": 10, "words": 200}
     sources = {
@@ -153,7 +178,8 @@ def test_numbers_as_text(text, expected):
 
 def test_a_mark_says_a_sentence_with_its_unit():
     mark = {"series": "exponential", "count": 4, "value": 0.1541, "low": 0.127, "high": 0.181}
-    trained = mark | {"value": -1234.5, "low": None, "trained_low": -2.0, "trained_high": 3.0}
+    single = {"training_first": 3.0, "training_second": -2.0}
+    trained = mark | {"value": -1234.5, "low": None} | single
     assert sentences(pd.DataFrame([mark, trained]), "{series}, r = {count}", " nats", "+") == [
         "exponential, r = 4: +0.154 nats (0.127 to 0.181)",
         "exponential, r = 4: −1,230 nats; −2 to 3 over trainings",

@@ -18,7 +18,7 @@ from value_aware_attention.measurement.estimate import DASH, number
 from value_aware_study.benchmarking.ratio import Ratio
 from value_aware_study.report import charts, look, words
 from value_aware_study.report.captions import machine
-from value_aware_study.report.claim import VERDICTS, Answer, Finding
+from value_aware_study.report.claim import VERDICTS, Answer, Finding, decided
 from value_aware_study.report.exhibit import Exhibit, Table
 
 FIT_FROM = 2048
@@ -52,7 +52,7 @@ EQUAL_UP_TO = 512
 SUFFIXES = {"eager": "", "fused": " (Beside PyTorch's fused dense attention.)"}
 RATIOS = (
     "Ratios of times are taken round by round: the median and, in brackets, its 95% interval (sign "
-    "test). A finding whose interval holds its threshold is undecided. Memory is measured once."
+    "test). A finding whose interval holds its threshold is open. Memory is measured once."
 )
 LIMIT = (
     "The survey measured on a GPU (RTX 3090). These verdicts are of a CPU, where other things "
@@ -277,7 +277,7 @@ def survey_claims(measured: Measurements) -> Exhibit:
         {
             "claim": [answer.claim for answer in answered],
             "verdict": [answer.verdict for answer in answered],
-            "comparisons": [answer.agreement for answer in answered],
+            "decided for it": [decided(answer.findings) for answer in answered],
             "measured here": ["; ".join(answer.lines()) or "not measured" for answer in answered],
         }
     )

@@ -8,14 +8,11 @@ from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.paper import (
-    KEYS,
-    PALE,
-    PUBLISHED,
     change_table,
     loss_axis,
+    loss_panel,
     published_errors,
     published_losses,
-    told_changes,
 )
 from value_aware_study.report.frame import KERNELS, OPTIMAL, Results
 
@@ -47,14 +44,15 @@ def figure_4(results: Results) -> Exhibit | None:
     )
     drawn = [name for name in names.values() if name in set(frame["name"])]
     data = (
-        frame[["model", "setting", *EXPLAINING, "value", "low", "high"]]
+        frame[["model", "setting", *EXPLAINING, "value", "low", "high", *words.of_trainings(frame)]]
         .rename(columns={"value": "change"})
         .reset_index(drop=True)
     )
     return Exhibit(
         "figure_4",
         "Figure 4. Output error of the attention against the loss of the model",
-        "The smaller the error of the attention's output, the smaller the model's loss.",
+        "The smaller the error of the attention's output, the smaller the model's loss."
+        f"{captions.seeds(results)}",
         [
             "Each point is one setting: its relative output error, and the metric with that "
             f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
@@ -69,6 +67,7 @@ def figure_4(results: Results) -> Exhibit | None:
                 "setting": data["setting"],
                 **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
                 "change from exact": [signed(value, 3) for value in data["change"]],
+                "95% interval": words.intervals(data, 3, signed),
             },
         ),
         choices=drawn,
@@ -116,7 +115,7 @@ def figure_5(results: Results) -> Exhibit | None:
         "figure_5",
         "Figure 5. What choosing for the output gains in the end",
         "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
-        f"{captions.seeds(results, PALE)}",
+        f"{captions.seeds(results, captions.PALE)}",
         [
             f"{captions.OPTIMAL} {captions.BEST_FOUND} Grey: from the best to the worst of the "
             "others, which the second panel has one by one.",
@@ -140,7 +139,7 @@ def _models(results: Results) -> dict[str, pd.DataFrame]:
     """Returns settings with an r of the causal models and of the long masked one, by label."""
     frame, names = results.changes, results.names()
     frame = frame[frame["approximation"].isin([*OPTIMAL, *BASELINES]) & frame["r"].notna()]
-    frame = frame.assign(name=frame["model"].map(names), count=frame["r"].astype(float))
+    frame = frame.assign(name=frame["model"].map(names))
     firsts = [record for kernel in KERNELS if (record := results.of_kernel(kernel))]
     drawn = [names[record.model] for record in (*firsts, *results.models("masked_long"))]
     of_model = {name: frame[frame["name"] == name] for name in drawn}
@@ -152,7 +151,6 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     masked = published_errors().assign(task="masked", kernel="exponential")
     both = pd.concat([masked, published_losses().assign(task="causal")])
     both = both[both["approximation"].isin(OPTIMAL)]
-    both = both.assign(series=both["approximation"].map(words.method_label), count=both["r"])
     same = ["task", "kernel"]
     return pd.concat(
         both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)
@@ -163,39 +161,11 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
 def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.Panel]:
     """Draws the optimal choices before a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
-    others = frame[~optimal]
-    panels = [_panel(frame[optimal], theirs, others, f"{name}: optimal choices")]
+    others, none = frame[~optimal], theirs.head(0)
+    panels = [loss_panel(frame[optimal], theirs, title=f"{name}: optimal choices", others=others)]
     if len(others):
-        panels.append(
-            _panel(others, theirs.head(0), others.head(0), f"{name}: other choices", thin=True)
-        )
+        panels.append(loss_panel(others, none, title=f"{name}: other choices", thin=True))
     return panels
-
-
-def _panel(
-    rows: pd.DataFrame,
-    theirs: pd.DataFrame,
-    others: pd.DataFrame,
-    title: str,
-    thin: bool = False,
-) -> look.Panel:
-    task, keys = rows["task"].iloc[0], int(rows["head_dim"].iloc[0]) + 1
-    x = charts.count_axis(KEYS, rows["count"].tolist())
-    y = loss_axis(task, charts.extent(rows, theirs, others[["value"]]))
-    rows, theirs = told_changes(rows, task), told_changes(theirs, task, PUBLISHED)
-    ends = others.groupby("count")["value"].agg(low="min", high="max").reset_index()
-    band = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
-    band = band.encode(x=x, y=charts.of_field(y, "low"), y2="high:Q")
-    lines = charts.curves(rows, look.method_marks(rows), x, y, theirs, thin)
-    return charts.figure(
-        [
-            *([band] if len(ends) else []),
-            *charts.level(0.0),
-            *(charts.upright(keys) if rows["count"].max() >= keys else []),
-            *lines,
-        ],
-        title,
-    )
 
 
 def grid(results: Results) -> Exhibit:

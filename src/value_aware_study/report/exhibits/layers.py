@@ -10,6 +10,7 @@ import pandas as pd
 
 from value_aware_attention.measurement.estimate import (
     NONE,
+    interval,
     number,
     short,
     whole,
@@ -25,26 +26,30 @@ from value_aware_attention.measurement.headline import (
     with_keys,
 )
 from value_aware_attention.measurement.matching import NOT_DETERMINED, SLOT
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SLOTS, Record
+from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SLOTS, OutputError, Record
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.model import METRICS
 from value_aware_study.report.frame import (
     FLOOR,
+    GAP_PLACE,
     OPTIMAL,
-    RANGE,
     SIZE,
     Measured,
     Results,
     Row,
+    averaged,
     error_rows,
     filled,
     gap_rows,
     of_kernels,
-    own_attention,
-    with_range,
 )
 
+BARS = (
+    "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for the "
+    "output (OVA), in the trained network and in one with random weights; the loss of the model "
+    "that keeps few keys stands beside them where it was measured. "
+)
 LARGEST = 16
 """Most value-aware keys that bars are drawn for; the table has all."""
 TRAINED, RANDOM = "trained", "random weights"
@@ -76,18 +81,15 @@ OTHERS = (
 def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
     """Shows the answer as bars: keys by weight that match a few keys chosen for the output.
 
-    The model is the first with counts among the probed, the causal and the other ones; with the
-    range over its trainings, where it was trained again. None where no model has counts.
+    The model is the first probed one with counts, None where none has them. Figure 7 has those of
+    the models trained here.
     """
-    for record in [*results.probed, *results.causal, *results.records]:
-        for measured in of_kernels(record)[:1]:
-            if measured.output_error.matching_keys:
-                again = own_attention(*results.replicates_of(record))
-                # the records of our models have a scale, the probed ones have none
-                name = words.model_label(record) if record.scale else record.model
-                seeds = captions.seeds(results) if again else ""
-                measured = replace(measured, label=name, replicates=again)
-                return _answer(record, measured, anchor, seeds)
+    probed = (
+        (record, measured) for record in results.probed for measured in of_kernels(record)[:1]
+    )
+    counted = (pair for pair in probed if pair[1].output_error.matching_keys)
+    for record, measured in counted:
+        return _answer(record, replace(measured, label=record.model), anchor)
     return None
 
 
@@ -99,9 +101,7 @@ def control(record: Record, name: str, setting: str) -> Exhibit | None:
     return _answer(record, measured, name, notes=[setting])
 
 
-def _answer(
-    record: Record, measured: Measured, name: str, seeds: str = "", notes: Sequence[str] = ()
-) -> Exhibit:
+def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] = ()) -> Exhibit:
     r, (metric, _, digits) = shown_size(record), METRICS[record.metric]
     pooled = {
         match.r: match for match in measured.output_error.matching_keys if match.layer is None
@@ -132,7 +132,7 @@ def _answer(
         f"{first} chosen by weight that have the output error of r chosen for the output, all "
         f"layers pooled. Of single queries, {titled.r} match {titled.median:,} in the median "
         f"({titled.lower_quartile:,} to {titled.upper_quartile:,} in the quartiles)."
-        f"{seeds} {matches_at_random(record)}".rstrip(),
+        f" {matches_at_random(record)}".rstrip(),
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.CONSERVATIVE}",
@@ -238,7 +238,8 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
     return Exhibit(
         "figure_7",
         "Figure 7. How many keys chosen by weight match r value-aware keys",
-        "Keys by weight (OVO) with at most the output error of r keys chosen for the output (OVA).",
+        "Keys by weight (OVO) with at most the output error of r keys chosen for the output (OVA)."
+        f"{captions.means((item.label for item in measured), captions.PALE)}",
         [
             f"{captions.MATCH} Bars: that interval. {captions.MATCH_OF_QUERIES}",
             f"{captions.BEST_FOUND} {captions.CONSERVATIVE} {captions.queries_of(measured)}",
@@ -256,7 +257,8 @@ def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
     return Exhibit(
         "keys_needed",
         "Matching keys in every layer",
-        "Keys by weight (OVO) that match r keys chosen for the output (OVA), layer by layer.",
+        "Keys by weight (OVO) that match r keys chosen for the output (OVA), layer by layer."
+        f"{captions.means((item.label for item in measured), captions.PALE)}",
         [captions.MATCH, captions.MATCH_OF_QUERIES],
         table=counts_table(data),
         folded=True,
@@ -264,36 +266,44 @@ def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
 
 
 def counts(measured: Sequence[Measured]) -> pd.DataFrame:
-    """Tabulates counts by size, pooled and in each layer, with the range over trainings."""
-    data = pd.DataFrame(
-        [row for item in measured for row in _count_rows(item)], columns=[*COLUMNS, *BESIDE]
+    """Tabulates counts by size, pooled and in each layer, as means over trainings."""
+    rows = (
+        row | {"training": item.training, "units": item.output_error.units}
+        for item in measured
+        for row in _count_rows(item)
     )
-    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), "Int64"))
-    if not filled(data, BESIDE):
-        data = data.drop(columns=[*BESIDE])
-    return with_range(data, ["model", "layer", "r"], "keys_needed")
+    data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE, "training", "units"])
+    data = averaged(
+        data,
+        ["model", "layer", "r"],
+        "keys_needed",
+        (*COUNTS[2:], "share", "value_aware_error", *BESIDE),
+    )
+    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), float))
+    data["low"], data["high"] = data["low"].clip(data["r"]), data["high"].clip(None, data["keys"])
+    return data if filled(data, BESIDE) else data.drop(columns=[*BESIDE])
 
 
 def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     """Builds the counts and their text; `named` heads the text's column of models or kernels."""
-    counted = data["keys_needed"].notna()
+    counted, single = data["keys_needed"].notna(), words.of_trainings(data)
+    written = number if single else whole  # a mean of counts has a decimal
     share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
-    possible = data.assign(low=data[["low", "r"]].max(axis=1).where(data["low"].notna()))
     beyond = (data["high"] >= data["keys"]).fillna(False)  # an end at all keys: not determined
-    ends = zip(words.intervals(possible, 0), possible["low"], beyond, strict=True)
+    ends = zip(words.intervals(data, 0), data["low"], beyond, strict=True)
     columns = {named: data["model"]}
     if data["layer"].nunique() > 1:
         columns["layer"] = data["layer"].astype(str)
     columns |= {
         "r, value-aware keys": data["r"].astype(str),
-        "keys by weight": data["keys_needed"].map(whole).where(counted, NONE),
+        "keys by weight": data["keys_needed"].map(written).where(counted, NONE),
         "95% interval": [
             f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text
             for text, low, is_beyond in ends
         ],
     }
-    if RANGE[0] in data:
-        columns["range over seeds"] = words.intervals(data, 0, ends=RANGE)
+    ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
+    columns |= {"range over trainings": ranges} if single else {}
     if BESIDE[0] in data:
         random = zip(*(data[name] for name in BESIDE), strict=True)
         columns[RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
@@ -306,28 +316,27 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
 
 
 def _count_rows(measured: Measured) -> Iterator[Row]:
-    """Yields the counts of a model, and those of its further trainings under the same name."""
-    random = measured.control and measured.control.output_error
-    for errors in (of.output_error for of in (measured.attention, *measured.replicates)):
-        for at in errors.matching_keys:
-            error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, at.layer)}
-            beside = random and match(random, at.r, at.layer)
-            yield {
-                "model": measured.label,
-                "layer": "all" if at.layer is None else at.layer,
-                "r": at.r,
-                "keys_needed": at.keys,
-                "keys": errors.keys,
-                "share": None if at.keys is None else at.keys / errors.keys,
-                "value_aware_error": error[at.r],
-                **{name: getattr(beside, name.removeprefix("random_"), None) for name in BESIDE},
-                **{name: getattr(at, name) for name in COUNTS},
-            }
+    """Yields the counts of one training of a model."""
+    random, errors = measured.control and measured.control.output_error, measured.output_error
+    for at in errors.matching_keys:
+        error = {row["r"]: row["error"] for row in error_rows(errors, AWARE, at.layer)}
+        beside = random and match(random, at.r, at.layer)
+        yield {
+            "model": measured.label,
+            "layer": "all" if at.layer is None else at.layer,
+            "r": at.r,
+            "keys_needed": at.keys,
+            "keys": errors.keys,
+            "share": None if at.keys is None else at.keys / errors.keys,
+            "value_aware_error": error[at.r],
+            **{name: getattr(beside, name.removeprefix("random_"), None) for name in BESIDE},
+            **{name: getattr(at, name) for name in COUNTS},
+        }
 
 
 def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Panel:
     names = {"model": "series", "r": "count", "keys_needed": "value"}
-    numbers = ["value", "low", "high", *filled(pooled, RANGE)]
+    numbers = ["value", "low", "high", *words.of_trainings(pooled)]
     frame = pooled.rename(columns=names).astype(dict.fromkeys(numbers, float))
     highest = float(frame[numbers].max().max())
     x = charts.count_axis("r, keys chosen for the output (log scale)", frame["count"].tolist())
@@ -361,22 +370,26 @@ def output_error(
     """
     if not measured:
         return None
-    data = pd.DataFrame(
-        [{column: item.label} | row for item in measured for row in _error_rows(item)]
+    rows = (
+        {column: item.label, "training": item.training, "units": item.output_error.units} | row
+        for item in measured
+        for row in _error_rows(item)
     )
-    several = any(len(item.output_error.methods) > len(OPTIMAL) for item in measured)
+    data = averaged(pd.DataFrame(rows), [column, "method", "layer", "r"], "error")
+    models = {item.label: item.output_error for item in measured}
+    trained = captions.means((item.label for item in measured), captions.PALE)
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
         "How far the output of r keys is from exact attention's; thin lines are single layers."
-        f"{_coinciding(measured)}",
+        f"{trained}{_coinciding(measured)}",
         [
             f"{captions.OUTPUT_ERROR} Errors under {FLOOR:g}, zero included, are drawn there.",
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
-            *([OTHERS] if several else []),
+            *([OTHERS] if set(data["method"]) > set(OPTIMAL) else []),
             setting,
         ],
-        [_error_panel(item) for item in measured],
+        [_error_panel(data[data[column] == label], label, of) for label, of in models.items()],
         Table(
             data,
             {
@@ -392,25 +405,24 @@ def output_error(
                 "95% interval": words.intervals(data, 3, short),
             },
         ),
-        choices=[item.label for item in measured],
+        choices=list(models),
     )
 
 
 def _coinciding(measured: Sequence[Measured]) -> str:
     """Names the models in which scores of weight and value leave the error of the weights alone."""
-    names = []
-    for item in measured:
-        errors = item.output_error
-        by_weight = {row["r"]: row["error"] or 0.0 for row in error_rows(errors, OBLIVIOUS)}
-        ratios = [
-            row["error"] / by_weight[row["r"]]
-            for method in (*NORMS, "leave_one_out_keys")
-            if method in errors.methods
-            for row in error_rows(errors, method)
-            if by_weight.get(row["r"], 0.0) > FLOOR
+    scored = [
+        (item.label, by_weight[row["r"]], row["error"])
+        for item in measured
+        for by_weight in [
+            {row["r"]: row["error"] for row in error_rows(item.output_error, OBLIVIOUS)}
         ]
-        if ratios and max(abs(ratio - 1) for ratio in ratios) < ALIKE:
-            names.append(item.label)
+        for method in (*NORMS, "leave_one_out_keys")
+        if method in item.output_error.methods
+        for row in error_rows(item.output_error, method)
+    ]
+    ratios = words.grouped((name, x / least) for name, least, x in scored if (least or 0.0) > FLOOR)
+    names = [name for name, of in ratios.items() if max(abs(x - 1) for x in of) < ALIKE]
     if not names:
         return ""
     return (
@@ -436,15 +448,15 @@ def _error_rows(measured: Measured) -> Iterator[Row]:
                     yield place | {"low": at and at.low, "high": at and at.high} | row
 
 
-def _error_panel(measured: Measured) -> look.Panel:
-    frame = pd.DataFrame(_error_rows(measured)).rename(columns={"error": "value", "r": "count"})
-    frame = frame.assign(
+def _error_panel(frame: pd.DataFrame, label: str, errors: OutputError) -> look.Panel:
+    frame = frame.rename(columns={"error": "value", "r": "count"}).assign(
         series=[LABELS.get(method, words.full_name(method)) for method in frame["method"]]
     )
     frame["said"] = words.sentences(frame, "{series}, r = {count:,.0f}, output error")
-    frame[["value", "low", "high"]] = frame[["value", "low", "high"]].astype(float).clip(FLOOR)
+    numbers = ["value", "low", "high", *words.of_trainings(frame)]
+    frame[numbers] = frame[numbers].astype(float).clip(FLOOR)
     pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
-    keys, head = measured.output_error.keys, measured.output_error.head_dim + 1
+    keys, head = errors.keys, errors.head_dim + 1
     x = charts.count_axis("keys kept for each query, r", [1, keys])
     y = charts.powers(alt.Y, "value", charts.OUTPUT_ERROR, [FLOOR, float(frame["value"].max())])
     thin = alt.Chart(single[["count", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
@@ -464,7 +476,7 @@ def _error_panel(measured: Measured) -> look.Panel:
             thin,
             *charts.curves(pooled, marks, x, y),
         ],
-        measured.label,
+        label,
     )
 
 
@@ -481,13 +493,15 @@ def skewness_gap(
         name,
         f"{begins}Skewness of the attention and what choosing for the output gains",
         f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
-        "the degree of the kernel. Large marks are models, small ones their single layers.",
+        "the degree of the kernel. Large marks are models, small ones the single layers of every "
+        "training.",
         [
             "Section 3 argues that the flatter the attention weights, the more the values decide "
             "which keys matter: for a polynomial kernel of degree 0 all weights are equal, and "
             "with the degree they become skewed. A small point is one layer, with polynomials put "
             "in its kernel's place on the same queries, keys and values (post hoc) and with its "
-            "own kernel; a large one, joined by a line, is the geometric mean of a model's layers. "
+            "own kernel; a large one, joined by a line, is the geometric mean of a model's layers, "
+            "of all trainings. "
             "Effective keys, in the table: exp of the weights' entropy, as a share of all keys (a "
             "causal query sees fewer).",
             f"Errors under {FLOOR:g} count as {FLOOR:g}. {captions.BEST_FOUND} "
@@ -497,7 +511,7 @@ def skewness_gap(
         [_gap_panel(frame, {item.label: item.mark for item in measured})],
         Table(
             frame,
-            frame[["model", "layer", "series"]]
+            frame[[*GAP_PLACE, "series"]]
             .astype(str)
             .assign(
                 **{
@@ -518,7 +532,7 @@ def gap_findings(measured: Sequence[Measured]) -> str:
     if frame.empty:
         return ""
     of_own, post_hoc = (frame[frame["own"] == is_own] for is_own in (True, False))
-    gaps = post_hoc.pivot_table(index=["model", "layer"], columns="degree", values="gap")
+    gaps = post_hoc.pivot_table(index=[*GAP_PLACE], columns="degree", values="gap")
     first, last = gaps.columns.min(), gaps.columns.max()
     wider = int((gaps[first] > gaps[last]).sum())
     same = post_hoc.groupby("degree")["same"].mean()

@@ -341,8 +341,13 @@ def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
     )
 
 
-def explorer(explored: Exploration | None, labels: Mapping[str, str]) -> Exhibit | None:
-    """Shows the models that have a label, in this order; None where none was explored."""
+def explorer(
+    explored: Exploration | None, labels: Mapping[str, str], is_first: bool = False
+) -> Exhibit | None:
+    """Shows the models that have a label, in this order; None where none was explored.
+
+    `is_first`: they are the first trainings of several.
+    """
     selected = explored and explored.labelled(labels)
     if not selected or not selected.models:
         return None
@@ -356,7 +361,8 @@ def explorer(explored: Exploration | None, labels: Mapping[str, str]) -> Exhibit
         "explorer",
         "Token by token: which keys each choice keeps",
         "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
-        f"left in its output. With {r} keys the median error in {first.label} is {medians}.",
+        f"left in its output. With {r} keys the median error in {first.label} is {medians}."
+        f"{' Each model is that of the first training.' if is_first else ''}",
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
@@ -375,40 +381,33 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
 
     `machines` pair the measurements of other sections with the machine that made them.
     """
-    named = [
-        (record, name)
-        for first in results.causal_first
-        for record, name in (
-            (first, first.model),
-            *(
-                (again, f"{first.model}, {again.model.removeprefix(f'{first.model}_')} training")
-                for again in results.replicates_of(first)
-            ),
-        )
-    ]
-    records = [record for record, _ in named]
+    records = results.causal_first
     data = pd.DataFrame(
         {name: getattr(record, name) for name in ("model", "kernel", "length", "head_dim")}
-        | {"measured_on": captions.measured_on(record)}
-        | {"metric": record.metric, "value": record.cells[0].value}
+        | {"measured_on": captions.measured_on(record), "metric": record.metric}
         for record in records
     )
+    settings = pd.DataFrame(results.find(name, "exact") for name in data["model"])
+    single = ["value", *words.of_trainings(settings)]
+    data[single] = settings[single]
+    written = [[number(value) for value in row] for row in data[single].to_numpy()]
+    beside = [f" ({', '.join(others)})" if others else "" for _, *others in written]
     exact = [
-        f"{metric} {number(value)}{' %' if metric == 'error' else ''}"
-        for metric, value in zip(data["metric"], data["value"], strict=True)
+        f"{metric} {numbers[0]}{' %' if metric == 'error' else ''}{others}"
+        for metric, numbers, others in zip(data["metric"], written, beside, strict=True)
     ]
-    display = data.drop(columns=["metric", "value"]).assign(model=[name for _, name in named])
-    display = display.assign(**{"exact attention": exact}).rename(
-        columns=lambda n: n.replace("_", " ")
-    )
+    display = data.drop(columns=["metric", *single]).assign(**{"exact attention": exact})
+    display = display.rename(columns=lambda n: n.replace("_", " "))
     runs = words.grouped(
-        (on, measured) for measured, on in [*captions.machines(records), *machines]
+        (on, measured)
+        for measured, on in [*captions.machines([*records, *results.replicates]), *machines]
     )
     read = {on: "; ".join(dict.fromkeys(measured)) for on, measured in runs.items()}
     return Exhibit(
         "models",
         "Models, text and machine",
-        " ".join(f"{texts}; {on.partition('; ')[0]}." for on, texts in read.items()),
+        " ".join(f"{texts}; {on.partition('; ')[0]}." for on, texts in read.items())
+        + captions.seeds(results),
         [
             "Language models are trained with exact attention, then evaluated with the attention "
             "of every layer replaced by an approximation. Numbers called the paper's are those "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import altair as alt
@@ -11,34 +12,44 @@ import pandas as pd
 from value_aware_attention.measurement.estimate import (
     DASH,
     Writer,
-    estimate,
     interval,
     number,
     signed,
     whole,
 )
-from value_aware_attention.measurement.record import EndMetric
+from value_aware_attention.measurement.record import EndMetric, Record
 from value_aware_study.report import captions, charts, look, published
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import KERNELS, RANGE, Results, Row, filled
+from value_aware_study.report.exhibits import pretrained
+from value_aware_study.report.frame import FIRST, KERNELS, Results, Row, averaged, mean_loss
 from value_aware_study.report.words import (
     KERNEL_LABELS,
+    TRAINING,
     intervals,
     missing,
+    of_trainings,
+    range_over,
     sentences,
     series_label,
     setting_label,
     times,
 )
 
-OWN = ("own_low", "own_high", "own_trained_low", "own_trained_high")
-"""Columns of the interval over units of the value itself, and of its range over trainings"""
-CHANGE = tuple(f"difference{end}" for end in ("", "_low", "_high", "_trained_low", "_trained_high"))
-MASKED_MEASURES = ("value", *OWN, *CHANGE, "seeds", "seeds_low", "seeds_high", "count")
+CHANGE = ("difference", "difference_low", "difference_high")
+MASKED_MEASURES = (
+    *("value", "own_low", "own_high", *CHANGE),
+    *("seeds", "seeds_low", "seeds_high", "count"),
+)
+"""Columns of Table 1, beside those of single trainings; own: the interval of the value itself"""
+CAUSAL_LENGTH, MASKED_LENGTH = 512, 4096
+"""Tokens of the paper's sequences"""
+ALIKE = 0.02
+"""Two shares of keys that differ less, in parts of themselves, are compared as one."""
 MASKED = ("masked_long", "masked_short")
 RANDOM = ("lsh", "orf")
 """Methods of which all our settings are shown, and two digits of the paper's numbers."""
 ALONE = "itself alone (window 1)"
+TRAINED, COUNTS = "trained here", "counts"
 MASKED_COUNTS = {
     "unigram": "counts: most frequent token",
     "shown_token": "counts: the token shown",
@@ -114,8 +125,12 @@ CAUSAL_ROWS = {
     "seed": "seed",
 }
 
-KEYS = "r, keys per query (log scale)"
-PALE = " (pale bars)"
+AXES = {
+    "r": ("r, keys per query (log scale)", "r = {r:,.0f}"),
+    "features": ("random features (log scale)", "{features:,.0f} features"),
+    "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
+}
+"""Columns that a change is drawn against, with the axis' title and the words of a sentence"""
 PUBLISHED = "paper, "
 """Begins the sentence of a hollow mark"""
 
@@ -134,8 +149,9 @@ def table_1(results: Results) -> Exhibit | None:
             "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and "
             "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
-            f"{captions.keys(results.models('masked_long'), 4096)} LSH with as many keys as the "
-            "sequence sees all of them.",
+            f"{captions.keys(results.models('masked_long'), MASKED_LENGTH)} A row of the "
+            "paper's share of keys stands beside its number for r = 65. LSH with as many keys as "
+            "the sequence sees all of them.",
             f"The last rows need no attention: {ALONE} lets each token see nothing else, and "
             "counts of all training tokens choose the most frequent token, the likeliest given the "
             "token shown in its place (masking leaves one token in ten as it is), the likeliest "
@@ -156,29 +172,36 @@ def table_1(results: Results) -> Exhibit | None:
 def baselines(results: Results, model: str) -> dict[str, Row]:
     """Returns scores of count models, or of another model, on the targets of a model, by name."""
     return {
-        name: vars(baseline) | own_interval(baseline, record.metric)
+        name: level({t: r.baselines[name] for t, r in trainings.items()}, record.metric)
         for record in results.models(model)
-        for name, baseline in record.baselines.items()
+        if (trainings := results.trainings_of(record))
+        for name in record.baselines
     }
 
 
 def exact_of(results: Results, model: str) -> Row:
     """Returns the setting of exact attention, with its own interval; {} for no model."""
     row = results.find(model, "exact")
-    row |= {f"own_{end}": row[end] for end in RANGE if end in row}
     for record in results.models(model):
-        row |= own_interval(record.cells[0], record.metric)
+        trainings = results.trainings_of(record)
+        row |= level({name: of.cells[0] for name, of in trainings.items()}, record.metric)
     return row
 
 
-def own_interval(metric: EndMetric, name: str) -> Row:
-    """Computes the 95% interval over units of a mean loss, not of its change from another."""
-    totals, counts = np.array(metric.unit_totals), np.array(metric.unit_counts)
-    if name == "perplexity":
-        nats = vars(estimate(totals, counts))
-        return {f"own_{end}": math.exp(nats[end]) for end in charts.ENDS if nats[end] is not None}
-    percent = estimate(100 * totals, counts, least=0.0, most=100.0)
-    return {"own_low": percent.low, "own_high": percent.high}
+def level(measured: Mapping[str, EndMetric], metric: str) -> Row:
+    """Averages a loss itself over trainings, by name, with its interval: not its change."""
+    losses = [(np.array(of.unit_totals), np.array(of.unit_counts)) for of in measured.values()]
+    values, nats = [of.value for of in measured.values()], metric == "perplexity"
+    _, low, high = (
+        math.exp(end) if nats else min(max(100 * end, 0.0), 100.0)
+        for end in vars(mean_loss(losses)).values()
+    )
+    single = {f"own_{TRAINING}{name}": of.value for name, of in measured.items()}
+    return (
+        {"value": (geometric_mean if nats else fmean)(values), "own_low": low, "own_high": high}
+        | {"difference": fmean(of.difference for of in measured.values())}
+        | {"count": measured[FIRST].count, **(single if len(single) > 1 else {})}
+    )
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
@@ -192,24 +215,35 @@ def beside_exact(value: float | None, share: float | None, digits: int = 1) -> s
 
 
 def ends(row: Row, begun: str, text: Writer = number) -> str:
-    """Writes "1.0 to 2.5; seeds 1.2 to 1.4": an interval, with the range over trainings if known.
+    """Writes "1.0 to 2.5; seeds 1.2 to 1.4": an interval, and the range over trainings that differ.
 
     `begun` begins the names of the row's columns.
     """
-    over_text, seeds = (
-        interval(row.get(f"{name}low"), row.get(f"{name}high"), text=text)
-        for name in (begun, f"{begun}trained_")
-    )
-    return over_text if seeds == DASH else f"{over_text}; seeds {seeds}"
+    of_mean = interval(row.get(f"{begun}low"), row.get(f"{begun}high"), text=text)
+    seeds = f"; seeds {interval(*range_over(row, begun), text=text)}"
+    return of_mean + seeds * (len({text(end, 1) for end in range_over(row, begun)}) > 1)
+
+
+def sizes(record: Record | None, approximation: str, parameters: Row, length: int) -> Iterator[Row]:
+    """Yields the paper's parameters, then r at the paper's share of its length if measured."""
+    yield parameters
+    for cell in record.cells if record else ():
+        size, of = dict(cell.parameters), record.length if record else 1
+        of_size = cell.approximation == approximation and size.keys() == {"r"} == parameters.keys()
+        if of_size and 0 < abs(size["r"] / of / (parameters["r"] / length) - 1) < ALIKE:
+            yield size
 
 
 def _masked_rows(results: Results) -> list[Row]:
     """Lists the paper's cells and our other ones, the short model, and what needs no attention."""
     exact = exact_of(results, "masked_long")
     short, long = baselines(results, "masked_short"), baselines(results, "masked_long")
-    alone = results.find("masked_long", "sliding_window", r=1)
+    frame = results.changes[results.changes["model"] == "masked_long"]
+    frame = frame.rename(columns={name: f"difference_{name}" for name in of_trainings(frame)})
+    frame = frame.assign(value=frame["value"] + exact.get("value", 0.0))
+    alone = results.find("masked_long", "sliding_window", frame, r=1)
     rows = [
-        *_approximate_rows(results, exact),
+        *_approximate_rows(results, frame, exact),
         _masked_row(
             "short model, exact", published.SHORT_EXACT, exact_of(results, "masked_short"), "exact"
         ),
@@ -228,27 +262,25 @@ def _masked_rows(results: Results) -> list[Row]:
 def _masked_row(label: str, paper: float | None, ours: Row, approximation: str = "") -> Row:
     """Makes a row of Table 1; with `approximation` "exact" it has no change."""
     row = {"method": label, "approximation": approximation, "paper": paper}
-    row |= {name: ours.get(name) for name in MASKED_MEASURES}
+    single = [name for begun in ("own_", "difference_") for name in of_trainings(ours, begun)]
+    row |= {name: ours.get(name) for name in (*MASKED_MEASURES, *single)}
     return row | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
 
 
-def _approximate_rows(results: Results, exact: Row) -> Iterator[Row]:
-    """Yields the paper's cells in the paper's order, then our other LSH and ORF cells.
-
-    Ranges over trainings are of the change from exact attention, and of its own value.
-    """
-    frame = results.changes[results.changes["model"] == "masked_long"]
-    frame = frame.assign(value=frame["value"] + exact.get("value", 0.0))
-    frame = frame.rename(columns={end: f"difference_{end}" for end in RANGE})
+def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iterator[Row]:
+    """Yields the paper's cells in its order, also at its share of keys, then our other ones."""
     random = frame[frame["approximation"].isin(RANDOM)]
     random = random.sort_values(["approximation", "rounds", "r", "features"])
     others = {setting_label(row): row for row in random.to_dict("records")}
+    [record] = results.models("masked_long")
     for cell in published.TABLE_1:
-        setting: Row = {"approximation": cell.approximation, **cell.parameters}
-        ours = results.find("masked_long", among=frame, **setting)
-        ours = exact if cell.approximation == "exact" else ours
-        yield _masked_row(setting_label(setting), cell.error, ours, cell.approximation)
-        others.pop(setting_label(setting), None)
+        name, paper = cell.approximation, dict(cell.parameters)
+        for size in sizes(record, name, paper, MASKED_LENGTH):
+            label = setting_label({"approximation": name, **size})
+            ours = results.find("masked_long", name, frame, **size) if size else exact
+            share = ", the paper's share of keys" * (size != paper)
+            yield _masked_row(f"{label}{share}", cell.error, ours, name)
+            others.pop(label, None)
     for label, row in others.items():
         yield _masked_row(label, None, row, row["approximation"])
 
@@ -287,8 +319,16 @@ def table_2(results: Results) -> Exhibit | None:
     """Shows the columns of the paper's table as rows, by kernel; None without causal models."""
     if not results.causal:
         return None
-    rows = [row for kernel in KERNELS for row in _causal_rows(results, kernel)]
-    rows += _counting_rows(results)
+    trained = [
+        row
+        for kernel in KERNELS
+        for row in _causal_rows(results, kernel, results.of_kernel(kernel))
+    ]
+    decoders = [record for record in results.causal if not record.scale]
+    pairs = (
+        row for record in decoders for row in _causal_rows(results, str(record.kernel), record)
+    )
+    rows = [*trained, *(row for row in pairs if row["value"]), *_counting_rows(results)]
     models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
     return Exhibit(
         "table_2",
@@ -296,14 +336,16 @@ def table_2(results: Results) -> Exhibit | None:
         "Perplexity, and in brackets its ratio to exact attention's: compare the ratios."
         f"{captions.seeds(results, tasks=['causal'])}",
         [
-            "One model trained with each kernel, then evaluated with its attention replaced. The "
+            "Models trained with each kernel, then evaluated with their attention replaced. The "
             "paper's models have 156M parameters and were trained on WikiText-103. "
-            f"{captions.keys(models, 512)}",
+            f"{captions.keys(models, CAUSAL_LENGTH)} In brackets the share of the length; where "
+            "the paper's number of keys is another share, a row has its share too.",
+            *([pretrained.BESIDE] if decoders else []),
             f"The last rows need no attention: {ALONE} lets each token see nothing else; n-grams "
             "are counts of all training tokens, or of the tokens that the model read, smoothed by "
             "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens "
             "read has learned less than these counts.",
-            *_worse_than_alone(rows),
+            *_worse_than_alone(trained),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
         ],
@@ -314,29 +356,36 @@ def table_2(results: Results) -> Exhibit | None:
     )
 
 
-def _causal_rows(results: Results, kernel: str) -> Iterator[Row]:
+def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterator[Row]:
     """Yields the paper's perplexity and ours by column for a kernel, None for missing ones."""
-    model = results.of_kernel(kernel)
-    name = model.model if model else ""
-    exact = exact_of(results, name)
-    paper = dict(
-        zip(
-            (column for column, _, _ in published.TABLE_2_COLUMNS),
-            published.TABLE_2[kernel],
-            strict=True,
-        )
+    name, model = (record.model, not record.scale and record.model) if record else ("", "")
+    columns, exact = (
+        (*published.TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)),
+        exact_of(results, name),
     )
-    for column, approximation, r in (*published.TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)):
-        size = {} if r is None else {"r": r}
-        cell = results.find(name, approximation, **size) if size else exact
-        change = results.find(name, approximation, results.changes, **size) if size else {}
-        yield (
-            {"kernel": kernel, "column": column, "paper": paper.get(column)}
-            | {end: cell.get(end) for end in ("value", "count", *OWN)}
-            | {"ratio": ratio(cell.get("value"), exact.get("value"))}
-            | {f"ratio_{e}": math.exp(change[e]) for e in (*charts.ENDS, *RANGE) if e in change}
-            | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
-        )
+    paper = dict(zip((column for column, _, _ in columns), published.TABLE_2[kernel], strict=False))
+    for column, approximation, r in columns:
+        first: Row = {} if r is None else {"r": r}
+        for size in sizes(record, approximation, first, CAUSAL_LENGTH):
+            cell = results.find(name, approximation, **size) if size else exact
+            change = results.find(name, approximation, results.changes, **size) if size else {}
+            levels = ("value", "count", "own_low", "own_high", *of_trainings(cell, "own_"))
+            added = [end for end in (*charts.ENDS, *of_trainings(change)) if end in change]
+            yield (
+                {"model": model or TRAINED, "kernel": kernel}
+                | {"column": column if size == first else f"{column[:3]}-{size['r']}"}
+                | size
+                | {"share": cell.get("share"), "paper": paper.get(column)}
+                | (
+                    {"paper_r": r, "paper_share": 100 * r / CAUSAL_LENGTH}
+                    if r and column in paper
+                    else {}
+                )
+                | {"paper_ratio": ratio(paper.get(column), paper["exact"])}
+                | {end: cell.get(end) for end in levels}
+                | {"ratio": ratio(cell.get("value"), exact.get("value"))}
+                | {f"ratio_{end}": math.exp(change[end]) for end in added}
+            )
 
 
 def _counting_rows(results: Results) -> list[Row]:
@@ -345,8 +394,8 @@ def _counting_rows(results: Results) -> list[Row]:
     for record in results.causal:
         counts = baselines(results, record.model) | counts
     return [
-        {"kernel": "counts", "column": label}
-        | {end: counts[name].get(end) for end in ("value", "count", *OWN)}
+        {"model": COUNTS, "kernel": "", "column": label}
+        | {end: counts[name][end] for end in counts[name] if end not in CHANGE}
         for name, label in CAUSAL_COUNTS.items()
         if name in counts
     ]
@@ -370,12 +419,19 @@ def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
 
 def _causal_text(row: Row) -> dict[str, str]:
     value, change = ends(row, "own_"), ends(row, "ratio_", lambda end, _: times(end))
+    keys, its_keys = (
+        DASH if missing(row.get(r)) else f"{row[r]:.0f} ({number(row[share])}%)"
+        for r, share in (("r", "share"), ("paper_r", "paper_share"))
+    )
     return {
+        "model": row["model"],
         "kernel": KERNEL_LABELS.get(row["kernel"], row["kernel"]),
         "attention": row["column"],
-        "ours (× exact)": beside_exact(row["value"], row.get("ratio")),
-        "paper (× exact)": beside_exact(row.get("paper"), row.get("paper_ratio")),
+        "keys (share)": keys,
+        "measured (× exact)": beside_exact(row["value"], row.get("ratio")),
         OF_RATIO: change if value == DASH else value,
+        "paper (× exact)": beside_exact(row.get("paper"), row.get("paper_ratio")),
+        "its keys (share)": its_keys,
     }
 
 
@@ -492,13 +548,19 @@ def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
 
 def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
     """Collects a model's hyperparameters, its size and steps, and the seeds of its trainings."""
-    first = training.get(model, {})
-    again = (training[name] for name in sorted(training) if name.startswith(f"{model}_"))
-    settings = [metrics.get("hyperparameters", {}) for metrics in (first, *again)]
+    trainings = _trainings(training, model)
+    first = trainings.get(FIRST, {})
+    settings = [metrics.get("hyperparameters", {}) for metrics in trainings.values()] or [{}]
     seeds = [values["seed"] for values in settings if "seed" in values]
     values = {name: first.get(name) for name in ("parameters", "steps")} | settings[0]
     values |= {"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _trainings(training: Mapping[str, Row], model: str) -> dict[str, Row]:
+    """Maps the names of a model's trainings to their measurements, the first one first."""
+    names = (name for name in sorted(training) if f"{name}_".startswith(f"{model}_"))
+    return {name.removeprefix(model).strip("_") or FIRST: training[name] for name in names}
 
 
 def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -544,27 +606,71 @@ def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
     return charts.change_axis(title, values, around)
 
 
-def told_changes(frame: pd.DataFrame, task: str, whose: str = "", of: str = "r") -> pd.DataFrame:
-    """Adds the sentences of changes from exact attention: "OVA, r = 4: +0.15 nats"."""
-    at = "{count:,.0f} features" if of == "features" else "r = {count:,.0f}"
-    unit = " nats" if task == "causal" else " points"
-    return frame.assign(said=sentences(frame, f"{whose}{{series}}, {at}", unit, "+"))
+def loss_panel(
+    ours: pd.DataFrame,
+    theirs: pd.DataFrame,
+    of: str = "r",
+    title: str = "",
+    marks: Mapping[str, look.Mark] | None = None,
+    others: pd.DataFrame | None = None,
+    thin: bool = False,
+) -> look.Panel:
+    """Draws changes from exact attention against keys, features or the share of keys (`of`).
+
+    The paper's are hollow. In grey behind all, from the best to the worst of the `others`.
+    """
+    (label, at), task, keys = AXES[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
+    frames = {"": ours.dropna(subset=of), PUBLISHED: theirs.dropna(subset=of)}
+    unit, others = (
+        " nats" if task == "causal" else " points",
+        ours.head(0) if others is None else others,
+    )
+    drawn, hollow = (
+        frame.assign(
+            count=frame[of].astype(float),
+            said=sentences(frame, f"{whose}{{series}}, {at}", unit, "+"),
+        )
+        for whose, frame in frames.items()
+    )
+    counts = [*drawn["count"], *hollow["count"]]
+    x = (
+        charts.powers(alt.X, "count", label, counts)
+        if of == "share"
+        else charts.count_axis(label, counts)
+    )
+    y = loss_axis(task, charts.extent(drawn, hollow, others[["value"]]))
+    ends = others.groupby(of)["value"].agg(low="min", high="max").rename_axis("count").reset_index()
+    band = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
+    marks = marks or look.method_marks(pd.concat([drawn, hollow]))
+    return charts.figure(
+        [
+            *([band.encode(x=x, y=charts.of_field(y, "low"), y2="high:Q")] if len(ends) else []),
+            *charts.level(0.0),
+            *(charts.upright(keys) if of == "r" and max(counts) >= keys else []),
+            *charts.curves(drawn, marks, x, y, hollow, thin),
+        ],
+        title,
+    )
 
 
 def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
     """Tabulates all that is drawn, ours first; the paper's values have no interval."""
-    over_seeds = filled(ours, RANGE)
-    numbers = ["r", "features", "value", "low", "high", *over_seeds]
+    whose, single = (
+        ours["scale"].eq("").map({True: "pretrained", False: "ours"}),
+        of_trainings(ours),
+    )
+    numbers = ["r", "share", "features", "value", "low", "high", *single]
     data = pd.concat(
         [
             frame.reindex(columns=["model", "series", *numbers])
             .astype(dict.fromkeys(numbers, float))
-            .assign(whose=whose)
-            for whose, frame in {"ours": ours, "paper": theirs}.items()
+            .assign(whose=name)
+            for name, frame in ((whose, ours), ("paper", theirs))
         ],
         ignore_index=True,
     )
-    of_seeds = {"range over seeds": intervals(data, 2, signed, over_seeds)} if over_seeds else {}
+    ranges = [interval(*range_over(row), 2, signed) for row in data.to_dict("records")]
+    of_seeds = {"range over trainings": ranges} if single else {}
     return Table(
         data,
         {
@@ -572,6 +678,7 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
             "model": data["model"].fillna(""),
             "method": data["series"].fillna(""),
             "r or features": [whole(n) for n in data["r"].fillna(data["features"])],
+            "keys, % of the length": [number(share) for share in data["share"]],
             "change from exact": [signed(value, 2) for value in data["value"]],
             "95% interval": intervals(data, 2, signed),
             **of_seeds,
@@ -586,27 +693,41 @@ def figure_1(results: Results) -> Exhibit | None:
     ours, theirs = frame[frame["approximation"].isin(methods)], published_errors()
     if ours.empty:
         return None
-    marks = look.method_marks(pd.concat([ours, theirs]))
-    titles = (("r", KEYS, "sparse methods"), ("features", "random features (log scale)", "ORF"))
+    others = results.changes[results.changes["scale"] == ""]
+    decoder = others[(others["length"] == CAUSAL_LENGTH) & others["approximation"].isin(methods)]
+    beside = published_losses()[lambda frame: frame["kernel"] == "exponential"]
+    panels = [
+        loss_panel(of_ours, of_theirs, of, title)
+        for of_ours, of_theirs, of, title in (
+            (ours, theirs, "r", "sparse methods"),
+            (ours, theirs, "features", "ORF"),
+            (ours, theirs, "share", "sparse methods, by share of keys"),
+            (decoder, beside, "share", " ".join(decoder["model"].unique())),
+        )
+        if of_ours[of].notna().any()
+    ]
     return Exhibit(
         "figure_1",
         "Figure 1. Masked-LM error of the long model under approximate attention",
-        "What each method adds to exact attention's error, by keys or features; hollow: the paper."
-        f"{captions.seeds(results, PALE, ['masked'])}",
+        "What each method adds to exact attention's error, by keys, features, or keys as a share "
+        "of the length; hollow: the paper."
+        f"{captions.seeds(results, captions.PALE, ['masked'])}",
         [
             "Differences from exact attention, ours from ours and the paper's (Table 1, hollow) "
             "from the paper's; the axis is even up to one point and logarithmic beyond. LSH of "
             "more than one round sees more keys than r.",
             "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
             f"and with Performer's scaling. {captions.BEST_FOUND}",
+            *(
+                [f"{pretrained.BESIDE} Its loss is in nats; hollow: Table 2."]
+                if len(decoder)
+                else []
+            ),
             f"{captions.INTERVAL} {captions.SEEDS} {captions.NOT_JOINED}",
         ],
-        [
-            _figure_1_panel(ours[ours[of].notna()], theirs[theirs[of].notna()], marks, of, *titled)
-            for of, *titled in titles
-            if ours[of].notna().any()
-        ],
-        change_table(ours, theirs),
+        panels,
+        change_table(pd.concat([ours, decoder]), theirs),
+        choices=["keys and features", "keys as a share of the length"] if len(panels) == 4 else (),
     )
 
 
@@ -621,67 +742,39 @@ def published_errors() -> pd.DataFrame:
         pd.DataFrame(rows)
         .assign(series=[series_label(row) for row in rows])
         .astype({"r": float, "features": float})
-    )
-
-
-def _figure_1_panel(
-    ours: pd.DataFrame,
-    theirs: pd.DataFrame,
-    marks: Mapping[str, look.Mark],
-    of: str,
-    title: str,
-    name: str,
-) -> look.Panel:
-    """Draws the changes against r, or against the features (`of`)."""
-    drawn, hollow = (
-        told_changes(frame.assign(count=frame[of].astype(float)), "masked", whose, of)
-        for whose, frame in {"": ours, PUBLISHED: theirs}.items()
-    )
-    x = charts.count_axis(title, [*drawn["count"], *hollow["count"]])
-    y = loss_axis("masked", charts.extent(ours, theirs))
-    marked = charts.upright(int(ours["head_dim"].iloc[0]) + 1) if of == "r" else []
-    return charts.figure(
-        [*charts.level(0.0), *marked, *charts.curves(drawn, marks, x, y, published=hollow)], name
+        .eval(f"share = 100 * r / {MASKED_LENGTH}")
     )
 
 
 def figure_2(results: Results) -> Exhibit | None:
     """Shows the change of each kernel's loss, and the paper's; None where none was evaluated."""
     ours = results.changes
-    ours = ours[(ours["task"] == "causal") & ours["kernel"].isin(KERNELS)]
-    ours = ours[ours["approximation"] == "optimal_v_oblivious"]
+    causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNELS)
+    ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
     if ours.empty:
         return None
-    ours = ours.assign(series=ours["kernel_label"], count=ours["r"].astype(float))
-    ours = ours.drop_duplicates(["series", "count"])
-    theirs = published_losses("optimal_v_oblivious")
-    theirs = theirs.assign(series=theirs["kernel"].map(KERNEL_LABELS), count=theirs["r"])
-    x, y = (
-        charts.count_axis(KEYS, ours["count"].tolist()),
-        loss_axis("causal", charts.extent(ours, theirs)),
+    series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
+    ours = ours.assign(series=series).drop_duplicates(["series", "r"])
+    theirs = published_losses("optimal_v_oblivious").assign(
+        series=lambda losses: losses["kernel"].map(KERNEL_LABELS)
     )
-    ours, theirs = told_changes(ours, "causal"), told_changes(theirs, "causal", PUBLISHED)
+    marks = look.KERNEL_MARKS | look.ramp(ours[ours["scale"] == ""]["model"].unique())
     return Exhibit(
         "figure_2",
         "Figure 2. Loss of keys chosen by weight, for each kernel",
-        "What the r largest weights add to each model's loss; hollow: the paper."
-        f"{captions.seeds(results, PALE, ['causal'])}",
+        "What the r largest weights add to the loss of each kernel's model, by keys and by their "
+        "share of the length; hollow: the paper."
+        f"{captions.seeds(results, captions.PALE, ['causal'])}",
         [
             "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
             "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the "
             "axis is even up to 0.1 nats and logarithmic beyond. The paper's order of loss is "
             "polynomial, elu, exponential; whether ours is the same is among the claims.",
+            *([pretrained.BESIDE] if "" in set(ours["scale"]) else []),
             captions.INTERVAL,
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
         ],
-        [
-            charts.figure(
-                [
-                    *charts.level(0.0),
-                    *charts.curves(ours, look.KERNEL_MARKS, x, y, published=theirs),
-                ]
-            )
-        ],
+        [loss_panel(ours, theirs, of, marks=marks) for of in ("r", "share")],
         change_table(ours, theirs),
     )
 
@@ -690,8 +783,16 @@ def published_losses(approximation: str | None = None) -> pd.DataFrame:
     """Computes Table 2's changes from the paper's exact loss, in nats, of one or all methods."""
     return pd.DataFrame(
         [
-            {"kernel": kernel, "approximation": name, "r": float(r)}
-            | {"value": math.log(perplexity / row[0])}
+            {
+                "kernel": kernel,
+                "approximation": name,
+                "series": series_label({"approximation": name}),
+            }
+            | {
+                "r": float(r),
+                "share": 100 * r / CAUSAL_LENGTH,
+                "value": math.log(perplexity / row[0]),
+            }
             for kernel, row in published.TABLE_2.items()
             for (_, name, r), perplexity in zip(published.TABLE_2_COLUMNS, row, strict=True)
             if r is not None and approximation in (None, name)
@@ -709,18 +810,21 @@ def figure_3(results: Results) -> Exhibit | None:
     drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNELS]
     rows = [
         {"series": name, "metric": metric, "count": point["step"], "value": value}
+        | {"training": training, "units": 1, "low": math.nan, "high": math.nan}
         for model, metric, name, _ in drawn
-        for point in results.training.get(model, {}).get("curve", [])
+        for training, metrics in _trainings(results.training, model).items()
+        for point in metrics.get("curve", [])
         if (value := point.get("error_percent" if metric == "error" else metric)) is not None
     ]
     if not rows:
         return None
-    data = pd.DataFrame(rows)
+    data = averaged(pd.DataFrame(rows), ["series", "count"], "value").dropna(axis=1, how="all")
     marks = {name: mark for _, _, name, mark in drawn}
     return Exhibit(
         "figure_3",
         "Figure 3. Learning curves with exact attention",
-        "The metric of every model while it was trained.",
+        "The metric of every model while it was trained"
+        f"{f', mean of its trainings{captions.PALE}' if of_trainings(data) else ''}.",
         [
             "The long masked model starts from the trained short one, with new positions; a step "
             "of one model need not see as many tokens as a step of another."
@@ -748,7 +852,9 @@ def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, look.M
     x = alt.X(
         "count:Q",
         title="optimizer steps",
-        axis=alt.Axis(grid=False, tickCount=5, format=",d"),
+        axis=alt.Axis(
+            grid=False, tickCount=5, format=",d", labelOverlap="greedy", labelSeparation=8
+        ),
         scale=alt.Scale(domainMin=0),
     )
     y = alt.Y("value:Q", title=charts.direction(title, "lower"), scale=alt.Scale(zero=False))

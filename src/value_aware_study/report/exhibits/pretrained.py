@@ -24,7 +24,7 @@ from value_aware_attention.measurement.record import (
 )
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import DIRECTION, FLOOR, Row
+from value_aware_study.report.frame import DIRECTION, FLOOR, Results, Row
 
 R = 4
 """Keys in every layer of which the first figure tells"""
@@ -64,6 +64,13 @@ SCORED = (
 )
 
 
+PAPERS_TEXT = "WikiText-103 test"
+BESIDE = (
+    "SmolLM2-135M-Instruct, a pretrained decoder, reads the paper's text, WikiText-103; the second "
+    "half of a window is scored. Its other texts are in the section on pretrained models."
+)
+
+
 def text_name(record: Record) -> str:
     """Names a text by the first words of its description: "WikiText-103 test"."""
     return re.split(r",| of | \(", record.text.description)[0]
@@ -72,6 +79,25 @@ def text_name(record: Record) -> str:
 def label(record: Record) -> str:
     """Names a record: "SmolLM2-135M-Instruct, novels, 512 tokens"."""
     return f"{record.model}, {text_name(record)}, {record.length:,} tokens"
+
+
+def beside(results: Results) -> Results:
+    """Adds the decoders on the paper's text, each length a model, with what the paper has too."""
+    decoders = [
+        replace(
+            record,
+            model=f"{record.model}, {record.length:,} tokens",
+            scale="",
+            cells=tuple(
+                cell
+                for cell in record.cells
+                if {name for name, value in cell.parameters.items() if value} <= {"r"}
+            ),
+        )
+        for record in results.pretrained
+        if record.metric == "perplexity" and text_name(record) == PAPERS_TEXT
+    ]
+    return replace(results, records=[*results.records, *decoders])
 
 
 def find(record: Record, rule: tuple[str, Row]) -> Cell | None:

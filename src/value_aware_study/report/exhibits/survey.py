@@ -78,11 +78,9 @@ def budget_settings(results: Results) -> pd.DataFrame:
 
     `change` is that of the end metric (nats a token, points of error) from exact attention's.
     """
-    frame = results.nats
+    frame, changes = results.nats, results.changes[["value", "low", "high"]]
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
-    exact = frame[frame["approximation"] == "exact"].set_index("model")["value"]
-    for name, value in zip(CHANGES, ("value", "low", "high"), strict=True):
-        frame[name] = frame[value] - frame["model"].map(exact)
+    frame[list(CHANGES)] = changes
     return frame[frame["cost"].notna()]
 
 
