@@ -84,7 +84,7 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
     expected |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
     expected |= {"survey_claims.md", "distance.csv", "trained.csv", "cells.csv", "methods.md"}
     expected |= {"distance.png", "patterns.png", "time_memory_short.png"}
-    assert expected | {"hero.png", "explorer.json"} <= report
+    assert expected | {"figure_7.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))
 
 

@@ -36,3 +36,11 @@ def test_a_page_without_most_models_names_what_is_not_there(records):
 
 def test_no_records_are_refused_in_one_line():
     assert_refused("no evaluation records", report_page, Results.of([]))
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_said"), [("smoke", True), ("laptop", True), ("hours", False)]
+)
+def test_a_page_of_short_trainings_says_first_what_they_are_for(records, scale, is_said):
+    page = report_page(Results.of([replace(records[0], scale=scale)]))
+    assert page.lead.startswith("Keys are chosen") is not is_said

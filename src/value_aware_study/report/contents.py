@@ -44,6 +44,12 @@ HOW, HOW_TITLE = (
     "exact attention: the value that every approximation above is compared with.",
     "How it was measured",
 )
+FOR = {
+    "smoke": "This run tests the code: no number of its models means anything. ",
+    "laptop": "The models of this run were trained for minutes: they are for trying things, not "
+    "for conclusions. ",
+}
+"""Scale -> what its models are for"""
 
 Exhibits = Exhibit | Sequence[Exhibit] | None
 Named = tuple[str, Exhibits]
@@ -79,10 +85,10 @@ def report_page(results: Results, origin: str = "") -> Page:
     )
     return Page(
         "If attention may look at only r keys, which should they be?",
-        "Keys are chosen by attention weight (OVO: the r largest, renormalised) or for the "
-        "attention output (OVA: the convex combination of at most r values closest to it). Both "
-        "choices are oracles that look at exact attention: they measure what a method could reach, "
-        "not what it costs.",
+        f"{FOR.get(results.records[0].scale, '')}Keys are chosen by attention weight (OVO: the r "
+        "largest, renormalised) or for the attention output (OVA: the convex combination of at "
+        "most r values closest to it). Both choices are oracles that look at exact attention: they "
+        "measure what a method could reach, not what it costs.",
         sections,
         origin,
     )
