@@ -117,7 +117,7 @@ def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Basel
     model's own score on them tells training from length. Returns nothing where a piece does not
     start as the model's own sequences do, and where a source has less text than a long sequence.
     """
-    if longer is None or longer["sequences"]["length"] % (piece := longer["piece"]):
+    if longer is None or longer["sequences"]["length"] % longer["piece"]:
         return {}
     try:
         cut = instantiate(longer)(model=task.model, device=task.device)
