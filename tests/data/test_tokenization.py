@@ -138,6 +138,13 @@ class TestWordLevel:
 
 
 class TestPretrainedTokenizer:
+    def test_whole_documents_are_read_by_a_tokenizer_that_cuts_them(self, bpe, tmp_path):
+        whole = bpe("word " * 50).input_ids
+        bpe.backend_tokenizer.enable_truncation(8)
+        bpe.save_pretrained(tmp_path)
+        bpe.backend_tokenizer.no_truncation()
+        assert PretrainedTokenizer(path=str(tmp_path)).build([])("word " * 50).input_ids == whole
+
     def test_vocabulary_files(self, bpe, tmp_path):
         bpe.backend_tokenizer.model.save(str(tmp_path))
         loaded = PretrainedTokenizer(path=str(tmp_path)).build(iter([]))

@@ -110,6 +110,8 @@ class PretrainedTokenizer:
             raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None
         if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"tokenizer {self.path!r} must be a fast one with an end token </s>")
+        tokenizer.backend_tokenizer.no_truncation()  # a sentence encoder's cuts documents short
+        tokenizer.backend_tokenizer.no_padding()
         return tokenizer
 
     def _from_vocabulary(self, folder: Path) -> PreTrainedTokenizerFast:

@@ -111,14 +111,13 @@ def count_models(
 
 
 def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Baseline]:
-    """Scores a masked model on a longer model's text, cut into pieces of its own length.
+    """Scores a masked model on the long model's text, cut into pieces of the short one's length.
 
-    `longer` configures the task of the longer sequences, whose masked tokens stay the same. Returns
-    nothing for the longest model, where a piece does not start as the model's own sequences do, and
-    where a source has less text than one of the longer sequences.
+    `longer` configures the task of the long sequences, whose masked tokens stay the same; the long
+    model's own score on them tells training from length. Returns nothing where a piece does not
+    start as the model's own sequences do, and where a source has less text than a long sequence.
     """
-    length = longer["sequences"]["length"] if longer else task.length
-    if length == task.length or length % task.length:
+    if longer is None or longer["sequences"]["length"] % longer["piece"]:
         return {}
     try:
         cut = instantiate(longer)(model=task.model, device=task.device)
@@ -129,4 +128,5 @@ def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Basel
     if (cut.texts[0].inputs[:, 0] != task.texts[0].inputs[0][0]).any():
         return {}
     sums = cut.run(None)
+    length = longer["sequences"]["length"]
     return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}
