@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
@@ -63,9 +64,8 @@ def train(
     data = file_hash([cfg.tokens])
     seed_everything(cfg.seed, verbose=False)
     module = build()
-    first_batch = batches[0]
-    step_flops = module.flops(first_batch, module.count_targets(first_batch))
-    check_gpu(cfg, cfg.name, lambda: cfg.fit.steps * step_flops)
+    operations = cfg.fit.steps * module.flops(batches[0], module.count_targets(batches[0]))
+    check_gpu(cfg, cfg.name, lambda: operations)
 
     def write(curve: list[dict[str, float]]) -> None:
         check_finite(cfg.name, module.model, curve)
@@ -87,10 +87,10 @@ def train(
                 **cfg.trainer,
             )
         except torch.OutOfMemoryError:
+            sizes = f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches"
             raise ValueError(
-                f"out of GPU memory while training {cfg.name}: a batch_size of "
-                f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches; a "
-                f"larger trainer.accumulate takes the same steps in less memory, and so does "
+                f"out of GPU memory while training {cfg.name}: a batch_size of {sizes}; a larger "
+                f"trainer.accumulate takes the same steps in less memory, and so does "
                 f"trainer.checkpoint_activations=true"
             ) from None
         if run:
@@ -182,7 +182,9 @@ def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None
 def metrics(
     cfg: DictConfig, model: nn.Module, curve: list[dict[str, float]], facts: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Collects the learning curve, its last point, and the hyper-parameters of Table 4."""
+    """Collects the learning curve, its last point, Table 4's hyper-parameters, the device."""
+    on_gpu = torch.cuda.is_available() and cfg.trainer.accelerator != "cpu"
+    device = torch.cuda.get_device_name() if on_gpu else f"CPU ({platform.machine()})"
     module = plain(cfg.module)
     schedule, optimizer = module.pop("schedule"), module.pop("optimizer")
     left_out = ("_target_", "_partial_", "lr", "eps", "fused", "betas")  # or under other names
@@ -212,5 +214,6 @@ def metrics(
         "tokens": cfg.fit.steps * cfg.batches.batch_size * hyperparameters["length"],
         "curve": curve,
         "hyperparameters": hyperparameters,
+        "trained_on": f"{device}, torch {torch.__version__}",
         **{key: value for key, value in curve[-1].items() if key != "step"},
     }

@@ -402,6 +402,7 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         (on, measured)
         for measured, on in [*captions.machines([*records, *results.replicates]), *machines]
     )
+    devices = {t["trained_on"] for t in results.training.values() if "trained_on" in t}
     read = {on: "; ".join(dict.fromkeys(measured)) for on, measured in runs.items()}
     return Exhibit(
         "models",
@@ -414,6 +415,7 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
             "printed in Value-aware Approximate Attention (Gupta and Berant, 2021); they belong to "
             "larger models trained on other text.",
             *(f"{texts}; {on}" for on, texts in read.items()),
+            *(f"Trained on: {device}." for device in sorted(devices)),
             "Every number and picture on this page is written by the report stage of the pipeline "
             "from the records of the evaluation. make repro makes all of them but for the survey "
             "(make survey) and probed models (python -m pipelines.probe).",
