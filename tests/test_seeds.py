@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from dvc.repo import Repo
 
 from checks import stamp
+from pipelines.app.choice import choose
 from pipelines.app.seeds import keep, take, waiting
 from pipelines.fingerprints import needed
 from pipelines.repro import QUIET, made, made_again, make, seed_of
@@ -171,3 +173,16 @@ def test_code_that_changes_no_value_is_stamped(
 def test_every_evaluation_belongs_to_a_seed() -> None:
     assert seed_of("evaluate_masked_again@long-third") == "third"
     assert seed_of("evaluate_causal@elu") == "first"
+
+
+@pytest.mark.slow
+def test_the_kept_trainings_of_hours_are_those_of_todays_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", Path(__file__).parents[1], clone], check=True)
+    monkeypatch.chdir(clone)
+    cfg, stages = choose(["scale=hours"]), needed(["report"])
+    take(Path(cfg.paths.seeds), cfg.scale, stages.values())
+    make(["fingerprints"])
+    assert waiting(name for name in stages if name != "report") is None

@@ -66,8 +66,8 @@ SCORED = (
 
 PAPERS_TEXT = "WikiText-103 test"
 BESIDE = (
-    "SmolLM2-135M-Instruct, a pretrained decoder, reads the paper's text, WikiText-103; the second "
-    "half of a window is scored. Its other texts are in the section on pretrained models."
+    "Pretrained decoders read the paper's text, WikiText-103; the second half of a window is "
+    "scored. Their other texts are in the section on pretrained models."
 )
 
 
