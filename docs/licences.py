@@ -17,7 +17,7 @@ HEAD = """\
 
 Every package that `requirements.txt` and `requirements-{cluster,dev,models}.txt` pin,
 with the licence that its metadata states; `python docs/licences.py` writes this page. The library
-itself needs those of `dependencies` in `pyproject.toml` alone.
+needs those of `dependencies` in `pyproject.toml`.
 
 The weights of both pretrained models are Apache-2.0 (the code of MiniLM's package is MIT): those of
 SmolLM2-135M-Instruct come as one GGUF file of 4 bits, which is dequantised to float32 on first use,

@@ -94,8 +94,8 @@ def test_cards_come_in_the_order_of_their_places() -> None:
 
 
 def test_the_cache_method_of_the_page_is_measured_by_its_card(tmp_path: Path) -> None:
-    """docs/caches.md adds a method by an exported class and its card."""
-    page = (ROOT / "docs/caches.md").read_text(encoding="utf-8")
+    """docs/your-cache-method.md adds a method by an exported class and its card."""
+    page = (ROOT / "docs/your-cache-method.md").read_text(encoding="utf-8")
     (code,) = re.findall(
         r"```python\n(from value_aware_attention.caches import .*?)```", page, re.S
     )

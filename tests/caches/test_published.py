@@ -123,7 +123,7 @@ def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None
 def test_cards_protect_as_published_where_16_keys_allow_it(
     name: str, pool: str | None, rows: int, sinks: int, recent: int
 ) -> None:
-    """As docs/caches.md says; windows of 32 and 64 keys would be all of r, or more."""
+    """As docs/cache-methods.md says; windows of 32 and 64 keys would be all of r, or more."""
     after = published(name)
     assert (after.pool, after.rows, after.sinks, after.recent) == (pool, rows, sinks, recent)
 

@@ -17,7 +17,7 @@ from value_aware_attention.measurement.caches import _Result, cache_settings, me
 from value_aware_attention.measurement.record import ratio_of_sums
 from value_aware_attention.measurement.recorded import ExactRows
 
-PAGE = Path(__file__).parents[2] / "docs/caches.md"
+DOCS = Path(__file__).parents[2] / "docs"
 PREFIX, LENGTH = 12, 20
 
 
@@ -295,9 +295,13 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     )
 
 
-def test_the_page_of_ten_lines_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = [block.split("```")[0] for block in PAGE.read_text().split("```python\n")[1:]]
+@pytest.mark.parametrize(("page", "printed"), [("caches", 0), ("your-cache-method", 6)])
+def test_the_examples_of_pages_run(
+    page: str, printed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     exec("\n".join(blocks), {})
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert sum(line.startswith("yours") for line in lines) == 2
+    assert len(lines) == printed
+    assert sum(line.startswith("yours") for line in lines) == printed // 3

@@ -2,7 +2,7 @@
 
 Every training reads the same units of text. The effect in unit u of training j is a_j + b_u + c_ju,
 the mean effect 0; the units' noise differs. `python tests/report/test_interval.py` prints the table
-of docs/reproduce.md.
+of docs/statistics.md.
 """
 
 from collections.abc import Callable
