@@ -69,6 +69,6 @@ def __getattr__(name: str) -> Any:
     if name in ("Press", "as_press"):
         raise ImportError(
             f"caches.{name} was removed: a score of your own is a CacheMethod with `scores` "
-            f"(docs/caches.md)"
+            f"(docs/your-cache-method.md)"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,7 +34,7 @@ class AttentionMatching(Refinement):
 
     Attention Matching (arXiv 2602.16284), in its form without a search: keys by the root mean
     square of their weights, biases and values by least squares with a ridge (`refit`), where the
-    paper has non-negative and plain ones; docs/caches.md lists the differences.
+    paper has non-negative and plain ones; docs/cache-methods.md lists the differences.
     """
 
     refits = True

@@ -2,7 +2,7 @@
 
 A finding's interval covers the text and the training. Each training of a recipe has an effect of
 its own, measured on one text. The interval is the 95% interval of the mean effect that trainings of
-the recipe have on all such text (docs/reproduce.md).
+the recipe have on all such text (docs/statistics.md).
 """
 
 import math

@@ -323,7 +323,7 @@ def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: 
 
     Of one training it covers the text. `errors` are standard errors over the units of text: of the
     mean over trainings, which share them, or of each training where that is not known. This is the
-    one place of the rule for all that is shown beside the claims (docs/reproduce.md).
+    one place of the rule for all that is shown beside the claims (docs/statistics.md).
     """
     error = math.sqrt(fmean(error**2 for error in errors))
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else None
