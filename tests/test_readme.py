@@ -22,7 +22,6 @@ def test_the_library_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     oblivious, aware = (float(x) for x in re.findall(r"tensor\(([\d.]+)\)", printed)[:2])
     assert aware < oblivious
-    assert "tensor(65)" in printed or "tensor(64)" in printed
 
 
 def test_the_example_of_any_trained_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,9 +40,10 @@ def test_the_probe_example_runs(
     tokenizer().save_pretrained(tmp_path / "my-model")
     (tmp_path / "text.txt").write_text(words(40))
     monkeypatch.chdir(tmp_path)
-    examples = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    text = (ROOT / "docs/probe.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     (example,) = (text for text in examples if "probe.probe(" in text)
-    exec(compile(example, "README.md", "exec"), {})
+    exec(compile(example, "probe.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "keys needed" in printed and "Too few windows" in printed
     assert re.search(r"\{'optimal_v_oblivious': \d+, 'optimal_v_aware': \d+\}", printed)
