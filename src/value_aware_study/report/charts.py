@@ -15,7 +15,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report.frame import filled
-from value_aware_study.report.look import NEAR, Mark, Panel
+from value_aware_study.report.look import NEAR, RAMP, Mark, Panel
 from value_aware_study.report.words import of_trainings, sentences
 
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
@@ -186,7 +186,8 @@ def dots(
 ) -> Drawn:
     """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
-    `published` values of the same rows and series are hollow marks.
+    `published` values of the same rows and series are hollow marks. A column `shape` has shapes and
+    a legend of its own; else they are those of the series.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
@@ -199,6 +200,10 @@ def dots(
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
     marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
     colours, shapes = colour(marks, orient="bottom"), shape(marks)
+    if "shape" in frame:
+        names, labels = frame["shape"].unique().tolist(), (*labels, "shape")
+        scale = alt.Scale(domain=names, range=[mark.shape for mark in RAMP[: len(names)]])
+        shapes = alt.Shape("shape:N", scale=scale, legend=alt.Legend(orient="top"))
     base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
     if filled(frame, ENDS):

@@ -167,6 +167,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
             .rename(columns=TITLES),
         ),
         shared=name == "hero",
+        listed=f"{R} keys in every layer",
     )
 
 
@@ -257,6 +258,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
             .rename(columns=TITLES),
         ),
         choices=choices,
+        listed="Predictions",
     )
 
 
@@ -286,7 +288,14 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. "
         "Random weights: the same network as its training starts, on the first windows, by seed.",
         table=Table(
-            data, data.astype(str).assign(method=data["method"].map(words.method_label), **written)
+            data,
+            data.astype(str)
+            .assign(
+                method=data["method"].map(words.method_label),
+                setting=data["setting"].map(words.plain),
+                **written,
+            )
+            .rename(columns=words.plain),
         ),
         folded=True,
     )
@@ -313,6 +322,7 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
             )
             .rename(columns=TITLES),
         ),
+        listed="Cheap rules",
     )
 
 
@@ -358,6 +368,7 @@ def matches(records: Sequence[Record]) -> Exhibit:
                 for name, r, counts in rows
             ],
         ),
+        listed="Matching keys and slots",
     )
 
 
@@ -423,7 +434,12 @@ def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit
             "weight is on the first token and of the others.",
         ],
         [_sink_panel(data[data["model"] == name], name) for name in choices],
-        Table(data, data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x))),
+        Table(
+            data,
+            data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x)).rename(
+                columns=words.plain
+            ),
+        ),
         choices=choices,
     )
 
