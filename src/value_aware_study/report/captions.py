@@ -139,8 +139,8 @@ def ours(records: Iterable[Record]) -> str:
     models = grouped(
         (
             _setting(record),
-            f"{plain(record.model)}: {record.length} tokens, heads of {record.head_dim} dimensions, "
-            f"{measured_on(record)}",
+            f"{plain(record.model)}: {record.length} tokens, heads of {record.head_dim} "
+            f"dimensions, {measured_on(record)}",
         )
         for record in records
     )
@@ -161,9 +161,7 @@ def means(trained: Iterable[str], drawn: str = "") -> str:
     `drawn` says what the single trainings are in a figure.
     """
     often = " or ".join(map(str, sorted({1, *Counter(trained).values()} - {1})))
-    return often and (
-        f" Means of {often} trainings, 95% intervals over text and training{drawn}."
-    )
+    return often and (f" Means of {often} trainings, 95% intervals over text and training{drawn}.")
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:

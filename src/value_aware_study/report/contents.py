@@ -12,7 +12,7 @@ from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.report import captions
+from value_aware_study.report import captions, words
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     benchmark,
@@ -28,7 +28,6 @@ from value_aware_study.report.exhibits import (
 )
 from value_aware_study.report.frame import Results, of_kernels, of_models
 from value_aware_study.report.page import write_page
-from value_aware_study.report.words import grouped
 
 READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
@@ -153,7 +152,10 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
         "prompt: no choice has seen it.",
         _unnamed(caches.compared(records)),
         machines=[
-            (f"{r.model}, {r.task} of {r.text}, {r.prefix:,} tokens", captions.machine_of(r))
+            (
+                f"{r.model}, {words.plain(r.task)} of {r.text}, {r.prefix:,} tokens",
+                captions.machine_of(r),
+            )
             for r in records
         ],
     )
@@ -216,7 +218,9 @@ def survey_section(results: Results) -> Section:
     Records of other checkpoints than the evaluation's are left out, and named.
     """
     evaluated = {record.hashes.get("checkpoint") for record in results.records}
-    of_evaluated = grouped((r.hashes.get("checkpoint") in evaluated, r) for r in results.surveyed)
+    of_evaluated = words.grouped(
+        (r.hashes.get("checkpoint") in evaluated, r) for r in results.surveyed
+    )
     records, others = of_evaluated.get(True, []), of_evaluated.get(False, [])
     names = ", ".join(record.model for record in others)
     machines = captions.machines([*records, *results.variants])

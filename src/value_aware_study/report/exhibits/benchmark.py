@@ -298,15 +298,14 @@ def survey_claims(measured: Measurements) -> list[Exhibit]:
             "survey_claims",
             "The survey's claims, measured here",
             f"Verdicts on this {measured.place}, no firmer than their intervals.",
-            [VERDICTS, f"{LIMIT} {RATIOS}" if measured.place == "CPU" else RATIOS]
-            + [measured.setting],
+            [VERDICTS, f"{LIMIT} " * (measured.place == "CPU") + RATIOS, measured.setting],
             table=Table(rows, rows.drop(columns="measured here")),
             listed="The survey's claims",
         ),
         Exhibit(
             "survey_findings",
             "Every comparison behind the survey's verdicts",
-            "A comparison of one length a line: the median of the rounds' ratios, and its interval.",
+            "One length a line: the median of the rounds' ratios, and its interval.",
             table=Table(comparisons, comparisons),
             folded=True,
             listed="Every comparison",

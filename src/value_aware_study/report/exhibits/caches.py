@@ -20,7 +20,7 @@ BESIDE = "single losses, SnapKV's queries"
 LEAST = 0.5
 """Share of right tokens of the full cache below which a task does not tell caches apart"""
 AGREED = 0.8
-TASKS = {"running_text": "running text", "needles": "needles", "recalled_list": "a recalled list"}
+TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": "A recalled list"}
 
 
 def pooled(records: Sequence[PromptRecord]) -> Iterator[PromptRecord]:
@@ -98,7 +98,7 @@ def _exhibit(name: str, record: PromptRecord) -> Exhibit:
         notes,
         [_panel(data)],
         Table(data, pd.DataFrame(written)),
-        listed=data["task"][0],
+        listed=data["task"][0] + ", joint choice" * ("joint set" in set(data["cache"])),
     )
 
 
@@ -138,7 +138,6 @@ def _panel(data: pd.DataFrame) -> look.Panel:
     drawn = data.assign(value=data["ratio"])
     drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
     x = charts.powers(alt.X, "value", title, drawn[["value", "low", "high"]].stack().tolist())
-    drawn = drawn.assign(shape=drawn["series"], series=drawn["cache"].map(_kind))
-    dots = charts.dots(drawn, look.CACHE_MARKS, x)
-    layers = [*charts.reference(1.0, "same"), *dots]
+    drawn["hue"] = drawn["cache"].map(_kind)
+    layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)]
     return charts.toggled(layers, 34, data["task"][0])

