@@ -59,7 +59,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
         assert cell.kl == longer.kl[1:]  # the first prompt was left out
     (exhibit,) = caches_page(records.caches(folder, site / "published")).sections[0].exhibits
     assert len(exhibit.table.data) == len(record.cells) - 1
-    assert exhibit.title.startswith("running text, 32 tokens, ")
+    assert exhibit.title.startswith("Running text, 32 tokens, ")
     assert set(exhibit.table.data.loc[exhibit.table.data["cache"] == caches.BESIDE, "ratio"]) == {1}
 
 

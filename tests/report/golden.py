@@ -104,6 +104,7 @@ def places(folder):
     by_name = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     by_name |= {"probe": folder / "probe", "training": folder / "train"}
+    by_name |= {"citation": folder / "CITATION.cff"}
     published = dict.fromkeys(
         ("spread", "pretrained_published", "caches_published"), folder / "published"
     )
@@ -127,7 +128,7 @@ def kept(page) -> Iterator[tuple[str, str]]:
 def said(page) -> Iterator[str]:
     """Yields every sentence of the page, in order."""
     yield from (f"# {page.title}", page.lead)
-    for section in page.sections:
+    for section in page.every_section():
         yield f"## {section.title} #{section.name}"
         yield section.lead
         for exhibit in section.exhibits:

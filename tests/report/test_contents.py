@@ -30,7 +30,7 @@ def test_a_page_without_most_models_names_what_is_not_there(records):
     page = report_page(Results.of([lonely]))
     leads = {section.title: section.lead for section in page.sections}
     assert leads["The paper"].endswith("Not measured yet: Table 1, Figure 1, Figure 3.")
-    assert "Not measured yet: the token explorer" in leads["The claims"]
+    assert "Not measured yet: the token explorer" in leads["Answer"]
     assert not {"table_1", "figure_1"} & {exhibit.name for exhibit in page.exhibits()}
 
 

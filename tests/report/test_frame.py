@@ -196,7 +196,7 @@ def test_the_answer_is_of_the_first_probed_model_that_has_one(results):
 
 UNITS = np.full(6, 100.0)
 ELU = {"model": "causal_elu", "approximation": "optimal_v_oblivious", "r": 4}
-OVER_SEEDS, SAID = "range over trainings", "Means of 3 trainings of a model"
+OVER_SEEDS, SAID = "range over trainings", "Means of 3 trainings"
 
 
 def find_cell(record, setting):
@@ -282,10 +282,7 @@ def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
     elu = next(record for record in records if record.model == "causal_elu")
     again = [replace(elu, model=f"causal_elu_{name}") for name in ("second", "third")]
     caption = captions.seeds(Results.of([*records, *again]), tasks=["causal"])
-    assert (
-        caption == " Means of 3 trainings of a model (of perplexities geometric, of all else "
-        "arithmetic), with 95% intervals over text and training."
-    )
+    assert caption == " Means of 3 trainings, 95% intervals over text and training."
     once = " One training of each model; intervals are over text alone."
     assert captions.seeds(Results.of([*records, *again]), tasks=["masked"]) == once
 

@@ -7,7 +7,7 @@ from value_aware_attention.measurement.estimate import rounded
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.report.frame import Measured, Results
-from value_aware_study.report.words import grouped, plural
+from value_aware_study.report.words import grouped, plain, plural
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -15,8 +15,9 @@ NOT_THE_SAME_EXPERIMENT = (
 )
 INTERVAL = (
     "Intervals are 95% intervals, paired with exact attention on the same text where they are of a "
-    "change from it. Of the mean of several trainings they cover text and training, as the claims' "
-    "do; of one training, or of a pretrained model, the choice of evaluation text alone."
+    "change from it. Of the mean of several trainings (of perplexities geometric, of all else "
+    "arithmetic) they cover text and training, as the claims' do; of one training, or of a "
+    "pretrained model, the choice of evaluation text alone."
 )
 OPTIMAL = (
     "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "
@@ -80,7 +81,7 @@ def measured_on(record: Record) -> str:
 def recorded_on(records: Iterable[Record]) -> str:
     """Counts the units that output errors and skewness were measured on, a part of all."""
     models = grouped(
-        (plural(units, record.unit), record.model)
+        (plural(units, record.unit), plain(record.model))
         for record in records
         if (units := record.text.recorded_units) is not None
     )
@@ -138,8 +139,8 @@ def ours(records: Iterable[Record]) -> str:
     models = grouped(
         (
             _setting(record),
-            f"{record.model}: {record.length} tokens, heads of {record.head_dim} dimensions, "
-            f"{measured_on(record)}",
+            f"{plain(record.model)}: {record.length} tokens, heads of {record.head_dim} "
+            f"dimensions, {measured_on(record)}",
         )
         for record in records
     )
@@ -160,16 +161,13 @@ def means(trained: Iterable[str], drawn: str = "") -> str:
     `drawn` says what the single trainings are in a figure.
     """
     often = " or ".join(map(str, sorted({1, *Counter(trained).values()} - {1})))
-    return often and (
-        f" Means of {often} trainings of a model (of perplexities geometric, of all else "
-        f"arithmetic), with 95% intervals over text and training{drawn}."
-    )
+    return often and (f" Means of {often} trainings, 95% intervals over text and training{drawn}.")
 
 
 def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
     """Notes the expected models that were not evaluated; returns no note if all were."""
     absent = [name for name in expected if not results.models(name)]
-    return [f"Not evaluated yet: {', '.join(absent)}."] if absent else []
+    return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] if absent else []
 
 
 def probed_on(record: Record) -> str:

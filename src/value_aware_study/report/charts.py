@@ -15,7 +15,7 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report.frame import filled
-from value_aware_study.report.look import NEAR, Mark, Panel
+from value_aware_study.report.look import NEAR, Mark, Panel, ramp
 from value_aware_study.report.words import of_trainings, sentences
 
 SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
@@ -186,7 +186,8 @@ def dots(
 ) -> Drawn:
     """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
-    `published` values of the same rows and series are hollow marks.
+    `published` values of the same rows and series are hollow marks. A column `hue` is coloured by
+    its marks, and the series have shapes alone.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
@@ -197,13 +198,22 @@ def dots(
         labelPadding=10,  # a mark at 0 has room
     )  # fmt: skip
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
+    hues = {name: marks[name] for name in marks if name in set(frame.get("hue", ()))}
     marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
-    colours, shapes = colour(marks, orient="bottom"), shape(marks)
+    colours, shapes = colour(marks, **LEGEND), shape(marks)
+    if hues:
+        labels, ink = (*labels, "hue"), "var(--muted)"
+        of_series = {**LEGEND, "orient": "top", "symbolFillColor": ink, "symbolStrokeColor": ink}
+        shapes = shape(ramp(frame["series"].unique()), **of_series)
+        named = alt.Legend(**LEGEND) if set(frame["hue"]) - set(frame["name"]) else None
+        scale = alt.Scale(domain=list(hues), range=[mark.colour for mark in hues.values()])
+        colours = alt.Color("hue:N", scale=scale, legend=named)
     base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
     if filled(frame, ENDS):
         rule = base.mark_rule(strokeWidth=1.6)
-        layers.insert(0, rule.encode(x=of_field(x, "low"), x2="high:Q"))
+        rule = rule.encode(x=of_field(x, "low"), x2="high:Q")
+        layers.insert(len(layers) if hues else 0, rule)  # a legend toggles by the first layer
     if published is not None:
         hollow = _base(published, labels, numbers, colours, x=x, y=y, tooltip="said:N")
         hollow = hollow.encode(shape=shapes)

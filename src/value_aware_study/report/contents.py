@@ -12,7 +12,7 @@ from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import Record
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.report import captions
+from value_aware_study.report import captions, words
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
     benchmark,
@@ -28,7 +28,6 @@ from value_aware_study.report.exhibits import (
 )
 from value_aware_study.report.frame import Results, of_kernels, of_models
 from value_aware_study.report.page import write_page
-from value_aware_study.report.words import grouped
 
 READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
@@ -44,6 +43,7 @@ HOW, HOW_TITLE = (
     "exact attention: the value that every approximation above is compared with.",
     "How it was measured",
 )
+EVERYTHING = "Every number of keys, text, method and cell that was measured, and how."
 FOR = {
     "smoke": "This run tests the code: no number of its models means anything. ",
     "laptop": "The models of this run were trained for minutes: they are for trying things, not "
@@ -65,11 +65,10 @@ def report_page(results: Results, origin: str = "") -> Page:
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    sections = [_answer(results), _paper(results), _every_r(results)]
+    cached = [caches_section(results.prompted)] if results.prompted else []
+    sections = [_every_r(results)]
     if results.pretrained:
-        sections.insert(1, pretrained_section(results.pretrained))
-    if results.prompted:
-        sections.append(caches_section(results.prompted))
+        sections.append(pretrained_section(results.pretrained))
     if results.surveyed or results.variants or results.benchmark:
         sections.append(survey_section(results))
     for place, record in enumerate(results.probed, start=1):
@@ -79,7 +78,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         if results.unchecked
         else ""
     )
-    machines = [pair for section in sections for pair in section.machines]
+    machines = [pair for section in [*cached, *sections] for pair in section.machines]
     sections.append(
         _section("how", HOW_TITLE, HOW, [("", model.models(results, machines))], unchecked)
     )
@@ -89,31 +88,37 @@ def report_page(results: Results, origin: str = "") -> Page:
         "largest, renormalised) or for the attention output (OVA: the convex combination of at "
         "most r values closest to it). Both choices are oracles that look at exact attention: they "
         "measure what a method could reach, not what it costs.",
-        sections,
+        [
+            _answer(results),
+            _paper(results),
+            *cached,
+            Section("everything", "Everything", EVERYTHING, [], within=sections),
+        ],
         origin,
+        results.links,
     )
 
 
 def _answer(results: Results) -> Section:
-    """Builds the section of the answer, beside a drawing of the question.
+    """Builds the part of the answer: a finding with its controls, and a drawing of the question.
 
-    The first exhibit is of a probed model, or else a causal one; so the explorer's first model.
+    The finding is on a pretrained decoder, or else on a probed model, which is the explorer's first
+    one too.
     """
     labels = {record.model: record.model for record in results.probed} | results.names()
-    first = "The first figure is of models that others trained, with four keys in every layer. "
-    exhibits: list[Named] = [
-        ("", pretrained.few_keys(results.pretrained, "hero")),
-        ("", layers.hero(results, "matching" if results.pretrained else "hero")),
-        ("the token explorer", model.explorer(results.explored, labels, bool(results.replicates))),
-        ("", drawing.drawing()),
-        ("the claims", claims.claims(results)),
-    ]
+    hero = pretrained.few_keys(results.pretrained, "hero")
     return _section(
         "answer",
-        "The claims",
-        f"{first if results.pretrained else ''}{layers.BARS if results.probed else ''}Every claim "
-        "of the paper has a verdict below, with the number of comparisons that agree.",
-        exhibits,
+        "Answer",
+        layers.BARS if results.probed and not hero else "",
+        [
+            ("", hero or layers.hero(results)),
+            (
+                "the token explorer",
+                model.explorer(results.explored, labels, bool(results.replicates)),
+            ),
+            ("", drawing.drawing()),
+        ],
     )
 
 
@@ -147,7 +152,10 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
         "prompt: no choice has seen it.",
         _unnamed(caches.compared(records)),
         machines=[
-            (f"{r.model}, {r.task} of {r.text}, {r.prefix:,} tokens", captions.machine_of(r))
+            (
+                f"{r.model}, {words.plain(r.task)} of {r.text}, {r.prefix:,} tokens",
+                captions.machine_of(r),
+            )
             for r in records
         ],
     )
@@ -162,14 +170,15 @@ def caches_page(records: Sequence[PromptRecord], origin: str = "") -> Page:
 
 
 def _paper(results: Results) -> Section:
-    results = pretrained.beside(results)
+    claimed, results = claims.claims(results), pretrained.beside(results)
     return _section(
         "paper",
         "The paper",
-        "Tables 1 to 4 and Figures 1 to 3, ours beside the paper's, whose models are larger. "
-        "Compare the order of the methods and the ratios to exact attention, not the levels; "
-        "hollow marks are the paper's.",
+        "Its claims with a verdict each, then its tables and figures, ours beside the paper's, "
+        "whose models are larger: compare the order of the methods and the ratios to exact "
+        "attention, not the levels. Hollow marks are the paper's.",
         [
+            ("", claimed),
             ("Table 1", paper.table_1(results)),
             ("Figure 1", paper.figure_1(results)),
             ("Table 2", paper.table_2(results)),
@@ -209,7 +218,9 @@ def survey_section(results: Results) -> Section:
     Records of other checkpoints than the evaluation's are left out, and named.
     """
     evaluated = {record.hashes.get("checkpoint") for record in results.records}
-    of_evaluated = grouped((r.hashes.get("checkpoint") in evaluated, r) for r in results.surveyed)
+    of_evaluated = words.grouped(
+        (r.hashes.get("checkpoint") in evaluated, r) for r in results.surveyed
+    )
     records, others = of_evaluated.get(True, []), of_evaluated.get(False, [])
     names = ", ".join(record.model for record in others)
     machines = captions.machines([*records, *results.variants])

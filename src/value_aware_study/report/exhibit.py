@@ -1,8 +1,8 @@
 """The parts of a report: a page of sections, their exhibits, and each exhibit's table."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import pandas as pd
@@ -79,7 +79,8 @@ class Table:
 class Exhibit:
     """A figure, a table, or the exploration of a text, with one line of meaning.
 
-    `name` is its anchor and its files' stem. `notes` are paragraphs folded away. `charts` are the
+    `name` is its anchor and its files' stem. `listed` is its name in the contents list, the title's
+    beginning where it has no other. `notes` are paragraphs folded away. `charts` are the
     panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
     `choices` name equal parts of the panels, of which the page shows one. A `folded` exhibit is
     seen once it is opened. The picture of a `shared` one stands alone elsewhere: it has the title,
@@ -96,6 +97,7 @@ class Exhibit:
     choices: Sequence[str] = ()
     folded: bool = False
     shared: bool = False
+    listed: str = ""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -107,12 +109,18 @@ class Exhibit:
                 "choices; every choice needs as many"
             )
 
+    @property
+    def entry(self) -> str:
+        """Names it in a word or a few: "Table 1", "Token by token"."""
+        return self.listed or re.split("[.:;] ", self.title)[0]
+
 
 @dataclass(frozen=True)
 class Section:
     """Exhibits that answer one question; `name` is the anchor.
 
     `machines` pair measurements with the machine that made them, for the page's last section.
+    `within` are sections of its own, after its exhibits.
     """
 
     name: str
@@ -120,6 +128,7 @@ class Section:
     lead: str
     exhibits: Sequence[Exhibit]
     machines: Sequence[tuple[str, str]] = ()
+    within: Sequence["Section"] = ()
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -129,16 +138,17 @@ class Section:
 class Page:
     """The whole report, whose first section holds the answer.
 
-    `origin` says which code made it; "" where that is not known.
+    `origin` says which code made it; "" where that is not known. `links` lead to code and manual.
     """
 
     title: str
     lead: str
     sections: Sequence[Section]
     origin: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [section.name for section in self.sections]
+        names = [section.name for section in self.every_section()]
         names += [exhibit.name for exhibit in self.exhibits()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -146,7 +156,11 @@ class Page:
 
     def exhibits(self) -> Iterator[Exhibit]:
         """Returns every exhibit, in the order of the page."""
-        return chain.from_iterable(section.exhibits for section in self.sections)
+        return chain.from_iterable(section.exhibits for section in self.every_section())
+
+    def every_section(self) -> Iterator[Section]:
+        """Returns every section, each before the sections within it."""
+        return chain.from_iterable((section, *section.within) for section in self.sections)
 
 
 def _check_name(name: str) -> None:

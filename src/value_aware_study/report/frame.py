@@ -86,6 +86,7 @@ class Results:
             length.
         prompted: Compressed caches of a pretrained model, a record a kind, text and length of
             prompts.
+        links: Addresses of code and manual, by name.
         unchecked: Files that were read without a checksum.
     """
 
@@ -101,6 +102,7 @@ class Results:
     pretrained: Sequence[Record] = field(default=(), kw_only=True)
     prompted: Sequence[PromptRecord] = field(default=(), kw_only=True)
     explored: Exploration | None = field(default=None, kw_only=True)
+    links: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     unchecked: Sequence[str] = field(default=(), kw_only=True)
 
     @classmethod

@@ -126,6 +126,16 @@ ORACLE_MARKS = {
     ORACLES[AWARE]: Mark.of("blue", "square"),
     ORACLES[OBLIVIOUS]: Mark.of("vermillion", "circle"),
 }
+CACHE_MARKS = {
+    "value-aware, one budget": Mark.of("blue"),
+    "value-aware, other budgets": Mark.of("sky"),
+    "attention, one budget": Mark.of("vermillion"),
+    "KVzip": Mark.of("teal"),
+    "DropKV": Mark.of("orange"),
+    "an oracle, later queries": Mark.of("olive"),
+    "other published methods": Mark.of("grey"),
+}
+"""Colours of caches by what chooses their keys, in every figure of caches."""
 SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
 OTHER = Mark.of("grey")
 """The mark of a series without its own."""

@@ -163,14 +163,22 @@ document.getElementById("page-theme").addEventListener("click", () => {
   try { localStorage.setItem("theme", root.dataset.theme); } catch {}
 });
 
-const reading = new IntersectionObserver((entries) => {
-  for (const { isIntersecting, target } of entries) {
-    if (!isIntersecting) continue;
-    document.querySelectorAll("nav [aria-current]").forEach((link) => link.removeAttribute("aria-current"));
-    document.querySelector(`nav a[href="#${target.id}"]`)?.setAttribute("aria-current", "location");
-  }
-}, { rootMargin: "0px 0px -70% 0px" });
-document.querySelectorAll("h2, h3").forEach((heading) => reading.observe(heading));
+// The last heading above 30% of the window is the one that is read; page.css folds other entries.
+const headings = [...document.querySelectorAll("main :is(h2, h3, h4)")];
+const isAbove = (heading) => heading.getBoundingClientRect().top < 0.3 * window.innerHeight;
+
+function follow() {
+  const { id } = headings.findLast(isAbove) ?? headings[0] ?? {};
+  const link = document.querySelector(`nav a[href="#${id}"]`);
+  if (!link || link.hasAttribute("aria-current")) return;
+  document.querySelector("nav [aria-current]")?.removeAttribute("aria-current");
+  link.setAttribute("aria-current", "location");
+  const listed = link.checkVisibility() ? link : link.closest("nav > ul > li");
+  listed.scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+window.addEventListener("scroll", follow, { passive: true });
+window.addEventListener("resize", follow);
+follow();
 
 document.querySelectorAll(".explorer").forEach((place) => {
   explore(place, JSON.parse(read(place.closest("article").dataset.exhibit).exploration));

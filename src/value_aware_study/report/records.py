@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_attention.measurement.record import JsonRecord, Record
@@ -57,8 +59,17 @@ def read(places: Mapping[str, Path]) -> Results:
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         prompted=caches(places["caches"], places["caches_published"]),
         explored=Exploration.of(explored) if explored else None,
+        links=links_of(places["citation"]),
         unchecked=_unchecked(places),
     )
+
+
+def links_of(citation: Path) -> dict[str, str]:
+    """Reads the addresses of code, manual and archive that a CITATION.cff has."""
+    cited = yaml.safe_load(citation.read_text(encoding="utf-8")) if citation.is_file() else {}
+    links = {"Code": cited.get("repository-code"), "Manual": cited.get("url")}
+    links["DOI"] = f"https://doi.org/{cited['doi']}" if cited.get("doi") else None
+    return {name: address for name, address in links.items() if address}
 
 
 def pretrained(folder: Path, published: Path) -> list[Record]:

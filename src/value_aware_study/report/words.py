@@ -95,10 +95,15 @@ def model_label(record: Record) -> str:
     return f"masked, {record.length} tokens"
 
 
+def plain(name: str) -> str:
+    """Writes the name of a record, column or option as words: "masked long", "mean key"."""
+    return name.replace("_", " ")
+
+
 def method_label(name: str) -> str:
     """Returns a method's label; of a method without a card, the option's name in words."""
     card = cards().get(name)
-    return card.label if card else name.replace("_", " ")
+    return card.label if card else plain(name)
 
 
 def full_name(method: str) -> str:

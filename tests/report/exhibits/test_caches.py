@@ -58,7 +58,7 @@ def test_ratios_are_paired_and_the_best_that_is_no_oracle_is_named() -> None:
         assert row["worst"] == pytest.approx(OTHERS[row["cache"]])
     assert set(data["prompts"]) == {4} and data["tells"].all()
     assert exhibit.title == (
-        "running text, 512 tokens, 0.25 of the keys: all queries leaves × 0.25 of the KL that the "
+        "Running text, 512 tokens, 0.25 of the keys: all queries leaves × 0.25 of the KL that the "
         "same score from SnapKV's queries leaves"
     )
     notes = " ".join(exhibit.notes)

@@ -36,7 +36,7 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
     second_table = table_2(Results.of(cut))
     ours = second_table.table.display.set_index(["kernel", "attention"])["measured (× exact)"]
     assert set(ours["polynomial (deg 2)"]) == {ours["elu", "OVO-65"]} == {DASH}
-    assert second_table.notes[-1] == "Not evaluated yet: causal_polynomial."
+    assert second_table.notes[-1] == "Not evaluated yet: causal polynomial."
     empty = Results.of([])
     for exhibit in (table_1, table_2, figure_1, figure_2, figure_3):
         assert exhibit(empty) is None

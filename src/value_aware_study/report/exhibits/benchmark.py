@@ -28,6 +28,7 @@ DENSE = ("eager", "fused")
 QUICK, SMALL = "milliseconds", "peak_mib"
 TRAINING = "forward_backward"
 PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
+WRITTEN = {QUICK: "median, ms", SMALL: "peak memory, MiB"}
 OLDER = "Time and memory were measured by older code."
 ROW = 21
 MARKS = {
@@ -41,7 +42,8 @@ EXPLAINED = (
     "fetching L² weights from memory is not counted. Random keys compute all pairs and hide the "
     "others where they keep a sixteenth or more of the keys, and gather them beyond, so that their "
     "exponents mix two ways. An exponent of memory far below 1 means that most of the "
-    "peak does not grow with the length here: projections, features or landmarks weigh as much."
+    "peak does not grow with the length here: projections, features or landmarks weigh as much; "
+    "one below 0 is left out."
 )
 EQUAL = 1.25
 """Two costs within this factor of each other count as about equal."""
@@ -154,6 +156,11 @@ def slope(costs: Mapping[int, float | None]) -> float | None:
         if length >= FIT_FROM and cost
     }
     return linear_regression(list(logs), list(logs.values())).slope if len(logs) > 1 else None
+
+
+def grows(exponent: float | None) -> float | None:
+    """Drops an exponent below 0: a peak that shrinks with the length is an artefact of the fit."""
+    return None if exponent is None or exponent < 0 else exponent
 
 
 def dense_about_equal(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
@@ -270,9 +277,14 @@ def findings(
                 )
 
 
-def survey_claims(measured: Measurements) -> Exhibit:
-    """Shows every claim of the survey, its verdict, and the comparisons that it follows from."""
+def survey_claims(measured: Measurements) -> list[Exhibit]:
+    """Shows every claim of the survey with its verdict and counts, then all its comparisons."""
     answered = answers(measured)
+    pairs = [(answer.claim, finding) for answer in answered for finding in answer.findings]
+    comparisons = pd.DataFrame(
+        [(claim, of.what, of.sentence, of.mark) for claim, of in pairs],
+        columns=["claim", "compared", "measured", "agrees"],
+    )
     rows = pd.DataFrame(
         {
             "claim": [answer.claim for answer in answered],
@@ -281,13 +293,24 @@ def survey_claims(measured: Measurements) -> Exhibit:
             "measured here": ["; ".join(answer.lines()) or "not measured" for answer in answered],
         }
     )
-    return Exhibit(
-        "survey_claims",
-        "The survey's claims, measured here",
-        f"Verdicts on this {measured.place}, no firmer than their intervals.",
-        [VERDICTS, f"{LIMIT} {RATIOS}" if measured.place == "CPU" else RATIOS, measured.setting],
-        table=Table(rows, rows),
-    )
+    return [
+        Exhibit(
+            "survey_claims",
+            "The survey's claims, measured here",
+            f"Verdicts on this {measured.place}, no firmer than their intervals.",
+            [VERDICTS, f"{LIMIT} " * (measured.place == "CPU") + RATIOS, measured.setting],
+            table=Table(rows, rows.drop(columns="measured here")),
+            listed="The survey's claims",
+        ),
+        Exhibit(
+            "survey_findings",
+            "Every comparison behind the survey's verdicts",
+            "One length a line: the median of the rounds' ratios, and its interval.",
+            table=Table(comparisons, comparisons),
+            folded=True,
+            listed="Every comparison",
+        ),
+    ]
 
 
 def time_and_memory(measured: Measurements) -> list[Exhibit]:
@@ -329,6 +352,7 @@ def _of_lengths(measured: Measurements, name: str, figure: str, rows: pd.DataFra
                 "peak memory, MiB": [number(value) for value in rows[SMALL]],
             },
         ),
+        listed=f"Cost, {name} sequences",
     )
 
 
@@ -390,6 +414,7 @@ def exponents(measured: Measurements) -> Exhibit | None:
         ],
         [_exponents_panel(fitted)],
         Table(data, display),
+        listed="Growth of cost",
     )
 
 
@@ -403,7 +428,7 @@ def _exponents(measured: Measurements) -> pd.DataFrame:
             "exponent": about["exponent"],
             "counted": slope({int(at): count for at, count in about["multiply_adds"].items()}),
             "attention, time": slope(times[method]),
-            "attention, memory": slope(measured.by_length("attention", method, SMALL)),
+            "attention, memory": grows(slope(measured.by_length("attention", method, SMALL))),
             "layer, time": slope(measured.by_length("forward", method, QUICK)),
             "fitted on": _listed([length for length in times[method] if length >= FIT_FROM]),
         }
@@ -447,9 +472,10 @@ def cost_tables(measured: Measurements) -> list[Exhibit]:
         for about in measured.record["methods"].values()
     )
     rows = measured.frame
-    display = rows[["pass", "length", "label"]].rename(columns={"label": "method"})
+    display = rows[["length", "label"]].rename(columns={"label": "method"})
+    display.insert(0, "pass", rows["pass"].map(PASSES))
     for name in (QUICK, "low", "high", SMALL):
-        display[name] = [number(value, 2) for value in rows[name]]
+        display[WRITTEN.get(name, name)] = [number(value, 2) for value in rows[name]]
     display["left out"] = ["" if words.missing(why) else why for why in rows["left_out"]]
     return [
         Exhibit(
@@ -457,6 +483,7 @@ def cost_tables(measured: Measurements) -> list[Exhibit]:
             "The methods and their settings",
             "Every argument, as it was run; L is the sequence length.",
             table=Table(methods, methods),
+            listed="Settings",
         ),
         Exhibit(
             "cells",
@@ -464,6 +491,7 @@ def cost_tables(measured: Measurements) -> list[Exhibit]:
             "Medians and quartiles in ms, peak memory in MiB.",
             [measured.how],
             table=Table(rows, display),
+            folded=True,
         ),
     ]
 
@@ -471,7 +499,7 @@ def cost_tables(measured: Measurements) -> list[Exhibit]:
 def _arguments(about: Mapping[str, Any]) -> str:
     by_length = {name: _power(*value) for name, value in about["by_length"].items()}
     arguments = about["arguments"] | by_length
-    return ", ".join(f"{name} = {value}" for name, value in arguments.items()) or DASH
+    return words.plain(", ".join(f"{name} = {value}" for name, value in arguments.items())) or DASH
 
 
 def _power(factor: float, power: float, *most: float) -> str:

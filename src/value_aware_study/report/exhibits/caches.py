@@ -20,7 +20,7 @@ BESIDE = "single losses, SnapKV's queries"
 LEAST = 0.5
 """Share of right tokens of the full cache below which a task does not tell caches apart"""
 AGREED = 0.8
-TASKS = {"running_text": "running text", "needles": "needles", "recalled_list": "a recalled list"}
+TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": "A recalled list"}
 
 
 def pooled(records: Sequence[PromptRecord]) -> Iterator[PromptRecord]:
@@ -98,6 +98,7 @@ def _exhibit(name: str, record: PromptRecord) -> Exhibit:
         notes,
         [_panel(data)],
         Table(data, pd.DataFrame(written)),
+        listed=data["task"][0] + ", joint choice" * ("joint set" in set(data["cache"])),
     )
 
 
@@ -119,11 +120,24 @@ def _finding(data: pd.DataFrame) -> str:
     )
 
 
+def _kind(cache: str) -> str:
+    """Returns the name in `look.CACHE_MARKS` of what chooses a cache's keys."""
+    if "later" in cache:
+        return "an oracle, later queries"
+    if cache in look.CACHE_MARKS:
+        return cache
+    if cache.startswith("mean attention"):
+        return "attention, one budget"
+    if cache.startswith(("single losses", "joint set")):
+        return f"value-aware, {'one budget' if 'one budget' in cache else 'other budgets'}"
+    return "other published methods"
+
+
 def _panel(data: pd.DataFrame) -> look.Panel:
     title = charts.direction("KL / single losses with SnapKV's queries", "lower")
     drawn = data.assign(value=data["ratio"])
     drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
     x = charts.powers(alt.X, "value", title, drawn[["value", "low", "high"]].stack().tolist())
-    marks = look.ramp(drawn["series"].unique())
-    layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, marks, x)]
+    drawn["hue"] = drawn["cache"].map(_kind)
+    layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)]
     return charts.toggled(layers, 34, data["task"][0])

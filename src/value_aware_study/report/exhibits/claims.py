@@ -514,7 +514,7 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
         "single trainings agree; all are in the section's last table.",
         [
             about(answered),
-            *(f"The paper on “{answer.claim}” {answer.published}" for answer in answered),
+            *(f"“{answer.claim}” {_told(answer)}" for answer in answered),
         ],
         table=Table(
             data,
@@ -524,11 +524,17 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
                 "after Holm": data["after_holm"],
                 "decided for it": [decided(answer.findings) for answer in answered],
                 "trainings that agree": [agreeing(answer.findings) for answer in answered],
-                "by model": [_by_model(answer.findings) for answer in answered],
-                "remark": data["remark"],
             },
         ),
+        listed="The claims",
     )
+
+
+def _told(answer: Answer) -> str:
+    """Says what the paper has for a claim, what each model has, and what the verdict does not."""
+    each = _by_model(answer.findings)
+    ours = f"Here: {each}." if each != DASH else ""
+    return " ".join(filter(None, [f"The paper: {answer.published}", ours, answer.remark]))
 
 
 def _row(answer: Answer) -> Row:
@@ -585,6 +591,8 @@ def _strength(findings: Sequence[Finding]) -> Exhibit:
                 "errs": data["errs"],
             },
         ),
+        folded=True,
+        listed="Against counting",
     )
 
 
@@ -646,4 +654,5 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
             ],
         ),
         folded=True,
+        listed="Every comparison",
     )

@@ -52,6 +52,7 @@ def drawing() -> Exhibit:
             ),
         ),
         shared=True,
+        listed="A drawing",
     )
 
 

@@ -182,7 +182,7 @@ def grid(results: Results) -> Exhibit:
         table=Table(
             data,
             {
-                "model": data["model"],
+                "model": data["model"].map(words.plain),
                 "setting": [words.setting_label(row) for row in data.to_dict("records")],
                 "seed": [number(seed, 0) for seed in data["seed"]],
                 "metric": data["metric"],

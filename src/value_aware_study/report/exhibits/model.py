@@ -397,7 +397,7 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         for metric, numbers, others in zip(data["metric"], written, beside, strict=True)
     ]
     display = data.drop(columns=["metric", *single]).assign(**{"exact attention": exact})
-    display = display.rename(columns=lambda n: n.replace("_", " "))
+    display = display.assign(model=data["model"].map(words.plain)).rename(columns=words.plain)
     runs = words.grouped(
         (on, measured)
         for measured, on in [*captions.machines([*records, *results.replicates]), *machines]

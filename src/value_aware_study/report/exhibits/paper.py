@@ -28,6 +28,7 @@ from value_aware_study.report.words import (
     intervals,
     missing,
     of_trainings,
+    plain,
     range_over,
     sentences,
     series_label,
@@ -675,7 +676,7 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
         data,
         {
             "whose": data["whose"],
-            "model": data["model"].fillna(""),
+            "model": data["model"].fillna("").map(plain),
             "method": data["series"].fillna(""),
             "r or features": [whole(n) for n in data["r"].fillna(data["features"])],
             "keys, % of the length": [number(share) for share in data["share"]],

