@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -22,17 +21,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLE, PICTURE = "sweep.csv", "sweep.png"
-"""Files beside Hydra's multirun.yaml"""
-ENDS = ("value", "low", "high")
-MEASURED = {
+COLUMNS = {
+    "approximation": "method",
     "value": "{}",
     "low": "{}_low_95",
     "high": "{}_high_95",
-    "times_exact": "times_exact",
     "count": "targets",
     "relative_output_error": "output_error",
 }
-"""What a row measures -> its column, with the metric's name; settings stand before it"""
+"""Key of a row -> its column; {} is the metric's name, which has the unit."""
 
 
 class SweepTable(Callback):
@@ -53,17 +50,14 @@ class SweepTable(Callback):
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
-        if config.hydra.mode == RunMode.MULTIRUN:
-            log = f"{config.hydra.sweep.dir}/.submitit"
-            leave(config.hydra, failure=f"its process died; its log is in {log}")
+        log = f"{config.hydra.sweep.dir}/.submitit"
+        leave(config.hydra, failure=f"its process died; its log is in {log}")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Leaves the row that a job returned, its columns in order, or why there is none."""
-        if config.hydra.mode == RunMode.MULTIRUN:
-            result = job_return.return_value
-            row = list(result.items()) if isinstance(result, dict) else []
-            failure = result if isinstance(result, Failure) else None
-            leave(config.hydra, row=row, failure=failure)
+        result = job_return.return_value
+        row = list(result.items()) if isinstance(result, dict) else []
+        leave(config.hydra, row=row, failure=result if isinstance(result, Failure) else None)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the table, then a line for every failed job: the overrides of its own, and why."""
@@ -87,21 +81,11 @@ def jobs_folder(hydra: DictConfig) -> Path:
 
 
 def leave(hydra: DictConfig, **outcome: object) -> None:
-    """Adds an outcome to the file of a job."""
-    file = jobs_folder(hydra) / f"{hydra.job.num}.json"
-    earlier = json.loads(file.read_text()) if file.exists() else {}
-    write_json(file, earlier | {"overrides": list(hydra.overrides.task)} | outcome)
-
-
-def is_multirun() -> bool:
-    """Tells whether this process runs a job of a multirun."""
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-def leave_exact(row: Mapping[str, object]) -> None:
-    """Leaves, in a multirun, the row of exact attention that the job's own is compared with."""
-    if is_multirun():
-        leave(HydraConfig.get(), exact=row)
+    """Adds an outcome to the file of a multirun's job; a single job has none."""
+    if hydra.mode == RunMode.MULTIRUN:
+        file = jobs_folder(hydra) / f"{hydra.job.num}.json"
+        job = json.loads(file.read_text()) if file.exists() else {}
+        write_json(file, job | {"overrides": list(hydra.overrides.task)} | outcome)
 
 
 def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -119,37 +103,39 @@ def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def beside(row: Mapping[str, Any], exact: Mapping[str, Any]) -> dict[str, Any]:
     """Adds the kernel, the metric and its ratio to exact attention's to a row."""
-    first = {"model": row["model"], "kernel": exact["kernel"]}
-    ratio = row["value"] / exact["value"] if exact["value"] else None
-    return {**first, **row, "metric": exact["metric"], "times_exact": ratio}
+    return {
+        "model": row["model"],
+        "kernel": exact["kernel"],
+        **row,
+        "times_exact": row["value"] / exact["value"] if exact["value"] else None,
+        "metric": exact["metric"],
+    }
 
 
 def keep(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Prints the table of rows, then writes it and its picture, both or neither."""
+    """Prints the table, then writes it and its picture beside multirun.yaml, both or neither."""
     from value_aware_attention.files import new_files
 
     table = table_of(rows)
     print(table.to_string(index=False, float_format="{:.4g}".format, na_rep=""))
     drawn = picture_of(rows)
     with new_files(folder, last=TABLE) as aside:
-        text = table.to_csv(index=False, lineterminator="\n", float_format="%.8g")
-        (aside / TABLE).write_text(text, encoding="utf-8")
+        table.to_csv(aside / TABLE, index=False, lineterminator="\n", float_format="%.8g")
         if drawn:
             (aside / PICTURE).write_bytes(drawn)
     print(folder / TABLE, *([folder / PICTURE] if drawn else []), sep="\n")
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
-    """Tabulates rows: the setting first, then the metric under its name, which has the unit."""
+    """Tabulates rows, the metric under its name, which has the unit."""
     import pandas as pd
 
     frame = pd.DataFrame(rows)
     if "metric" not in frame:
         return frame
     metric = "_or_".join(frame.pop("metric").unique())
-    settings = [name for name in frame if name not in MEASURED]
-    names = {"approximation": "method"} | {k: name.format(metric) for k, name in MEASURED.items()}
-    return frame[[*settings, *(name for name in MEASURED if name in frame)]].rename(columns=names)
+    names = {name: shown.format(metric) for name, shown in COLUMNS.items()}
+    return frame.rename(columns=names)
 
 
 def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
@@ -162,16 +148,20 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     drawn = pd.DataFrame(
         row
         | {"count": row["r"], "series": ORACLES.get(row["approximation"]) or series_label(row)}
-        | {end: row[end] and row[end] / row["value"] * row["times_exact"] for end in ENDS}
+        | {
+            end: row[end] and row[end] / row["value"] * row["times_exact"]
+            for end in ("value", *charts.ENDS)
+        }
         for row in rows
         if row.get("r") and row.get("times_exact")
     )
     if drawn.empty:
         return None
-    x = charts.count_axis("keys kept, r", drawn["count"].tolist())
     metric = " or ".join(name.removesuffix("_percent") for name in drawn["metric"].unique())
-    title = charts.direction(f"{metric} / exact attention's", "lower")
-    y = charts.ratio_axis(title, drawn[[*ENDS]])
+    x, y = (
+        charts.count_axis("keys kept, r", drawn["count"].tolist()),
+        charts.ratio_axis(charts.direction(f"{metric} / exact attention's", "lower"), drawn),
+    )
     panels = [
         charts.figure(
             [*charts.level(1.0), *charts.curves(frame, look.oracle_marks(frame), x, y)],

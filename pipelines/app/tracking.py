@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
-from pipelines.app.sweep import is_multirun, leave_exact
+from pipelines.app.sweep import leave
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import DecodingRecord
 
@@ -47,7 +49,8 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     words = " ".join(NAMES.get(word, word) for word in name.split())
     named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
     named["tags"] = [tag for tag in tags if isinstance(tag, str)]
-    if is_multirun() or "WANDB_SWEEP_ID" in os.environ:
+    multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    if multirun or "WANDB_SWEEP_ID" in os.environ:
         named["group"] = f"{cfg.run.get('group')} sweep"
     run = instantiate(cfg.run, **named)
     if run is None:
@@ -85,11 +88,12 @@ def link(run: "Run", how: str, kind: str, sha256: str) -> None:
 def log_record(run: "Run | None", record: Record) -> None:
     """Logs the curves of every method against its number of keys, the grid, and the summary.
 
-    That number is the cell's budget, where it has one, or its r, where it has no other argument. A
-    multirun's table gets the row of exact attention.
+    That number is the cell's budget, where it has one, or its r, where it has no other argument.
+    The table of a multirun gets the row of exact attention.
     """
-    exact = {"kernel": record.kernel, "metric": key(record.metric)}
-    leave_exact(row(record, record.cells[0]) | exact)
+    if HydraConfig.initialized():
+        named = {"kernel": record.kernel, "metric": key(record.metric)}
+        leave(HydraConfig.get(), exact=row(record, record.cells[0]) | named)
     if run is None:
         return
     import pandas as pd

@@ -111,17 +111,16 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
 
 
 def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
-    """Builds a logarithmic axis of ratios to exact attention's, which is 1."""
-    numbers = [1.0, *ratios.astype(float).stack()]
-    low, high = min(numbers), max(numbers)
+    """Builds a logarithmic axis of values that are ratios to exact attention's, which is 1."""
+    numbers = ratios[["value", *ENDS]].astype(float)
+    low, high = min(1.0, numbers.min(axis=None)), max(1.0, numbers.max(axis=None))
     room = max((high / low) ** 0.08, 1.01)
-    ticks = [step * 10.0**power for power in range(-6, 7) for step in (1, 2, 5)]
     return alt.Y(
         "value:Q",
         title=title,
         scale=alt.Scale(type="log", domain=[low / room, high * room], nice=False),
         axis=alt.Axis(
-            values=ticks if high > 3 * low else alt.Undefined,
+            values=STEPS if high > 3 * low else alt.Undefined,
             tickCount=6,
             format=",~r",
             labelOverlap="greedy",
