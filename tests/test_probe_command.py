@@ -133,7 +133,7 @@ def test_explain_refuses_in_one_line_and_leaves_nothing(
 
 def test_explain_names_what_a_wheel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "value_aware_study.explain", None)
-    with pytest.raises(SystemExit, match=r"error: .*in a checkout: pip install -e \.\[study\]"):
+    with pytest.raises(SystemExit, match=r"error: .*in a checkout: pip install -e '\.\[study\]'"):
         value_aware(monkeypatch, "explain", "model", "w1")
 
 

@@ -76,11 +76,11 @@ class SweepTable(Callback):
             sys.exit("\n".join(f"error: {line}" for line in failed or self.lost))
 
 
-def jobs_folder(hydra: DictConfig) -> Path:
+def jobs_folder(hydra: Any) -> Path:
     return Path(hydra.sweep.dir) / "jobs"
 
 
-def leave(hydra: DictConfig, **outcome: object) -> None:
+def leave(hydra: Any, **outcome: object) -> None:
     """Adds an outcome to the file of a multirun's job; a single job has none."""
     if hydra.mode == RunMode.MULTIRUN:
         file = jobs_folder(hydra) / f"{hydra.job.num}.json"
@@ -146,11 +146,14 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     from value_aware_study.report.words import ORACLES, series_label
 
     drawn = pd.DataFrame(
-        row
-        | {"count": row["r"], "series": ORACLES.get(row["approximation"]) or series_label(row)}
-        | {
-            end: row[end] and row[end] / row["value"] * row["times_exact"]
-            for end in ("value", *charts.ENDS)
+        {
+            **row,
+            "count": row["r"],
+            "series": ORACLES.get(row["approximation"]) or series_label(row),
+            **{
+                end: row[end] and row[end] / row["value"] * row["times_exact"]
+                for end in ("value", *charts.ENDS)
+            },
         }
         for row in rows
         if row.get("r") and row.get("times_exact")

@@ -47,7 +47,7 @@ def value_aware() -> None:
         import_module(COMMANDS[given.command]).main(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         hint = (
-            "; in a checkout: pip install -e .[study]"
+            "; in a checkout: pip install -e '.[study]'"
             if isinstance(error, ModuleNotFoundError)
             else ""
         )
