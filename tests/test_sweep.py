@@ -70,6 +70,9 @@ def test_rows_are_compared_with_their_own_exact_attention() -> None:
     assert [row["model"] for row in rows] == ["a", "a", "b", "b", "a", "c", "c", "d"]
     assert [row.get("times_exact") for row in rows] == [1, 2, 1, 3, 2, None, None, None]
     assert picture_of(rows[-1:]) is None
+    assert picture_of(
+        [rows[1] | numbers | {"low": -1.0}]
+    )  # an interval that a logarithm cannot show
 
 
 def test_a_bad_cell_is_named_by_what_it_was_given_and_the_others_are_a_table(
