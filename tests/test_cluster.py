@@ -44,10 +44,10 @@ def test_a_sweep_of_submitit_jobs_prints_its_table(
     run_app(f"evaluate -m hydra/launcher=submitit_local {sweep}", tmp_path)
     lines = [line.split() for line in capfd.readouterr().out.splitlines()]
     head, *rows = [words for words in lines if words[:1] in (["model"], ["causal_elu"])]
-    assert head[:3] == ["model", "approximation", "r"]
-    assert [row[:3] for row in rows] == [
-        ["causal_elu", "optimal_v_oblivious", "1"],
-        ["causal_elu", "optimal_v_oblivious", "96"],
+    assert head[:4] == ["model", "kernel", "method", "r"]
+    assert [row[:4] for row in rows[1:]] == [
+        ["causal_elu", "elu", "optimal_v_oblivious", "1"],
+        ["causal_elu", "elu", "optimal_v_oblivious", "96"],
     ]
     # a job each, and with every key the exact attention
     jobs = list((tmp_path / "logs/hydra/evaluate/.submitit").glob("*/*_result.pkl"))

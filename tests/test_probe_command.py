@@ -1,8 +1,12 @@
-"""The probe as a command: without hydra and the report's packages, with one line for an error."""
+"""The commands: probe without the report's packages, explain; with one line for an error."""
 
 import gzip
+import json
+import re
 import subprocess
 import sys
+import zlib
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +21,7 @@ from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.terminal import side_by_side, tables
 from value_aware_attention.probe import __main__ as command
 from value_aware_attention.probe import measuring
+from value_aware_study.report.page import OURS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 FEW = ["--windows", "2", "--rows", "4", "--search", "fast", "--sizes", "1", "4", "--no-control"]
@@ -43,6 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     monkeypatch.setattr(sys, "argv", ["value-aware-probe", *map(str, arguments)])
     command.main()
+
+
+def value_aware(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["value-aware", *map(str, arguments)])
+    command.value_aware()
 
 
 def test_it_prints_the_report_and_writes_the_record(
@@ -74,6 +84,67 @@ def test_it_prints_the_report_and_writes_the_record(
     assert len({len(row) for row in (header, *rows[:-2])}) == 1
     [row] = (line for line in printed.splitlines() if line.startswith("layers, heads, head size"))
     assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_explain_writes_one_page_of_the_whole_sentence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file, sentence = tmp_path / "page.html", " ".join(["W1. w2", *words(10).split(), "other."])
+    for _ in range(2):  # the page of an earlier run is replaced
+        value_aware(monkeypatch, "explain", folder / name, sentence, "--output", file)
+    assert capsys.readouterr().out == f"{file}\n" * 2
+    page = file.read_text()
+    assert OURS in page and page.count(f"“{sentence}”") >= 2 and "PNG" not in page
+    (data,) = re.findall(r'id="explorer-data">([^<]*)<', page)
+    content = json.loads(zlib.decompress(b64decode(data)))["exploration"]
+    (shown,) = json.loads(content)["models"]
+    ends = ["<s>", "</s>"] if name == "bert" else ["<s>"]
+    assert shown["name"] == name and len(shown["tokens"]) == len(sentence.split()) + len(ends)
+    assert "".join(shown["tokens"]).split() == [*ends[:1], *sentence.split(), *ends[1:]]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("/no/such/model w1", "/no/such/model: no such folder"),
+        ("{bert} _", "the sentence is empty"),
+        ("{bert} w1 --output {mine.html}", "mine.html; give a new file or an earlier page"),
+        ("{bert} w1 --output {bert}", "bert; give a new file or an earlier page"),
+        ("{bert} w1 --output {none/a.html}", "a.html; give a new file or an earlier page"),
+        ("{bert} " + "w1_" * 40, "the text is too long for the page or the model"),
+        ("{bare} w1", "has no tokenizer"),
+    ],
+)
+def test_explain_refuses_in_one_line_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, line: str
+) -> None:
+    (folder / "mine.html").write_text("mine")
+    words = [folder / word[1:-1] if word.startswith("{") else word for word in arguments.split()]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        value_aware(monkeypatch, "explain", words[0], str(words[1]).replace("_", " "), *words[2:])
+    message = str(stopped.value.code)
+    assert message.startswith("error: ") and line in message and "\n" not in message
+    assert not list(tmp_path.iterdir()) and (folder / "mine.html").read_text() == "mine"
+
+
+def test_explain_names_what_a_wheel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "value_aware_study.explain", None)
+    with pytest.raises(SystemExit, match=r"error: .*in a checkout: pip install -e '\.\[study\]'"):
+        value_aware(monkeypatch, "explain", "model", "w1")
+
+
+def test_probe_is_one_of_the_commands(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="error: --text is missing; "):
+        value_aware(monkeypatch, "probe", folder / "bert")
+    with pytest.raises(SystemExit):
+        value_aware(monkeypatch, "probe", "--help")
+    assert "  value-aware probe ./my-llama --text" in capsys.readouterr().out
 
 
 def test_caches_have_a_table(
@@ -149,19 +220,20 @@ def test_it_reads_texts_as_the_apps_do(tmp_path: Path, capsys: pytest.CaptureFix
     with gzip.open(texts / "b.tokens.gz", "wt") as file:
         file.write("w3 w4\r\n")
     (texts / "c.pdf").write_text("w5")
-    options = command.parser().parse_args(["bert", "--text", str(texts)])
+    options = command.parser("").parse_args(["bert", "--text", str(texts)])
     assert command.texts_of(options) == ["w1", "w2", "w3 w4"]
     assert capsys.readouterr().out == f"{texts}: text files read: 2; left out: .pdf (1)\n"
 
 
 def test_help_and_mistyped_options_do_not_wait_for_torch() -> None:
     code = (
-        "import sys; from value_aware_attention.probe.__main__ import main\n"
-        "try: main()\nfinally: assert 'torch' not in sys.modules"
+        "import sys; from value_aware_attention.probe.__main__ import value_aware\n"
+        "try: value_aware()\nfinally: assert not {'torch', 'altair'} & {*sys.modules}"
     )
-    for option, status in {"--help": 0, "--serch=fast": 2, "--search=fats": 2}.items():
+    given = {"probe model --help": 0, "probe m --serch=fast": 2, "probe m --search=fats": 2}
+    for options, status in (given | {"--help": 0, "explain --help": 0, "explain m": 2}).items():
         done = subprocess.run(
-            [sys.executable, "-c", code, "model", option], capture_output=True, text=True
+            [sys.executable, "-c", code, *options.split()], capture_output=True, text=True
         )
         assert done.returncode == status, done.stderr
 

@@ -1,12 +1,15 @@
-"""When jobs of a sweep fail, the others run and are printed, and the failed are named."""
+"""A sweep leaves a table and a picture; when jobs fail, the others run, and these are named."""
 
+import json
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from pipelines.app.sweep import picture_of, rows_of
 from tests.apps import run_app
 from tests.test_cluster import write_run
 
@@ -27,9 +30,49 @@ def ended(command: str, root: Path) -> list[str]:
 
 
 def sizes(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Returns the r of every printed row."""
+    """Returns the r of every printed row but that of exact attention."""
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    return [words[2] for words in lines if words[:1] == ["causal_elu"]]
+    return [words[3] for words in lines if words[:3:2] == ["causal_elu", "optimal_v_oblivious"]]
+
+
+def test_a_sweep_leaves_its_table_with_exact_attention_and_a_picture(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_app(f"{SWEEP}1,4", root)
+    folder = root / "logs/hydra/evaluate"
+    table = pd.read_csv(folder / "sweep.csv")
+    exact, *_ = values = table["perplexity"].tolist()
+    assert (folder / "multirun.yaml").exists()
+    assert table["method"].tolist() == ["exact", "optimal_v_oblivious", "optimal_v_oblivious"]
+    assert table["r"].tolist()[1:] == [1, 4] and set(table["kernel"]) == {"elu"}
+    assert table["times_exact"].tolist() == pytest.approx([value / exact for value in values])
+    assert (table["perplexity_low_95"] <= table["perplexity"]).all()
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2:] == [f"{folder}/sweep.csv", f"{folder}/sweep.png"]
+    assert printed[-6].split() == list(table)
+    run_app("evaluate -m kernel=elu approximation=exact,linear_attention", root)
+    assert pd.read_csv(folder / "sweep.csv")["method"].tolist() == ["exact", "linear_attention"]
+    assert not (folder / "sweep.png").exists()  # no method with r
+
+
+def test_rows_are_compared_with_their_own_exact_attention() -> None:
+    numbers = {"low": 1.0, "high": None, "count": 9}
+    exact = {"approximation": "exact", "kernel": "elu", "metric": "error_percent", **numbers}
+    jobs = [
+        {
+            "row": [*{"model": model, "approximation": "random_keys", "r": 2, "value": 6}.items()],
+            "exact": exact | {"model": model, "value": value},
+        }
+        for model, value in (("a", 3.0), ("b", 2.0), ("a", 3.0), ("c", 0.0))
+    ]
+    rows = rows_of(json.loads(json.dumps([*jobs, {"row": [["model", "d"]]}, {"failure": "it"}])))
+    assert [row["model"] for row in rows] == ["a", "a", "b", "b", "a", "c", "c", "d"]
+    assert [row.get("times_exact") for row in rows] == [1, 2, 1, 3, 2, None, None, None]
+    assert picture_of(rows[-1:]) is None
+    assert picture_of(
+        [rows[1] | numbers | {"low": -1.0}]
+    )  # an interval that a logarithm cannot show
 
 
 def test_a_bad_cell_is_named_by_what_it_was_given_and_the_others_are_a_table(
@@ -58,7 +101,7 @@ def test_a_traceback_is_shown_and_the_other_cells_run(
     assert second.startswith("error: approximation.r=2: KeyError")
     printed = capfd.readouterr()
     assert printed.err.count("Traceback") == 2
-    assert printed.out.splitlines()[-1].split()[2] == "4"
+    assert printed.out.splitlines()[-3].split()[3] == "4"
 
 
 def test_a_sweep_is_ended_by_hand_at_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +133,4 @@ def test_a_job_that_is_killed_is_named_and_the_others_are_waited_for(
     assert killed.startswith("error: approximation._target_=tests.training.processes.kill: its pro")
     assert refused.startswith("error: approximation._target_=nowhere.Nothing: ")
     assert len(list(Path(killed.rpartition(" ")[2]).glob("*/*_log.err"))) == 3
-    assert capfd.readouterr().out.splitlines()[-1].split()[2] == "4"
+    assert capfd.readouterr().out.splitlines()[-3].split()[3] == "4"

@@ -1,6 +1,7 @@
-"""The probe as a command of its own: value-aware-probe MODEL --text FILE."""
+"""The console command value-aware, and its probe: value-aware probe MODEL --text FILE."""
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import REMAINDER, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from importlib import import_module
 from pathlib import Path
 
 from value_aware_attention.files import reading, write_text
@@ -11,9 +12,9 @@ from value_aware_attention.texts import read_texts
 
 EPILOG = """
 examples:
-  value-aware-probe sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
-  value-aware-probe ./my-llama --text notes.txt --search fast --json llama.json
-  value-aware-probe llama.json other.json          two models side by side, nothing is measured
+  %(prog)s sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
+  %(prog)s ./my-llama --text notes.txt --search fast --json llama.json
+  %(prog)s llama.json other.json          two models side by side, nothing is measured
 
 Texts are .txt, .md, .jsonl (field "text") and .tokens files, plain or .gz.
 Keys chosen by weight and value-aware keys look at exact attention: they say what a method could
@@ -22,24 +23,53 @@ reach. Only safetensors are read, and no code of a model's folder is run.
 
 
 DTYPES = ("float32", "bfloat16", "float16")
+COMMANDS = {
+    "probe": "value_aware_attention.probe.__main__",
+    "explain": "value_aware_study.explain",  # of a checkout: the wheel does without
+}
 
 
-def main() -> None:
+def value_aware() -> None:
+    """Runs `value-aware probe` or `value-aware explain`; ends with one line where it cannot."""
+    made = ArgumentParser(
+        prog="value-aware",
+        description="Attention approximations judged by the attention output, on your model.",
+        epilog="value-aware COMMAND --help has the options of each",
+    )
+    made.add_argument(
+        "command", choices=COMMANDS, metavar="COMMAND",
+        help="probe: how many keys the heads of a model need on a text; explain: which keys they "
+        "keep for each token of a sentence, as a page",
+    )  # fmt: skip
+    made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
+    given = made.parse_args()
+    try:
+        import_module(COMMANDS[given.command]).main(given.options, f"value-aware {given.command}")
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        hint = (
+            "; in a checkout: pip install -e '.[study]'"
+            if isinstance(error, ModuleNotFoundError)
+            else ""
+        )
+        raise SystemExit(f"error: {error}{hint}") from None
+
+
+def main(arguments: list[str] | None = None, prog: str = "value-aware-probe") -> None:
     """Reads the command line, measures or reads every model, and prints tables.
 
     Ends with one line where a model or text does not fit.
     """
-    options = parser().parse_args()
+    options = parser(prog).parse_args(arguments)
     try:
         run(options)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 
 
-def parser() -> ArgumentParser:
+def parser(prog: str) -> ArgumentParser:
     """Describes the options."""
     made = ArgumentParser(
-        prog="value-aware-probe",
+        prog=prog,
         description="How many keys does each layer and head of a model need on a text?",
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,

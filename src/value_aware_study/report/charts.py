@@ -110,6 +110,24 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
     )
 
 
+def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
+    """Builds a logarithmic axis of values that are ratios to exact attention's, which is 1."""
+    numbers = ratios[["value", *ENDS]].astype(float).where(lambda number: number > 0)
+    low, high = min(1.0, numbers.min(axis=None)), max(1.0, numbers.max(axis=None))
+    room = max((high / low) ** 0.08, 1.01)
+    return alt.Y(
+        "value:Q",
+        title=title,
+        scale=alt.Scale(type="log", domain=[low / room, high * room], nice=False),
+        axis=alt.Axis(
+            values=STEPS if high > 3 * low else alt.Undefined,
+            tickCount=6,
+            format=",~r",
+            labelOverlap="greedy",
+        ),
+    )
+
+
 def extent(*frames: pd.DataFrame) -> list[float]:
     """Lists every number of these frames that an axis of values needs room for."""
     names = ("value", *ENDS)

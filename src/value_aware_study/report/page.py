@@ -79,10 +79,12 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     with new_files(folder, last=PAGE) as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
-        html = _html(page).encode()
-        if len(html) > LARGEST:
-            raise ValueError(f"the page has {len(html):,} bytes; at most {LARGEST:,} are allowed")
-        (aside / PAGE).write_bytes(html)
+        content = html(page).encode()
+        if len(content) > LARGEST:
+            raise ValueError(
+                f"the page has {len(content):,} bytes; at most {LARGEST:,} are allowed"
+            )
+        (aside / PAGE).write_bytes(content)
         for name, text in (beside or {}).items():
             (aside / name).write_text(text, encoding="utf-8")
         names = {file.name for file in aside.iterdir()}
@@ -124,7 +126,8 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
         path.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
-def _html(page: Page) -> str:
+def html(page: Page) -> str:
+    """Writes a page as one file."""
     environment = Environment(
         loader=PackageLoader("value_aware_study.report", ""),
         autoescape=True,
