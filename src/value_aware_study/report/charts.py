@@ -217,10 +217,11 @@ def dots(
     )  # fmt: skip
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
     hues = {name: marks[name] for name in marks if name in set(frame.get("hue", ()))}
-    marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
+    labels, numbers = ("name", "series", "hue")[: 3 if hues else 2], ("value",)
+    marks = _drawn(marks, frame, published)
     colours, shapes = colour(marks, **LEGEND), shape(marks)
     if hues:
-        labels, ink = (*labels, "hue"), "var(--muted)"
+        ink = "var(--muted)"
         of_series = {**LEGEND, "orient": "top", "symbolFillColor": ink, "symbolStrokeColor": ink}
         shapes = shape(ramp(frame["series"].unique()), **of_series)
         named = alt.Legend(**LEGEND) if set(frame["hue"]) - set(frame["name"]) else None
@@ -286,7 +287,7 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     return points.encode(x=x, y=y, opacity=ring, tooltip=sentence).add_params(near)
 
 
-LEGEND = {"orient": "bottom", "columns": 2}
+LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2}
 """Legend of a figure of curves."""
 
 
