@@ -268,7 +268,7 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     return points.encode(x=x, y=y, opacity=ring, tooltip=sentence).add_params(near)
 
 
-LEGEND = {"orient": "bottom", "columns": 2}
+LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2}
 """Legend of a figure of curves."""
 
 
