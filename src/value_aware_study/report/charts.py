@@ -199,7 +199,8 @@ def dots(
     )  # fmt: skip
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
     hues = {name: marks[name] for name in marks if name in set(frame.get("hue", ()))}
-    marks, labels, numbers = _drawn(marks, frame, published), ("name", "series"), ("value",)
+    labels: tuple[str, ...] = ("name", "series")
+    marks, numbers = _drawn(marks, frame, published), ("value",)
     colours, shapes = colour(marks, **LEGEND), shape(marks)
     if hues:
         labels, ink = (*labels, "hue"), "var(--muted)"
