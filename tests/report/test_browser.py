@@ -304,6 +304,31 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
     tab.close()
 
 
+def test_the_contents_list_follows_the_reader_and_folds_the_rest(desktop: Any, whole: Path) -> None:
+    current = "[...document.querySelectorAll('nav [aria-current]')].map(one => one.hash)"
+    desktop.goto(whole.as_uri())
+    desktop.wait_for_selector("#hero-chart-1 svg")
+    desktop.evaluate("document.querySelectorAll('.folded').forEach(one => (one.open = true))")
+    desktop.wait_for_function(DRAWN)
+    for name in ("figure_2", "grid", "distance", "models", "claims"):
+        desktop.evaluate(f"document.getElementById('{name}').scrollIntoView()")
+        desktop.wait_for_function(f"{current}.join() === '#{name}'")
+        assert 0 <= desktop.locator(f"nav a[href='#{name}']").bounding_box()["y"] <= 880
+    assert not desktop.locator("nav a[href='#models']").is_visible()
+    assert desktop.locator("nav a[href='#table_1']").inner_text() == "Table 1"
+
+
+def test_a_long_table_shows_ten_rows_until_it_is_unfolded(browser: Any, whole: Path) -> None:
+    window = browser.new_context(java_script_enabled=False)
+    tab = window.new_page()
+    tab.goto(whole.as_uri())
+    article = tab.locator("article[data-exhibit=table_1]")
+    assert article.locator("tbody tr:visible").count() == 10
+    article.locator(".more summary").click()
+    assert article.locator("tbody tr:visible").count() == article.locator("tbody tr").count() > 12
+    window.close()
+
+
 def test_a_folded_exhibit_is_drawn_once_it_is_opened(desktop: Any, whole: Path) -> None:
     desktop.goto(f"{whole.as_uri()}#figure_8")
     article = desktop.locator("article[data-exhibit=figure_8]")
@@ -375,12 +400,13 @@ def test_a_page_that_is_printed_at_once_has_every_figure(desktop: Any, whole: Pa
     desktop.add_init_script(f"window.addEventListener('afterprint', () => ({count}))")
     desktop.goto(whole.as_uri(), wait_until="load")
     desktop.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
-    soon = desktop.pdf()
+    soon = desktop.pdf(format="A4")
+    assert len(re.findall(rb"/Type */Page\b", soon)) <= 25
     visible = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
     visible += ".filter(one => !one.closest('details:not([open])')).length"
     assert desktop.evaluate("window.drawn") == desktop.evaluate(visible) > 20
     desktop.wait_for_function(f"document.querySelectorAll('.chart svg').length === {visible}")
-    assert len(desktop.pdf()) == len(soon)
+    assert len(desktop.pdf(format="A4")) == len(soon)
 
 
 @pytest.mark.parametrize("width", [390, 1400])

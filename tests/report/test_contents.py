@@ -10,6 +10,7 @@ from tests.refusals import assert_refused
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
+from value_aware_study.report.records import links_of
 
 
 def contents(folder):
@@ -32,6 +33,19 @@ def test_a_page_without_most_models_names_what_is_not_there(records):
     assert leads["The paper"].endswith("Not measured yet: Table 1, Figure 1, Figure 3.")
     assert "Not measured yet: the token explorer" in leads["Answer"]
     assert not {"table_1", "figure_1"} & {exhibit.name for exhibit in page.exhibits()}
+
+
+def test_a_page_has_four_parts_and_none_that_is_empty(records):
+    page = report_page(Results.of(records))
+    assert [section.name for section in page.sections] == ["answer", "paper", "everything"]
+    assert [part.name for part in page.sections[-1].within] == ["every_r", "how"]
+
+
+def test_code_and_manual_are_linked_where_the_citation_has_them(tmp_path):
+    file = tmp_path / "CITATION.cff"
+    assert links_of(file) == {}
+    file.write_text("title: t\nrepository-code: https://code\ndoi: 10.1/x\n")
+    assert links_of(file) == {"Code": "https://code", "DOI": "https://doi.org/10.1/x"}
 
 
 def test_no_records_are_refused_in_one_line():

@@ -80,6 +80,8 @@ def test_the_same_page_gives_the_same_bytes(report: Path, tmp_path: Path) -> Non
 
 def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
     assert not elements.open
+    previewed = "How much is lost? 4 keys do as well as 75."
+    assert ("meta", {"name": "description", "content": previewed}) in elements.found
     for tag, attributes in elements.found:
         assert tag not in ("link", "img", "iframe") and "src" not in attributes
         assert (attributes.get("href") or "#").startswith(("#", PAPER))

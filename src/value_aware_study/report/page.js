@@ -177,8 +177,7 @@ function follow() {
   listed.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 window.addEventListener("scroll", follow, { passive: true });
-window.addEventListener("resize", follow);
-follow();
+new ResizeObserver(follow).observe(document.body);  // also once, and where a figure has grown
 
 document.querySelectorAll(".explorer").forEach((place) => {
   explore(place, JSON.parse(read(place.closest("article").dataset.exhibit).exploration));

@@ -9,7 +9,14 @@ from value_aware_study.report.claim import Answer
 from value_aware_study.report.contents import survey_section
 from value_aware_study.report.exhibit import Section
 from value_aware_study.report.exhibits import benchmark
-from value_aware_study.report.exhibits.benchmark import CLAIMS, OLDER, QUICK, Measurements, slope
+from value_aware_study.report.exhibits.benchmark import (
+    CLAIMS,
+    OLDER,
+    QUICK,
+    Measurements,
+    grows,
+    slope,
+)
 from value_aware_study.report.frame import Results
 
 
@@ -91,6 +98,7 @@ def test_exponents_are_the_powers_of_the_laws() -> None:
     assert slope(measured.by_length("attention", "linformer", QUICK)) == pytest.approx(1.1)
     assert slope(measured.by_length("forward", "linformer", QUICK)) is None  # one length >= 2048
     assert slope({length: length**0.5 for length in BEYOND}) == pytest.approx(0.5)
+    assert (grows(-0.1), grows(None), grows(0.2)) == (None, None, 0.2)
     assert training_times(measured.record["cells"])["eager"] == pytest.approx(100 * 4**1.2)
 
 

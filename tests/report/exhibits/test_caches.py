@@ -8,7 +8,7 @@ from value_aware_attention.measurement.cache_record import FULL
 from value_aware_attention.measurement.prompted import PromptCell, PromptRecord
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_study.report.contents import caches_page
-from value_aware_study.report.exhibits.caches import BESIDE, compared, pooled, rows
+from value_aware_study.report.exhibits.caches import BESIDE, _kind, compared, pooled, rows
 
 OTHERS = {"SnapKV": 2.0, BESIDE: 1.0, "all queries": 0.25, "later queries": 0.1}
 
@@ -88,3 +88,14 @@ def test_a_page_without_records_is_refused() -> None:
     with pytest.raises(ValueError, match="no records of caches given; make caches writes them"):
         caches_page([])
     assert [section.name for section in caches_page(TEXT).sections] == ["caches"]
+
+
+def test_a_cache_has_the_colour_of_what_chooses_its_keys() -> None:
+    kinds = {
+        "KVzip": "KVzip",
+        "H2O": "other published methods",
+        "joint set": "value-aware, other budgets",
+        "single losses, all queries, one budget, floor": "value-aware, one budget",
+        "single losses, later queries, one budget": "an oracle, later queries",
+    }
+    assert {cache: _kind(cache) for cache in kinds} == kinds

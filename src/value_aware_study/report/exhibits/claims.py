@@ -509,9 +509,8 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
     return Exhibit(
         "claims",
         "The paper's claims, measured here",
-        f"Of {len(answered)} claims: {verdicts}. Beside each verdict stands how many of its "
-        "comparisons are decided for it, each by its own 95% interval, and (in brackets) how many "
-        "single trainings agree; all are in the section's last table.",
+        f"Of {len(answered)} claims: {verdicts}. Beside each verdict: its comparisons that are "
+        "decided for it, each by its own 95% interval, and the single trainings that agree.",
         [
             about(answered),
             *(f"“{answer.claim}” {_told(answer)}" for answer in answered),

@@ -594,7 +594,7 @@ def setting_value(value: Any) -> str:
         return "y" if value else "n"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else str(value)
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else plain(str(value))
 
 
 def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:

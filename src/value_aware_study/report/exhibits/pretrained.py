@@ -304,6 +304,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
             .rename(columns=words.plain),
         ),
         folded=True,
+        listed="Every cell, pretrained",
     )
 
 

@@ -361,6 +361,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
                 "exact": [number(value, 2) for value in data["exact"]],
             },
         ),
+        listed="Trained with a method",
     )
 
 
