@@ -124,7 +124,7 @@ def test_the_short_model_reads_the_long_ones_text_in_pieces(made: Path, tmp_path
     assert long.baselines["longer_text"].unit_counts == longer.unit_counts
     claims = answers(Results.of([long, short]))
     (answer,) = (answer for answer in claims if "long sequences" in answer.claim)
-    assert len(answer.findings) == 1
+    assert len(answer.findings) == 2
 
 
 def task_of(made: Path, name: str) -> Task:
