@@ -216,7 +216,7 @@ def _rules_panel(part: pd.DataFrame) -> look.Panel:
     drawn = part.assign(hue=part["name"], said=words.sentences(part, "{name}, {series}")).astype(
         dict.fromkeys(values, float)
     )
-    title = charts.direction("cosine to the exact hidden states", "higher")
+    title = charts.direction("cosine to exact states", "higher")
     x = alt.X("value:Q", title=title, axis=alt.Axis(tickCount=5))
     if part["metric"].iloc[0] == "perplexity":
         numbers = drawn[list(values)].stack().tolist()
