@@ -20,12 +20,13 @@ def test_it_is_kept_as_it_ran_with_the_numbers_of_readme() -> None:
     for output in (output for cell in code for output in cell.outputs):
         assert output.get("name") != "stderr", output.text
         assert not re.search(r"Warning|IProgress|(^|[\s'\"])/\w+/", output.get("text", ""))
-    hero = pd.read_csv(ROOT / "results/laptop/hero.csv").query("r == 4 and layer == 'all'").iloc[0]
+    controls = pd.read_csv(ROOT / "results/laptop/model_control.csv")
+    control = controls.query("r == 4 and layer == 'all'").iloc[0]
     said, last = printed(notebook, "probe"), notebook.cells[-1].source
-    assert f"4 value-aware keys match {hero.keys_needed:.0f} " in said
-    assert re.search(rf"match\s{hero.keys_needed:.0f} of {hero['keys']:.0f}", last)
+    assert f"4 value-aware keys match {control.keys_needed:.0f} " in said
+    assert re.search(rf"match\s{control.keys_needed:.0f} of {control['keys']:.0f}", last)
     for way in ("aware", "oblivious"):
-        cosine = hero[f"cosine_optimal_v_{way}"]
+        cosine = control[f"cosine_optimal_v_{way}"]
         assert f"{cosine:.4f} (" in said and f"{cosine:.3f}" in last
 
 
