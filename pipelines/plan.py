@@ -52,7 +52,7 @@ def trainings(overrides: list[str]) -> dict[str, DictConfig]:
 
 
 def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
-    """Computes a row for every training stage; that of the causal models is about all kernels."""
+    """Computes a row for every training stage, and one for the causal models of all kernels."""
     from value_aware_study.training.plan import row, vocabulary_size
 
     kernels = len(cfg.kernels)
@@ -62,7 +62,7 @@ def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
     )
     causal["stage"] += f" ({kernels} kernels)"
     causal["operations"] *= kernels
-    return [causal, *masked]
+    return [causal, *masked] if kernels else masked
 
 
 def total_operations(stages: list[dict[str, Any]]) -> float:

@@ -6,8 +6,6 @@ python -m pipelines.probe model=PATH_OR_NAME text=FILE_OR_hub:NAME [probe.search
 Writes outputs/<scale>/probe/<name>/, which no stage of dvc.yaml reads.
 """
 
-from pathlib import Path
-
 from omegaconf import DictConfig
 
 from pipelines.app import app
@@ -20,10 +18,11 @@ SHORT = ("model", "text", "tokenizer", "caches")
 def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
     from pipelines.app.probing import probed
+    from value_aware_attention.hugging_face.saved import short_name
     from value_aware_study.data.text import documents
     from value_aware_study.paths import inside
 
-    name = cfg.name or Path(cfg.model).resolve().name
+    name = cfg.name or short_name(cfg.model)
     if not name:
         raise ValueError(f"model is {cfg.model}; its folder has no name: give probe.name=<name>")
     texts = [document.text for document in documents(cfg.text)]

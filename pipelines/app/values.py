@@ -152,7 +152,7 @@ RULES = {
     "*.by_length.*": LIST,
     "scale": option("scale"),
     "overrides": many(TEXT, least=0),
-    "grid.kernel": many(option("kernel")),
+    "grid.kernel": many(option("kernel"), least=0),
     "grid.length": many(option("length")),
     "grid.replicates": many(option("replicate"), least=0),
     "grid.pretrained": many(option("pretrained"), least=0),

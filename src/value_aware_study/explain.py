@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> None:
         "Writes one HTML file that opens without a network.",
     )
     made.add_argument(
-        "model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub"
+        "model",
+        metavar="MODEL",
+        help="a folder, a GGUF file, package:NAME/PATH or a name on the Hugging Face hub",
     )
     made.add_argument("sentence", metavar="SENTENCE", help="in quotes, of at most 48 tokens")
     made.add_argument(
@@ -30,6 +32,7 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> None:
 def explain(model: str, sentence: str, output: Path) -> None:
     """Writes the page of a sentence. Raises ValueError for one that it cannot show whole."""
     from value_aware_attention.files import new_file
+    from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.probe import loaded
     from value_aware_study.evaluation.explorer import MOST, exploration
     from value_aware_study.report import exhibit, page
@@ -45,7 +48,7 @@ def explain(model: str, sentence: str, output: Path) -> None:
             f"--output is {output}; give a new file or an earlier page, in a folder that is there"
         )
     with new_file(output) as partial:
-        name = Path(model).resolve().name
+        name = short_name(model)
         # the ends of a text are left out, since a window may cut them
         explored = exploration(name, *loaded(model), [f"…\n\n{sentence} …"])
         if sentence.replace(" ", "") not in "".join(explored.models[0].tokens).replace(" ", ""):

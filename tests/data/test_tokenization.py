@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer
 
 from tests.refusals import assert_refused
 from value_aware_study.data.tokenization import (
@@ -144,6 +144,13 @@ class TestPretrainedTokenizer:
         bpe.save_pretrained(tmp_path)
         bpe.backend_tokenizer.no_truncation()
         assert PretrainedTokenizer(path=str(tmp_path)).build([])("word " * 50).input_ids == whole
+
+    def test_the_ends_of_a_bert_are_those_of_its_sentences(self, tmp_path):
+        marks = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word")
+        vocabulary = {mark: index for index, mark in enumerate(marks)}
+        BertTokenizer(vocab=vocabulary).save_pretrained(tmp_path)
+        loaded = PretrainedTokenizer(path=str(tmp_path)).build([])
+        assert (loaded.bos_token_id, loaded.eos_token_id, loaded.mask_token_id) == (2, 3, 4)
 
     def test_vocabulary_files(self, bpe, tmp_path):
         bpe.backend_tokenizer.model.save(str(tmp_path))

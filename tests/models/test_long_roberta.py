@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, RobertaForMaskedLM
+from transformers import BertConfig, BertModel, GPT2Config, RobertaForMaskedLM
 
 from tests.refusals import assert_refused
 from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
@@ -115,10 +115,41 @@ def test_a_checkpoint_of_other_sizes_is_refused(
     assert_refused(message, warm_start, tmp_path, **arguments | changed)
 
 
+def test_a_bert_becomes_a_roberta_of_equal_hidden_states(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=60, hidden_size=8, max_position_embeddings=10, **sizes)
+    bert = BertModel(config).eval()
+    bert.save_pretrained(tmp_path)
+    short, long = (
+        warm_start(tmp_path, vocabulary_size=60, length=length, block=8, dropout=0.0).eval()
+        for length in (8, 20)
+    )
+    ids = torch.randint(1, 60, (2, 8))  # 0 is padding
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = ids[1, 5:] = 0
+    expected = bert(ids, attention_mask=mask).last_hidden_state[mask == 1]
+    for model in (short, long):
+        hidden = model.roberta(ids, attention_mask=mask).last_hidden_state[mask == 1]
+        torch.testing.assert_close(hidden, expected)
+    embeddings = short.roberta.embeddings.word_embeddings.weight
+    assert short.lm_head.decoder.weight is embeddings
+    save_folded(long, tmp_path / "long")  # and the long one starts from the saved short one
+    again = warm_start(tmp_path / "long", vocabulary_size=60, length=20, block=20, dropout=0.0)
+    torch.testing.assert_close(again.eval()(ids).logits, long(ids).logits)
+
+
 def test_only_a_folder_of_a_roberta_is_a_start(tmp_path: Path) -> None:
     arguments = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
-    BertConfig(vocab_size=60).save_pretrained(tmp_path)
-    assert_refused(r"is a bert, not a roberta$", warm_start, tmp_path, **arguments)
+    GPT2Config(vocab_size=60).save_pretrained(tmp_path)
+    message = r"is a gpt2, neither a roberta nor a bert$"
+    assert_refused(message, warm_start, tmp_path, **arguments)
+    assert_refused(
+        r"^package:torch/nothing: no such package, or no such path in it, is installed$",
+        warm_start,
+        "package:torch/nothing",
+        error=FileNotFoundError,
+        **arguments,
+    )
     assert_refused(
         r"/nothing: no such folder$",
         warm_start,

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
 
@@ -12,8 +13,32 @@ from transformers import PreTrainedTokenizerFast
 from value_aware_attention.files import check_checksums, load_json, reading
 
 SECONDS_TO_ANSWER = 6
+PACKAGE = "package:"
+"""Start of the names of files and folders in installed packages"""
 GGUF = ".gguf"
 """Ending of the files of llama.cpp, which hold a model and its tokenizer"""
+
+
+def installed(name: str | Path) -> str | Path:
+    """Returns the path that `package:NAME/PATH` names in an installed package, another name as is.
+
+    The package is not imported. Raises FileNotFoundError where there is none, or no such path.
+    """
+    if not str(name).startswith(PACKAGE):
+        return name
+    package, _, inner = str(name).removeprefix(PACKAGE).partition("/")
+    spec = find_spec(package) if package.isidentifier() else None
+    folders = spec.submodule_search_locations if spec else None
+    if not folders or not (path := Path(folders[0], inner)).exists():
+        raise FileNotFoundError(f"{name}: no such package, or no such path in it, is installed")
+    return str(path)
+
+
+def short_name(name: str | Path) -> str:
+    """Returns the last part of a path or hub name, or the package of `package:NAME/PATH`."""
+    if str(name).startswith(PACKAGE):
+        return str(name).removeprefix(PACKAGE).partition("/")[0]
+    return Path(name).resolve().name
 
 
 def local_folder(name: str | Path) -> Path | None:

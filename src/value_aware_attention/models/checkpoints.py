@@ -29,6 +29,7 @@ from transformers.utils.hub import cached_file
 from value_aware_attention.hugging_face.saved import (
     check_files,
     gguf_file,
+    installed,
     local_folder,
     only_local,
     why_not,
@@ -49,14 +50,15 @@ BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causa
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Loads the model of a local folder, a GGUF file or the hub, on the CPU, in evaluation mode.
 
-    Its kind is what its config's `architectures` says: a masked LM, a causal LM, otherwise the
-    model without a head. Only safetensors are read and no code of the checkpoint is run. `dtype`
-    None is the checkpoint's own. A GGUF file, or a folder with no other weights than one, holds a
-    causal LM, whose weights are dequantised to float32 (None) or `dtype`. Raises FileNotFoundError
-    or OSError where there is none, ValueError for one that cannot be loaded, a model trained with
-    an approximation, a config without the class of the model, and weights that are not those of the
-    config.
+    `package:NAME/PATH` is a folder or file of an installed package. Its kind is what its config's
+    `architectures` says: a masked LM, a causal LM, otherwise the model without a head. Only
+    safetensors are read and no code of the checkpoint is run. `dtype` None is the checkpoint's own.
+    A GGUF file, or a folder with no other weights than one, holds a causal LM, whose weights are
+    dequantised to float32 (None) or `dtype`. Raises FileNotFoundError or OSError where there is
+    none, ValueError for one that cannot be loaded, a model trained with an approximation, a config
+    without the class of the model, and weights that are not those of the config.
     """
+    name = str(installed(name))
     if file := gguf_file(name):
         return _dequantised(file, dtype or torch.float32)
     folder = local_folder(name)
@@ -100,6 +102,7 @@ def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a folder, a GGUF file or the hub; OSError where there is none."""
+    name = installed(name)
     if file := gguf_file(name):
         with _loading(file):
             return AutoTokenizer.from_pretrained(
@@ -207,6 +210,7 @@ def _some(keys: Collection[str]) -> str:
 
 def checkpoint_files(name: str) -> list[Path]:
     """Lists the config and the weights that `load_model` reads; of a GGUF model its one file."""
+    name = str(installed(name))
     if file := gguf_file(name):
         return [file]
     config: Any = cached_file(name, "config.json", local_files_only=True)

@@ -2,17 +2,27 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import embedding
-from transformers import AutoConfig, RobertaConfig, RobertaForMaskedLM
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    BertModel,
+    PreTrainedConfig,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
 
-from value_aware_attention.hugging_face.saved import only_local, why_not
+from value_aware_attention.hugging_face.saved import installed, only_local, why_not
 
 POSITIONS = "roberta.embeddings.position_embeddings"
+TABLE = "embeddings.position_embeddings.weight"
+TYPES = "embeddings.token_type_embeddings.weight"
 SIZES = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -97,9 +107,11 @@ def warm_start(
     """Loads a trained RoBERTa (a folder, or a name on the Hugging Face hub) for `length` tokens.
 
     Up to `block` positions it is the checkpoint as it is; past it R is the checkpoint's table and
-    Q is zero. `sizes` are those the checkpoint must have, by their names in `build_roberta`. Raises
-    ValueError for a model of another type, size or vocabulary or with less than `block` positions,
-    FileNotFoundError for a folder without a model, OSError for one without whole safetensors.
+    Q is zero. A BERT becomes a RoBERTa with equal hidden states and a new head before its tied
+    embeddings. `sizes` are those the checkpoint must have, by their names in
+    `build_roberta`. Raises ValueError for a model of another type, size or vocabulary or with less
+    than `block` positions, FileNotFoundError for a folder without a model, OSError for one without
+    whole safetensors.
     """
     config = read_config(checkpoint)
     if config.vocab_size != vocabulary_size:
@@ -113,7 +125,7 @@ def warm_start(
         raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
     vars(config).pop("trained_attention", None)  # the checkpoint's, not that of what follows
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-    return _lengthen(_read_weights(checkpoint, config), length, block)
+    return _lengthen(_read_weights(installed(checkpoint), config), length, block)
 
 
 def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[str] = ()) -> None:
@@ -132,32 +144,54 @@ def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[
 
 
 def read_config(checkpoint: str | Path) -> RobertaConfig:
-    """Reads the config of a trained RoBERTa.
+    """Reads the config of a trained RoBERTa, or of the RoBERTa that a trained BERT becomes.
 
     Raises FileNotFoundError where there is none, ValueError for a model of another type.
     """
-    offline = only_local(checkpoint)
-    try:
-        config = AutoConfig.from_pretrained(checkpoint, local_files_only=offline)
-    except (OSError, ValueError) as error:
-        reason = why_not(checkpoint, error)
-        raise FileNotFoundError(f"no trained RoBERTa at {checkpoint}: {reason}") from None
+    config = _saved_config(installed(checkpoint))
+    if isinstance(config, BertConfig):
+        rows = config.max_position_embeddings + (config.pad_token_id or 0) + 1
+        changed = {"max_position_embeddings": rows, "type_vocab_size": 1, "model_type": "roberta"}
+        return RobertaConfig.from_dict(config.to_dict() | changed)
     if not isinstance(config, RobertaConfig):
-        raise ValueError(f"{checkpoint} is a {config.model_type}, not a roberta")
+        raise ValueError(f"{checkpoint} is a {config.model_type}, neither a roberta nor a bert")
     return config
 
 
-def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMaskedLM:
+def _saved_config(checkpoint: str | Path) -> PreTrainedConfig:
+    offline = only_local(checkpoint)
     try:
-        return RobertaForMaskedLM.from_pretrained(
-            checkpoint,
-            config=config,
-            use_safetensors=True,
-            local_files_only=only_local(checkpoint),
-        )
+        return AutoConfig.from_pretrained(checkpoint, local_files_only=offline)
+    except (OSError, ValueError) as error:
+        reason = why_not(checkpoint, error)
+        raise FileNotFoundError(f"no trained RoBERTa at {checkpoint}: {reason}") from None
+
+
+def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMaskedLM:
+    options: dict[str, Any] = {"use_safetensors": True, "local_files_only": only_local(checkpoint)}
+    try:
+        if not isinstance(_saved_config(checkpoint), BertConfig):
+            return RobertaForMaskedLM.from_pretrained(checkpoint, config=config, **options)
+        bert = BertModel.from_pretrained(checkpoint, **options)
     except (OSError, SafetensorError) as error:
         reason = why_not(checkpoint, error)
         raise OSError(f"the weights at {checkpoint} cannot be loaded: {reason}") from None
+    return _with_trunk(bert, config)
+
+
+def _with_trunk(bert: BertModel, config: RobertaConfig) -> RobertaForMaskedLM:
+    """Builds a RoBERTa of `config` whose layers and embeddings are those of a BERT.
+
+    RoBERTa counts positions from its padding's id + 1, so that the table gets rows before them, and
+    its only type of token is the first of BERT's.
+    """
+    model = RobertaForMaskedLM(config)
+    trunk = model.roberta.state_dict()
+    state = {name: weights for name, weights in bert.state_dict().items() if name in trunk}
+    state[TYPES] = state[TYPES][: config.type_vocab_size]
+    state[TABLE] = torch.cat([trunk[TABLE][: -len(state[TABLE])], state[TABLE]])
+    model.roberta.load_state_dict(state)
+    return model
 
 
 def _lengthen(model: RobertaForMaskedLM, length: int, block: int) -> RobertaForMaskedLM:

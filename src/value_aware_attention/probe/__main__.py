@@ -76,7 +76,8 @@ def parser(prog: str) -> ArgumentParser:
     )
     made.add_argument(
         "models", nargs="+", metavar="MODEL",
-        help="a folder, a name on the Hugging Face hub, or a record (.json) of an earlier probe",
+        help="a folder, package:NAME/PATH in an installed package, a name on the Hugging Face hub, "
+        "or a record (.json) of an earlier probe",
     )  # fmt: skip
     made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
     made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")
@@ -150,10 +151,11 @@ def texts_of(options: Namespace) -> list[str]:
 
 def probed(name: str, texts: list[str], options: Namespace) -> Record:
     """Measures a model and prints its report."""
+    from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.probe.measuring import loaded, probe  # which import torch
 
     model, tokenizer = loaded(name, tokenizer=options.tokenizer, dtype=options.dtype)
-    short = Path(name).resolve().name
+    short = short_name(name)
     print(short)
     report = probe(
         model, tokenizer, texts, windows=options.windows, length=options.length,

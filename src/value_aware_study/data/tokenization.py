@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from value_aware_attention.hugging_face.saved import hub_answers, local_folder, why_not
+from value_aware_attention.hugging_face.saved import hub_answers, installed, local_folder, why_not
 
 SPECIALS = {
     "bos_token": "<s>",
@@ -86,12 +86,13 @@ class WordLevel:
 class PretrainedTokenizer:
     """Loads a published tokenizer.
 
-    `path` is a name on the hub, a saved folder, or a folder with RoBERTa's `vocab.json` and
-    `merges.txt`.
+    `path` is a name on the hub, a saved folder, `package:NAME/FOLDER` of an installed package, or a
+    folder with RoBERTa's `vocab.json` and `merges.txt`. Where there are no start and end tokens,
+    BERT's `[CLS]` and `[SEP]` serve.
     """
 
     def __init__(self, *, path: str) -> None:
-        self.path = path
+        self.path = str(installed(path))
 
     def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
         """Loads the tokenizer as published, from the hub's cache where the hub does not answer.
@@ -108,6 +109,8 @@ class PretrainedTokenizer:
         except (OSError, ValueError) as error:
             reason = why_not(self.path, error)
             raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None
+        if tokenizer.eos_token is None and tokenizer.sep_token:  # BERT's
+            tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
         if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"tokenizer {self.path!r} must be a fast one with an end token </s>")
         tokenizer.backend_tokenizer.no_truncation()  # a sentence encoder's cuts documents short

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from value_aware_attention.hugging_face.saved import check_files
+from value_aware_attention.hugging_face.saved import check_files, installed
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models.long_roberta import read_config
 from value_aware_attention.models.masked_lm import masked_kernel
@@ -21,8 +21,8 @@ def check_attention(
         attention.check_trainable(kernel=kernel, length=length, head_dim=head_dim, is_causal=False)
     if warm_start is None:
         return
-    if Path(warm_start).is_dir():
-        check_files(Path(warm_start), "train the model again")
+    if (folder := Path(installed(warm_start))).is_dir():
+        check_files(folder, "train the model again")
     start = TrainedAttention.of(read_config(warm_start))
     if start and start.is_mixing and not (attention and attention.is_mixing):
         raise ValueError(f"{warm_start} was trained with {start}: it has no attention")
