@@ -16,7 +16,7 @@ from dvc.repo import Repo
 from pipelines.app import ending_with_one_line
 from pipelines.app.choice import choose
 from pipelines.app.seeds import keep, take
-from pipelines.fingerprints import differences, needed, write
+from pipelines.fingerprints import differences, stages_of_page, write
 from value_aware_attention.files import load_json
 
 MOVED = "_target_"
@@ -32,7 +32,7 @@ def main() -> None:
         outputs, seeds = Path(cfg.paths.outputs), Path(cfg.paths.seeds)
         if outputs.exists():
             raise ValueError(f"{outputs} is there: work in a fresh clone, where it is not")
-        take(seeds, cfg.scale, needed(["report"]).values())
+        take(seeds, cfg.scale, stages_of_page().values())
         stamp(outputs / "fingerprints", values_may_differ=len(sys.argv) == 3)
         print(f"{seeds} has {keep(outputs, seeds)} files, as of today's code")
 
@@ -42,7 +42,7 @@ def stamp(folder: Path, *, values_may_differ: bool = False) -> None:
 
     Raises ValueError, with dvc.lock as it was, for a value that has changed where none may.
     """
-    names = [name for name in needed(["report"]) if name not in ("fingerprints", "report")]
+    names = [name for name in stages_of_page() if name not in ("fingerprints", "report")]
     before = {name: load_json(folder / f"{name}.json")["values"] for name in names}
     write(folder)
     for name, values in before.items():

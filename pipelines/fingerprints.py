@@ -11,6 +11,7 @@ code it runs has changed, and not for a comment, a docstring, or a value that an
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,13 @@ from value_aware_attention.measurement.store import (
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
 """Modules that change no result: they log to W&B or refuse values."""
+
+LATER = {
+    "survey": ("benchmark", "survey_causal", "survey_masked", "train_variant", "evaluate_variant"),
+    "decoder": ("decoder",),
+    "caches": ("caches", "caches_joint"),
+}
+"""Commands of make that measure more for the page -> their stages, without values of a matrix"""
 
 
 def main() -> None:
@@ -88,6 +96,13 @@ def needed(targets: Iterable[str]) -> dict[str, PipelineStage]:
         ends = [stage for target in targets for stage in repo.stage.collect(target)]
         order = [stage for end in ends for stage in dfs_postorder_nodes(repo.index.graph, end)]
     return {stage.addressing: stage for stage in order}
+
+
+def stages_of_page() -> dict[str, PipelineStage]:
+    """Returns the stages of the page without those of `LATER`, by name, the page's last."""
+    later = set(chain.from_iterable(LATER.values()))
+    stages = needed(["report"])
+    return {name: stages[name] for name in stages if name.partition("@")[0] not in later}
 
 
 @contextmanager

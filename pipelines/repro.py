@@ -22,21 +22,16 @@ from pathlib import Path
 
 from dvc.config import Config
 from dvc.repo import Repo
+from dvc.stage import PipelineStage
 
 from pipelines import verdict
 from pipelines.app import ending_with_one_line, write_json
 from pipelines.app.choice import choose
 from pipelines.app.seeds import files_of, take, waiting
-from pipelines.fingerprints import needed, refusals_of_dvc
+from pipelines.fingerprints import LATER, needed, refusals_of_dvc, stages_of_page
 from value_aware_study.paths import TIMES
 
-TARGETS = {
-    "report": ("evaluate_pretrained", "report"),
-    "decoder": ("decoder",),
-    "caches": ("caches", "caches_joint"),
-    "survey": ("benchmark", "survey_causal", "survey_masked", "evaluate_variant"),
-}
-"""Stages of each target, without the values of a matrix"""
+OF_A_SEED = ("evaluate_causal", "evaluate_masked")
 QUIET = {"TQDM_DISABLE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
 
@@ -65,7 +60,7 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     if not sys.stderr.isatty():
         os.environ.update(QUIET)
-    of_page, times = needed(["report"]), outputs / TIMES
+    of_page, times = stages_of_page(), outputs / TIMES
     rows = rows_of(target, of_page)
     stages = set(chain.from_iterable(rows))
     published = verdict.numbers(verdict.PUBLISHED / scale / TIMES)
@@ -78,9 +73,10 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
         write_json(times, verdict.numbers(times) | seconds)
     before = [stage for name, stage in of_page.items() if name != "report"]
     if all(out.exists for out in files_of(before)):
-        seconds = make(["report"], force=target != "report")  # it shows these records too
-        write_json(times, verdict.numbers(times) | seconds)
+        write_json(times, verdict.numbers(times) | make(["report"]))
         verdict.main()
+        if commands := ", ".join(f"make {name}" for name in LATER if is_missing(name)):
+            print(f"not measured here yet: {commands}; dvc repro runs all of it, then the page")
     else:
         print(f"{target} has its records; `make repro` makes the page that shows them")
 
@@ -91,14 +87,30 @@ def rows_of(target: str, of_page: Iterable[str]) -> list[list[str]]:
     Those of a target are one row, as `survey` measures times; a seed has one for each model. Raises
     ValueError for what is neither a target nor a seed of this scale.
     """
-    if target in TARGETS:
-        return [list(needed(TARGETS[target]))]
-    evaluations = {stage: seed_of(stage) for stage in of_page if stage.startswith("evaluate")}
+    if target == "report":
+        return [list(of_page)]
+    if later := stages_of(target):
+        return [list(needed(later))]
+    evaluations = {stage: seed_of(stage) for stage in of_page if stage.startswith(OF_A_SEED)}
     ends = [stage for stage, seed in evaluations.items() if seed == target]
     if not ends:
-        allowed = " or ".join(dict.fromkeys([*TARGETS, *evaluations.values()]))
-        raise ValueError(f"what to run is {target}; at this scale it must be {allowed}")
+        allowed = ["report", *filter(stages_of, LATER), *dict.fromkeys(evaluations.values())]
+        raise ValueError(
+            f"what to run is {target}; at this scale it must be {' or '.join(allowed)}"
+        )
     return [list(needed([end])) for end in ends]
+
+
+def stages_of(command: str) -> dict[str, PipelineStage]:
+    """Returns the stages of a command of `LATER` that this scale has, by name."""
+    groups = LATER.get(command, ())
+    stages = needed(["report"])
+    return {name: stages[name] for name in stages if name.partition("@")[0] in groups}
+
+
+def is_missing(command: str) -> bool:
+    """Tells whether a record of a command of `LATER` has not been made."""
+    return not all(out.exists for out in files_of(stages_of(command).values()))
 
 
 def seed_of(evaluation: str) -> str:
@@ -131,14 +143,14 @@ def made(rows: Collection[Sequence[str]]) -> Iterator[dict[str, float]]:
         yield from pool.map(make, apart)
 
 
-def make(stages: Iterable[str], *, force: bool = False) -> dict[str, float]:
+def make(stages: Iterable[str]) -> dict[str, float]:
     """Lets DVC run those of some stages that have changed; prints and returns their seconds."""
     logging.getLogger("dvc").setLevel(logging.WARNING)  # a line for each stage, and its own ones
     seconds = {}
     for stage in stages:
         since = time.monotonic()
         with refusals_of_dvc():
-            changed = Repo(_wait_for_lock=True).reproduce(stage, single_item=True, force=force)
+            changed = Repo(_wait_for_lock=True).reproduce(stage, single_item=True)
         if changed:
             seconds[stage] = round(time.monotonic() - since, 1)
             print(f"{stage}: {seconds[stage]:,.0f} s", flush=True)

@@ -159,7 +159,7 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         "masked_long_lsh": ("LSH", "exponential", {"r": 64, "rounds": 4, "seed": 0}),
     }
     for model, (name, kernel, arguments) in models.items():
-        trained = read(made / f"outputs/smoke/trained/{model}.json")
+        trained = read(made / f"outputs/smoke/records/trained/{model}.json")
         (cell,) = trained.cells
         assert (trained.model, trained.trained_with, trained.kernel) == (model, name, kernel)
         assert trained.arguments == arguments
@@ -180,7 +180,7 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
 def test_its_own_attention_is_the_one_the_metric_is_of(made: Path) -> None:
     task = task_of(made, "causal_elu_sliding_window")
     assert [layer.attention.approximation.r for layer in task.model.layers] == [4, 4]
-    trained = read(made / "outputs/smoke/trained/causal_elu_sliding_window.json")
+    trained = read(made / "outputs/smoke/records/trained/causal_elu_sliding_window.json")
     windowed, exact = (
         math.exp(task.run(lambda layer, method=method: method).mean())
         for method in (SlidingWindow(4), Exact())
@@ -349,7 +349,8 @@ def test_plan_prints_the_papers_sizes(made: Path, capsys: pytest.CaptureFixture[
 
 def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None:
     causal, masked = (
-        read(made / f"outputs/smoke/survey/{name}.json") for name in ("causal_elu", "masked_long")
+        read(made / f"outputs/smoke/records/survey/{name}.json")
+        for name in ("causal_elu", "masked_long")
     )
     for record in (causal, masked):
         exact, *cells = record.cells

@@ -38,7 +38,7 @@ def test_every_configured_method_runs(
 
 def test_a_run_leaves_a_record_and_resumes(tmp_path: Path) -> None:
     run_app(command(), tmp_path)
-    record = json.loads((tmp_path / "outputs/smoke/benchmark.json").read_text())
+    record = json.loads((tmp_path / "outputs/smoke/records/benchmark/benchmark.json").read_text())
     steps = {(c["pass"], c["length"], c["method"]) for c in record["cells"]}
     measured = {("forward", 16), ("forward_backward", 16), ("attention", 16), ("attention", 32)}
     assert steps == {(*step, method) for step in measured for method in KEPT}

@@ -38,7 +38,7 @@ def command(site: Path, *more: str) -> str:
 def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     options = ["group=joint"]
     run_app(command(site, *options), site)
-    folder = site / "outputs/smoke/caches"
+    folder = site / "outputs/smoke/records/caches"
     (file,) = folder.glob("*.json")
     assert file.name == "joint-running_text-made-32.json"
     record = PromptRecord.from_json(file.read_text())

@@ -44,7 +44,7 @@ def command(site: Path, *more: str) -> str:
 @pytest.mark.slow
 def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     run_app(command(site), site)
-    folder = site / "outputs/smoke/pretrained"
+    folder = site / "outputs/smoke/records/pretrained"
     (file,) = folder.glob("*.json")
     assert file.name == "smollm2-made-cut.json"
     record = Record.from_json(file.read_text())
@@ -111,4 +111,4 @@ def check_exhibits(record: Record, folder: Path, published: Path) -> None:
 def test_bad_input_is_one_line_and_nothing_is_written(site: Path, change: str, named: str) -> None:
     (site / "text.txt").write_text("the thing " * 12)
     assert named in refusal(command(site, change), site)
-    assert not (site / "outputs/smoke/pretrained").exists()
+    assert not (site / "outputs/smoke/records/pretrained").exists()

@@ -133,7 +133,7 @@ def test_windows_of_which_none_is_full_are_refused(root: Path) -> None:
 def test_a_survey_without_a_cell_leaves_no_record(root: Path) -> None:
     message = refusal("survey kernel=elu survey.budgets=[100000]", root)
     assert "survey.budgets [100000]" in message and "at most 96" in message
-    assert not (root / "outputs/smoke/survey").exists()
+    assert not (root / "outputs/smoke/records/survey").exists()
 
 
 SHORT = "evaluate model=masked length=short evaluation.masked_units.short=3"

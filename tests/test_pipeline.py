@@ -17,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from pipelines import fingerprints
 from pipelines.app import composed as compose
 from pipelines.app.choice import AXES
-from pipelines.repro import TARGETS, rows_of
+from pipelines.fingerprints import LATER, stages_of_page
+from pipelines.repro import OF_A_SEED, rows_of
 from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
@@ -78,24 +79,29 @@ def test_models_of_a_seed_are_rows_of_their_own_and_a_target_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    of_page = fingerprints.needed(["report"])
-    evaluations = [stage for stage in of_page if stage.startswith("evaluate")]
+    of_page = stages_of_page()
+    evaluations = [stage for stage in of_page if stage.startswith(OF_A_SEED)]
     rows = rows_of("first", of_page)
     assert [row[-1] for row in rows] == evaluations
     assert all({"fingerprints", "corpus", "tokens"} < set(row) for row in rows)
     (survey,) = rows_of("survey", of_page)
-    assert {name.partition("@")[0] for name in survey} > set(TARGETS["survey"])
+    assert {name.partition("@")[0] for name in survey} > set(LATER["survey"])
     (page,) = rows_of("report", of_page)
     assert (page[0], page[-1]) == ("fingerprints", "report")
+    groups = {name.partition("@")[0] for name in fingerprints.needed(["report"])} - {
+        name.partition("@")[0] for name in page
+    }
+    assert groups == set(chain.from_iterable(LATER.values()))  # dvc repro ends with the whole page
 
 
+@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of dvc
 @pytest.mark.parametrize("target", ["reprot", "second"])
 def test_what_this_scale_does_not_run_is_refused(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert_refused(
-        f"^what to run is {target}; .* report or decoder or caches or survey or first$",
+        f"^what to run is {target}; .* report or survey or decoder or caches or first$",
         rows_of,
         target,
         stages(),

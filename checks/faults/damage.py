@@ -35,7 +35,7 @@ READ: Mapping[str, tuple[str, str]] = {
     "cell": ("evaluate, masked", f"{CELLS}/*.json"),
     "record": ("report", "outputs/*/records/*.json"),
     "explored heads": ("report", "outputs/*/explored/*.json"),
-    "survey record": ("report", "outputs/*/survey/*.json"),
+    "survey record": ("report", "outputs/*/records/survey/*.json"),
     "tokens' metrics": ("report", "outputs/*/metrics/tokens.json"),
     "training metrics": ("report", "outputs/*/metrics/train/*.json"),
     "record to publish": ("publish", "outputs/*/records/*.json"),

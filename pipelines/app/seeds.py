@@ -14,7 +14,7 @@ from dvc.output import Output
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
-from pipelines.fingerprints import needed, refusals_of_dvc
+from pipelines.fingerprints import refusals_of_dvc, stages_of_page
 from value_aware_attention.files import new_file, new_folder, reading
 
 LOCK = Path("dvc.lock")
@@ -28,7 +28,7 @@ def files_of(stages: Iterable[PipelineStage]) -> Iterator[Output]:
 
 def keep(outputs: Path, folder: Path) -> int:
     """Replaces a folder by the records of a scale's trainings that are finished; counts them."""
-    stages = needed(["report"]).values()
+    stages = stages_of_page().values()
     records = [Path(out.def_path) for out in files_of(stages) if out.exists]
     with new_folder(folder) as partial:
         pack(records, partial / "records.zip")
