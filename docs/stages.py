@@ -14,12 +14,12 @@ from dvc.repo import Repo
 from grandalf.graphs import Edge, Graph, Vertex
 from grandalf.layouts import SugiyamaLayout
 
-from pipelines.repro import TARGETS, needed
+from pipelines.fingerprints import LATER
 
 DRAWN = Path("docs/stages.svg")
 AGAIN = "_again"
 BOX, GAPS, MARGIN = (116, 38), (5, 34), 8
-COMMANDS = {command: f"make {command}" for command in TARGETS} | {"report": "make repro"}
+COMMANDS = {"report": "make repro"} | {command: f"make {command}" for command in LATER}
 # boxes are light and have dark text, on light pages and on dark ones
 STYLE = """text { font: 12px sans-serif; text-anchor: middle; fill: #1b1b1b }
 .small { font-size: 10px; fill: #444444 }
@@ -49,9 +49,11 @@ def graph() -> networkx.DiGraph:
     for name in reduced:
         both = stages[name].get("matrix", {}), stages.get(name + AGAIN, {}).get("matrix", {})
         reduced.nodes[name]["each"] = [*dict.fromkeys([*both[0], *both[1]])]
-    for command, targets in reversed(TARGETS.items()):  # a stage of several belongs to the first
-        for name in needed(targets):
-            reduced.nodes[box(name)]["command"] = command
+        later = (command for command, groups in LATER.items() if name in groups)
+        reduced.nodes[name]["command"] = next(later, "report")
+    reduced.nodes["report"]["note"] = "reads all records"
+    second = [(name, "report") for name in reduced["fingerprints"]]
+    reduced.remove_edges_from(second)  # from there to the last row they would cross the boxes
     return reduced
 
 
@@ -105,14 +107,14 @@ def edge(start: tuple[float, float], end: tuple[float, float]) -> str:
 
 def boxed(name: str, stages: networkx.DiGraph, x: float, y: float) -> Iterator[str]:
     node = stages.nodes[name]
-    each = " × ".join(node["each"])
+    note = node.get("note", f"each {' × '.join(node['each'])}" if node["each"] else "")
     yield (
         f'<rect class="{node["command"]}" x="{x - BOX[0] / 2:.0f}" y="{y - BOX[1] / 2:.0f}" '
         f'width="{BOX[0]}" height="{BOX[1]}" rx="4"/>'
     )
-    yield f'<text x="{x:.0f}" y="{y + (-2 if each else 4):.0f}">{escape(name)}</text>'
-    if each:
-        yield f'<text class="small" x="{x:.0f}" y="{y + 12:.0f}">each {escape(each)}</text>'
+    yield f'<text x="{x:.0f}" y="{y + (-2 if note else 4):.0f}">{escape(name)}</text>'
+    if note:
+        yield f'<text class="small" x="{x:.0f}" y="{y + 12:.0f}">{escape(note)}</text>'
 
 
 def legend(y: float) -> Iterator[str]:

@@ -3,23 +3,18 @@
 python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
-alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the page
-of the records of make decoder with these records, which needs no other stage; with `publish.caches`
-results/caches in the same way, of make caches.
+alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the
+records of make decoder, and with `publish.caches` results/caches, those of make caches: the page of
+every run shows them, unless it has its own.
 """
 
-import gzip
+import lzma
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
-
-if TYPE_CHECKING:  # it brings what draws
-    from value_aware_study.report.exhibit import Page
 
 
 @app("publish")
@@ -37,10 +32,19 @@ def main(cfg: DictConfig) -> None:
 
 
 def publish_page(cfg: DictConfig) -> Path:
-    """Writes the page of report/ to <results>/<scale>, after checking that it is of this scale."""
+    """Writes the page of report/ and its numbers to <results>/<scale>, if it is of this scale.
+
+    Of pictures and tables in Markdown, which the page offers to save, `linked` ones are kept.
+    """
     from pipelines.app.summary import summary
     from pipelines.verdict import numbers
-    from value_aware_attention.files import CHECKSUMS, check_checksums, listed, new_folder
+    from value_aware_attention.files import (
+        CHECKSUMS,
+        check_checksums,
+        listed,
+        new_folder,
+        write_checksums,
+    )
     from value_aware_study.paths import SUMMARY, TIMES, inside
     from value_aware_study.report.page import PAGE, pack
     from value_aware_study.report.records import read_folder
@@ -61,41 +65,31 @@ def publish_page(cfg: DictConfig) -> Path:
     seconds = numbers(published / TIMES) | numbers(Path(cfg.outputs, TIMES))
     with new_folder(published) as folder:
         for file in report.iterdir():
-            if file.name in names and file.suffix != ".json":  # the page has the explorer's numbers
+            if file.name in names and (file.suffix == ".csv" or file.name in cfg.linked):
                 shutil.copy(file, folder)
         (folder / PAGE).write_text(pack(report / PAGE))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
         write_json(folder / TIMES, seconds)
+        write_checksums(folder)
     return published
 
 
 def publish_records(cfg: DictConfig, name: str) -> Path:
-    """Writes <results>/<name>: the page of pretrained models or caches, and their whole records."""
-    from pipelines.report import origin
-    from value_aware_study.report import contents, records
-
-    folder, published = Path(cfg.outputs) / name, Path(cfg.results) / name
-    read, build = getattr(records, name), getattr(contents, f"{name}_page")
-    page = build(read(folder, published), origin())
-    packed = {file.name: file.read_bytes() for file in published.glob("*.json.gz")}
-    for file in folder.glob("*.json"):
-        if not file.stem.endswith("-cut"):
-            packed[f"{file.name}.gz"] = gzip.compress(file.read_bytes(), mtime=0)
-    return publish_alone(cfg, name, page, packed)
-
-
-def publish_alone(cfg: DictConfig, name: str, page: "Page", records: Mapping[str, bytes]) -> Path:
-    """Writes a page with its tables and figures, and records beside it, to <results>/<name>."""
+    """Writes <results>/<name>: the records of this run, and the published ones of other texts."""
     from value_aware_attention.files import new_folder, write_checksums
     from value_aware_study.paths import inside
-    from value_aware_study.report.page import pack, write_page
 
     published = inside(cfg.results, name)
+    packed = {file.name: file.read_bytes() for file in published.glob("*.json.xz")}
+    for file in Path(cfg.records, name).glob("*.json"):
+        if not file.stem.endswith("-cut"):
+            packed[f"{file.name}.xz"] = lzma.compress(file.read_bytes(), preset=9)
+    if not packed:
+        command = "decoder" if name == "pretrained" else name
+        raise FileNotFoundError(f"{cfg.records}/{name} holds no records: run make {command}")
     with new_folder(published) as folder:
-        written = write_page(page, folder)
-        written.write_text(pack(written))
-        for file, content in records.items():
-            (folder / file).write_bytes(content)
+        for record, content in packed.items():
+            (folder / record).write_bytes(content)
         write_checksums(folder)
     return published
 

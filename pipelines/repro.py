@@ -74,9 +74,9 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     before = [stage for name, stage in of_page.items() if name != "report"]
     if all(out.exists for out in files_of(before)):
         write_json(times, verdict.numbers(times) | make(["report"]))
-        verdict.main()
         if commands := ", ".join(f"make {name}" for name in LATER if is_missing(name)):
-            print(f"not measured here yet: {commands}; dvc repro runs all of it, then the page")
+            print(f"not measured here: {commands}; dvc repro runs them all, then the page")
+        verdict.main()
     else:
         print(f"{target} has its records; `make repro` makes the page that shows them")
 

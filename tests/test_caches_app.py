@@ -8,7 +8,7 @@ from tests.apps import refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
 from value_aware_attention.measurement.prompted import PromptRecord
 from value_aware_study.report import records
-from value_aware_study.report.contents import caches_page
+from value_aware_study.report.contents import caches_section
 from value_aware_study.report.exhibits import caches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,7 +57,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     whole = PromptRecord.from_json(file.read_text())
     for cell, longer in zip(record.cells, whole.cells, strict=True):
         assert cell.kl == longer.kl[1:]  # the first prompt was left out
-    (exhibit,) = caches_page(records.caches(folder, site / "published")).sections[0].exhibits
+    (exhibit,) = caches_section(records.caches(folder, site / "published")).exhibits
     assert len(exhibit.table.data) == len(record.cells) - 1
     assert exhibit.title.startswith("Running text, 32 tokens, ")
     assert set(exhibit.table.data.loc[exhibit.table.data["cache"] == caches.BESIDE, "ratio"]) == {1}

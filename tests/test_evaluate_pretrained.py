@@ -1,6 +1,6 @@
 """The stage measures a packaged decoder: a tiny one, from a GGUF file in a package made here."""
 
-import gzip
+import lzma
 from pathlib import Path
 
 import pytest
@@ -75,8 +75,8 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
 def check_exhibits(record: Record, folder: Path, published: Path) -> None:
     """A published record is shown where no run has measured more than a cut."""
     published.mkdir()
-    (published / "smollm2-made-tokens_256.json.gz").write_bytes(
-        gzip.compress(record.to_json().encode())
+    (published / "smollm2-made-tokens_256.json.xz").write_bytes(
+        lzma.compress(record.to_json().encode())
     )
     records = read(folder, published)
     assert len(records) == 1 and records[0] == record

@@ -1,7 +1,6 @@
 """The contents of a page: which exhibits answer which question, in the order of reading."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -161,14 +160,6 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
     )
 
 
-def caches_page(records: Sequence[PromptRecord], origin: str = "") -> Page:
-    """Builds a page of caches alone. Raises ValueError where none was recorded."""
-    if not records:
-        raise ValueError("no records of caches given; make caches writes them")
-    section = caches_section(records)
-    return Page("Which keys should a cache keep?", section.lead, [section], origin)
-
-
 def _paper(results: Results) -> Section:
     claimed, results = claims.claims(results), pretrained.beside(results)
     return _section(
@@ -251,27 +242,6 @@ def survey_section(results: Results) -> Section:
         f"Left out, of other checkpoints than the evaluation's: {names}." * bool(names)
         + " All are of the first training of a model." * bool(results.replicates),
         machines,
-    )
-
-
-def pretrained_page(records: Sequence[Record], origin: str = "") -> Page:
-    """Builds a page of pretrained models alone. Raises ValueError where none was recorded."""
-    if not records:
-        raise ValueError("no records of pretrained models given; make decoder writes them")
-    hero, section = pretrained.few_keys(records, "hero"), pretrained_section(records)
-    return Page(
-        "Which keys does a pretrained decoder need?",
-        section.lead,
-        [
-            replace(section, exhibits=[*([hero] if hero else []), *section.exhibits]),
-            Section(
-                "how",
-                HOW_TITLE,
-                "; ".join(dict.fromkeys(machine for _, machine in section.machines)),
-                [],
-            ),
-        ],
-        origin,
     )
 
 

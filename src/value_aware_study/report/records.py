@@ -1,7 +1,7 @@
 """Reads the records of a run: the one place where the report opens files of other stages."""
 
 import csv
-import gzip
+import lzma
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,8 +97,8 @@ def with_published(kind: type[R], folder: Path, published: Path) -> dict[str, R]
     """Reads records of a run in the place of published ones, by the name of their files."""
     with reading(published, RESTORE):
         kept = {
-            file.stem: kind.from_json(gzip.decompress(file.read_bytes()).decode(), str(file))
-            for file in sorted(published.glob("*.json.gz"))
+            file.stem: kind.from_json(lzma.decompress(file.read_bytes()).decode(), str(file))
+            for file in sorted(published.glob("*.json.xz"))
         }
     return kept | {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
 

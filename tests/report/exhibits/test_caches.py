@@ -7,7 +7,6 @@ import pytest
 from value_aware_attention.measurement.cache_record import FULL
 from value_aware_attention.measurement.prompted import PromptCell, PromptRecord
 from value_aware_attention.measurement.run_on import run_on
-from value_aware_study.report.contents import caches_page
 from value_aware_study.report.exhibits.caches import BESIDE, _kind, compared, pooled, rows
 
 OTHERS = {"SnapKV": 2.0, BESIDE: 1.0, "all queries": 0.25, "later queries": 0.1}
@@ -82,12 +81,6 @@ def test_a_task_that_the_model_cannot_do_is_named(right: float, said: bool) -> N
     assert f"The full cache has {right:.1%} of the tokens right." in notes
     assert ("the model cannot do this task" in notes) == said
     assert exhibit.table.display["answers right"][0] == ("50%" if right == 1 else "0%")
-
-
-def test_a_page_without_records_is_refused() -> None:
-    with pytest.raises(ValueError, match="no records of caches given; make caches writes them"):
-        caches_page([])
-    assert [section.name for section in caches_page(TEXT).sections] == ["caches"]
 
 
 def test_a_cache_has_the_colour_of_what_chooses_its_keys() -> None:
