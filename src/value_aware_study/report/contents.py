@@ -149,7 +149,7 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
         "Which keys of a prompt a decoder's cache should keep: by the observed queries, the score, "
         "and how heads and layers share keys. All that is measured comes after the "
         "prompt: no choice has seen it.",
-        _unnamed(caches.compared(records)),
+        _unnamed([caches.to_use(records), *caches.compared(records)]),
         machines=[
             (
                 f"{r.model}, {words.plain(r.task)} of {r.text}, {r.prefix:,} tokens",

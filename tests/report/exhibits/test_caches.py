@@ -7,7 +7,15 @@ import pytest
 from value_aware_attention.measurement.cache_record import FULL
 from value_aware_attention.measurement.prompted import PromptCell, PromptRecord
 from value_aware_attention.measurement.run_on import run_on
-from value_aware_study.report.exhibits.caches import BESIDE, _kind, compared, pooled, rows
+from value_aware_study.report.exhibits.caches import (
+    BESIDE,
+    USES,
+    _kind,
+    compared,
+    pooled,
+    rows,
+    to_use,
+)
 
 OTHERS = {"SnapKV": 2.0, BESIDE: 1.0, "all queries": 0.25, "later queries": 0.1}
 
@@ -47,6 +55,22 @@ def test_texts_are_joined_by_kind_length_and_caches() -> None:
         ("running_text", 512, "novels"),
     ]
     assert joined[0].cells[1].kl == TEXT[0].cells[1].kl + TEXT[1].cells[1].kl
+
+
+def test_the_caches_to_use_are_shown_where_text_and_needles_have_all_of_them() -> None:
+    factors = dict(zip(USES, (0.25, 0.5, 0.8, 0.4, 2.0, 0.3), strict=True)) | {BESIDE: 1.0}
+    text, needles = (
+        replace(found, cells=(found.cells[0], *(
+            replace(found.cells[1], cache=name, keep=0.25, kl=(factor, 2 * factor))
+            for name, factor in factors.items()
+        )))
+        for found in (record(task, "novels", (0.1, 0.4)) for task in ("running_text", "needles"))
+    )  # fmt: skip
+    assert to_use([text]) is None and to_use([text, *TEXT]) is None
+    exhibit = to_use([text, needles])
+    assert list(exhibit.table.data["ratio"]) == pytest.approx(list(factors.values())[:-1])
+    assert "the default leaves × 0.25 of the KL and 50.0% of" in exhibit.title
+    assert list(exhibit.table.display["for"]) == [use for use, _ in USES.values()]
 
 
 def test_ratios_are_paired_and_the_best_that_is_no_oracle_is_named() -> None:

@@ -20,6 +20,17 @@ BESIDE = "single losses, SnapKV's queries"
 LEAST = 0.5
 """Share of right tokens of the full cache below which a task does not tell caches apart"""
 AGREED = 0.8
+USES = {
+    "single losses, all queries, one budget": ("the default", "LeaveOneOut"),
+    "single losses, 128 queries, one budget": ("a quicker choice", "LeaveOneOut, rows=128"),
+    "single losses, all queries": ("as many keys in every head", "LeaveOneOut, pool=None"),
+    "mean attention, all queries, one budget": ("the plainest score", "ObservedAttention"),
+    "SnapKV": ("the cheapest choice", "SnapKV, its authors' settings"),
+    "KVzip": ("a second reading of the prompt", "KVzip, its authors' settings"),
+}
+"""Caches that docs/caches.md recommends or compares -> for whom each is, and its setting"""
+KEPT = 0.25
+"""Share of keys at which they are shown"""
 TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": "A recalled list"}
 
 
@@ -63,6 +74,36 @@ def compared(records: Sequence[PromptRecord]) -> list[Exhibit]:
         _exhibit(f"caches_{number}", record)
         for number, record in enumerate(pooled(records), start=1)
     ]
+
+
+def to_use(records: Sequence[PromptRecord]) -> Exhibit | None:
+    """Tabulates the caches of `USES` on text and needles; None where one was not measured."""
+    tables = {}
+    for record in pooled(records):
+        data = pd.DataFrame(rows(record)).query("keep == @KEPT").set_index("cache")
+        if set(USES) <= set(data.index):
+            tables.setdefault(record.task, data.loc[list(USES)])
+    if not {"running_text", "needles"} <= set(tables):
+        return None
+    text, needles = tables["running_text"], tables["needles"]
+    data = text.assign(needles=needles["right"], full=needles["right_full"]).reset_index()
+    uses, settings = zip(*USES.values(), strict=True)
+    display = {
+        "for": uses, "setting": settings, "KL / SnapKV's queries": data["ratio"].map(short),
+        "95% interval": words.intervals(data, 3, short), "worst text": data["worst"].map(short),
+        "needles, tokens right": [f"{x:.1%}" for x in data["needles"]],
+    }  # fmt: skip
+    best = data.iloc[0]
+    return Exhibit(
+        "caches_use",
+        f"Which cache to use: with a quarter of the keys the default leaves "
+        f"{words.times(best['ratio'])} of the KL and {best['needles']:.1%} of the needles' tokens",
+        f"{best['task']}: KL from the exact prediction over that of the same score with SnapKV's "
+        f"queries. With all keys {best['full']:.1%} of the needles' tokens are right. It saves "
+        f"memory, not time.",
+        table=Table(data, pd.DataFrame(display)),
+        listed="Which cache to use",
+    )
 
 
 def _exhibit(name: str, record: PromptRecord) -> Exhibit:
