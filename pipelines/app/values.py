@@ -560,8 +560,11 @@ def unknown(key: str, keys: Iterable[str] | None = None) -> str:
     if not near:  # the right name in the wrong place, or without one
         meant = get_close_matches(key.rpartition(".")[2], names.values(), n=1, cutoff=0.75)
         near = [other for other in keys if names[other] in meant][:3]
-    typed = key if key == key.strip() else repr(key)
-    return f"{typed} is no key that is read here{asked([other for other in near if other != key])}"
+    typed, group = key if key == key.strip() else repr(key), key.partition(".")[0]
+    hint = asked([other for other in near if other != key])
+    if not hint and group in GROUPS:
+        hint = f"; another option of {group} may have it: choose one first, {group}=<option>"
+    return f"{typed} is no key that is read here{hint}"
 
 
 def all_keys() -> list[str]:

@@ -268,7 +268,7 @@ def model_section(
     lead += [POST_HOC] if record.attention[0].post_hoc else []
     return _section(
         name,
-        f"Your model: {record.model}",
+        f"Probed: {record.model}",
         " ".join(lead),
         _unnamed(exhibits),
         machines=[(record.model, captions.machine_of(record))],
