@@ -75,6 +75,12 @@ def make_folder(target: Path, text: str) -> None:
         (folder / "a.txt").write_text(text)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux alone has /proc")
+def test_a_folder_that_takes_no_file_is_an_error_at_once() -> None:
+    with pytest.raises(OSError, match="/proc"), new_file("/proc/page.html"):
+        pass
+
+
 def test_a_file_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "inner/a.txt"
     write_text(target, "old")

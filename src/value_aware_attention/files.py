@@ -175,6 +175,7 @@ def _locked(file: Path, refusal: str | None = None) -> Iterator[None]:
     lock = FileLock(file, blocking=refusal is None, fallback_to_soft=False)
     with full_disk_named(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()  # FileLock would try for ever in a folder like /proc, which takes no file
         try:
             lock.acquire()
         except Timeout:
