@@ -69,7 +69,7 @@ def test_the_caches_to_use_are_shown_where_text_and_needles_have_all_of_them() -
     assert to_use([text]) is None and to_use([text, *TEXT]) is None
     exhibit = to_use([text, needles])
     assert list(exhibit.table.data["ratio"]) == pytest.approx(list(factors.values())[:-1])
-    assert "the default leaves × 0.25 of the KL and 50.0% of" in exhibit.title
+    assert "the default leaves × 0.25 of the KL and has 50.0% of" in exhibit.title
     assert list(exhibit.table.display["for"]) == [use for use, _ in USES.values()]
 
 
