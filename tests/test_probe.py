@@ -635,7 +635,7 @@ def test_a_model_of_the_hub_has_the_hash_of_its_files(
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("org/bert", "{bert}"):
+    for name in ("org/bert", "{bert}"):  # a folder is refused to a model of another hash
         run(folder, f"model={name} text={{text.txt}} probe.sizes=[1]", tmp_path)
 
 

@@ -102,10 +102,6 @@ def trained_again(records, *factors, tasks=("causal",)):
     return [*records, *again]
 
 
-def without_attention(records):
-    return [replace(record, attention=()) for record in records]
-
-
 def with_attention(record, **changes):
     """Exchanges parts of the measurement with a record's own kernel."""
     first, *others = record.attention
