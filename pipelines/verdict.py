@@ -37,7 +37,7 @@ def lines() -> Iterator[str]:
     if published.exists():
         yield from compared(ours, findings(published, RESTORE))
     else:
-        counts = verdicts(ours).value_counts()
+        counts = verdicts(ours).str.partition(" (")[0].value_counts()
         text = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         yield f"claims of the paper: {text}; no run of scale {scale} is published to compare with"
     yield (REPORT / "index.html").resolve().as_uri()

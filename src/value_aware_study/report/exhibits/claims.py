@@ -504,7 +504,7 @@ def claims(results: Results) -> list[Exhibit]:
 
 def _verdicts(answered: Sequence[Answer]) -> Exhibit:
     data = pd.DataFrame(map(_row, answered))
-    counts = data["verdict"].value_counts(sort=False)
+    counts = data["verdict"].str.partition(" (")[0].value_counts(sort=False)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
     return Exhibit(
         "claims",
