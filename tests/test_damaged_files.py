@@ -73,8 +73,9 @@ RECORD = probed().to_json()
 READ = {
     "report": (
         *(f"{OUT}metrics/{name}.json" for name in ("tokens", "train/a")),
-        *(f"{OUT}{name}/a.json" for name in ("records", "survey", "trained", "explored")),
-        *(f"{OUT}{name}.json" for name in ("benchmark", "probe/a/record")),
+        *(f"{OUT}records{name}/a.json" for name in ("", "/survey", "/trained")),
+        *(f"{OUT}{name}.json" for name in ("explored/a", "records/benchmark/benchmark")),
+        f"{OUT}probe/a/record.json",
     ),
     "tokens": (f"{OUT}metrics/corpus.json", f"{OUT}corpus/networkx/train.jsonl"),
     "train_causal": (
