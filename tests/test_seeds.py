@@ -14,7 +14,7 @@ from dvc.repo import Repo
 from checks import stamp
 from pipelines.app.choice import choose
 from pipelines.app.seeds import keep, take, waiting
-from pipelines.fingerprints import needed
+from pipelines.fingerprints import stages_of_page
 from pipelines.repro import QUIET, made, made_again, make, seed_of
 from tests.refusals import assert_refused
 
@@ -92,7 +92,7 @@ def test_equal_trainings_make_equal_archives(clone: None) -> None:
 
 
 def take_all() -> None:
-    take(SEEDS, "a", needed(["report"]).values())
+    take(SEEDS, "a", stages_of_page().values())
 
 
 def change_code() -> None:
@@ -182,7 +182,7 @@ def test_the_kept_trainings_of_hours_are_those_of_todays_code(
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", Path(__file__).parents[1], clone], check=True)
     monkeypatch.chdir(clone)
-    cfg, stages = choose(["scale=hours"]), needed(["report"])
+    cfg, stages = choose(["scale=hours"]), stages_of_page()
     take(Path(cfg.paths.seeds), cfg.scale, stages.values())
     make(["fingerprints"])
     assert waiting(name for name in stages if name != "report") is None
