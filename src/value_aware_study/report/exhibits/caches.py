@@ -78,7 +78,7 @@ def compared(records: Sequence[PromptRecord]) -> list[Exhibit]:
 
 def to_use(records: Sequence[PromptRecord]) -> Exhibit | None:
     """Tabulates the caches of `USES` on text and needles; None where one was not measured."""
-    tables = {}
+    tables: dict[str, pd.DataFrame] = {}
     for record in pooled(records):
         data = pd.DataFrame(rows(record)).query("keep == @KEPT").set_index("cache")
         if set(USES) <= set(data.index):
