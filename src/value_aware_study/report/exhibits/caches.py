@@ -100,8 +100,8 @@ def to_use(records: Sequence[PromptRecord]) -> Exhibit | None:
         f"{words.times(best['ratio'])} of the KL and has {best['needles']:.1%} of the needles' "
         "tokens right",
         f"{records[0].model}, {best['task'].lower()}, {best['prompts']} prompts: KL from the exact "
-        f"prediction over that of the same score with SnapKV's queries. With all keys {best['full']:.1%} of the needles' tokens are right. It saves "
-        f"memory, not time.",
+        "prediction over that of the same score with SnapKV's queries. With all keys "
+        f"{best['full']:.1%} of the needles' tokens are right. It saves memory, not time.",
         table=Table(data, pd.DataFrame(display)),
         listed="Which cache to use",
     )
