@@ -24,13 +24,13 @@ from tqdm import tqdm
 
 from benchmarks import optimal_value_aware  # by the name that other processes import it under
 from benchmarks.memory import in_fresh_process, resident_peak
+from benchmarks.ratio import Ratio
 from benchmarks.record import PAIRED, finish, header, markdown, options, setting
 from benchmarks.rounds import in_rounds, ratio, seconds
 from value_aware_attention.approximations import OptimalValueAware, closest_combination
 from value_aware_attention.approximations.closest_combination import Problem
 from value_aware_attention.call import Call
 from value_aware_attention.kernels import Exponential
-from value_aware_study.benchmarking.ratio import Ratio
 
 HEAD_DIM = 64
 SIZES = (1, 2, 4, 8, 16, 32, 65)

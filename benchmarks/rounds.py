@@ -6,7 +6,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from value_aware_study.benchmarking.ratio import Ratio
+from benchmarks.ratio import Ratio
 
 EQUAL = 1.05
 """Largest ratio of two times that count as equal; the smallest is 1 / EQUAL."""

@@ -1,11 +1,12 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches=true]
+python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches|survey=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
 alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the
-records of make decoder, and with `publish.caches` results/caches, those of make caches: the page of
-every run shows them, unless it has its own.
+records of make decoder, with `publish.caches` results/caches and with `publish.survey`
+results/survey, those of make caches and make survey: the page of every run shows them, unless it
+has its own. With `publish.page=false` results/<scale> has the numbers of the page without it.
 """
 
 import lzma
@@ -16,6 +17,14 @@ from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
 
+RECORDS = {
+    "pretrained": {"pretrained": ""},
+    "caches": {"caches": ""},
+    "survey": {"survey": "survey-", "trained": "trained-", "benchmark": ""},
+}
+"""Folder of published records -> the run's folders of them, and what their files' names begin with
+in it"""
+
 
 @app("publish")
 def main(cfg: DictConfig) -> None:
@@ -24,8 +33,7 @@ def main(cfg: DictConfig) -> None:
         from pipelines.app.seeds import keep
 
         print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
-    elif cfg.pretrained or cfg.caches:
-        name = "pretrained" if cfg.pretrained else "caches"
+    elif name := next((name for name in RECORDS if cfg[name]), ""):
         print(f"{publish_records(cfg, name)} is the published run of {name}")
     else:
         print(f"{publish_page(cfg)} is the published run of this scale")
@@ -35,6 +43,7 @@ def publish_page(cfg: DictConfig) -> Path:
     """Writes the page of report/ and its numbers to <results>/<scale>, if it is of this scale.
 
     Of pictures and tables in Markdown, which the page offers to save, `linked` ones are kept.
+    Without `page` only tables and numbers are written.
     """
     from pipelines.app.summary import summary
     from pipelines.verdict import numbers
@@ -65,9 +74,11 @@ def publish_page(cfg: DictConfig) -> Path:
     seconds = numbers(published / TIMES) | numbers(Path(cfg.outputs, TIMES))
     with new_folder(published) as folder:
         for file in report.iterdir():
-            if file.name in names and (file.suffix == ".csv" or file.name in cfg.linked):
+            kept = file.suffix == ".csv" or (cfg.page and file.name in cfg.linked)
+            if kept and file.name in names:
                 shutil.copy(file, folder)
-        (folder / PAGE).write_text(pack(report / PAGE))
+        if cfg.page:
+            (folder / PAGE).write_text(pack(report / PAGE))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
         write_json(folder / TIMES, seconds)
         write_checksums(folder)
@@ -81,12 +92,13 @@ def publish_records(cfg: DictConfig, name: str) -> Path:
 
     published = inside(cfg.results, name)
     packed = {file.name: file.read_bytes() for file in published.glob("*.json.xz")}
-    for file in Path(cfg.records, name).glob("*.json"):
-        if not file.stem.endswith("-cut"):
-            packed[f"{file.name}.xz"] = lzma.compress(file.read_bytes(), preset=9)
+    for part, begins in RECORDS[name].items():
+        for file in Path(cfg.records, part).glob("*.json"):
+            if not file.stem.endswith("-cut"):
+                packed[f"{begins}{file.name}.xz"] = lzma.compress(file.read_bytes(), preset=9)
     if not packed:
         command = "decoder" if name == "pretrained" else name
-        raise FileNotFoundError(f"{cfg.records}/{name} holds no records: run make {command}")
+        raise FileNotFoundError(f"{cfg.records} holds no records of {name}: run make {command}")
     with new_folder(published) as folder:
         for record, content in packed.items():
             (folder / record).write_bytes(content)

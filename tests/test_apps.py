@@ -82,7 +82,7 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
     report = {path.name for path in (made / "report").iterdir()}
     expected = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
     expected |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
-    expected |= {"survey_claims.md", "distance.csv", "trained.csv", "cells.csv", "methods.md"}
+    expected |= {"distance.csv", "trained.csv", "cells.csv", "methods.md"}
     expected |= {"distance.png", "patterns.png", "time_memory_short.png"}
     assert expected | {"figure_7.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))

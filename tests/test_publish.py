@@ -10,8 +10,12 @@ import pytest
 from tests.apps import run_app
 from tests.refusals import assert_refused
 from tests.report.pages import exploration
+from tests.report.surveyed import LAWS, benchmark_record, survey_record
 from tests.report.synthetic import probed
 from value_aware_attention.files import check_checksums
+from value_aware_study.report import records
+from value_aware_study.report.contents import survey_section
+from value_aware_study.report.frame import Results
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RUN = {"summary.json", "seconds.json"}
@@ -78,3 +82,35 @@ def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> No
         error=SystemExit,
     )
     assert not (root / "results").exists()
+
+
+def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(root: Path) -> None:
+    run_app("publish publish.page=false", root)
+    tables = {name for name in names(root / "report") if name.endswith(".csv")}
+    assert names(root / "results/smoke") == tables | RUN | {"SHA256SUMS"}
+
+
+def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
+    """Its section says of which models it is; a survey of the run's own takes its place."""
+    ours = {name: root / "outputs/smoke/records" / name for name in ("survey", "trained")}
+    times = root / "outputs/smoke/records/benchmark/benchmark.json"
+    surveyed = replace(survey_record(), scale="laptop")
+    texts = {
+        ours["survey"] / "elu.json": surveyed.to_json(),
+        times: json.dumps(benchmark_record(LAWS)),
+    }
+    for file, text in texts.items():
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    run_app("publish publish.survey=true", root)
+    packed = {"survey-elu.json.xz", "benchmark.json.xz", "SHA256SUMS"}
+    assert names(root / "results/survey") == packed
+    places = {"survey_published": root / "results/survey"} | ours
+    assert records.survey(places) == ([surveyed], [], "")
+    shutil.rmtree(ours["survey"])
+    times.unlink()
+    published, _, scale = records.survey(places)
+    assert published == [surveyed] and scale == "laptop"
+    assert records.benchmark(times, root / "results/survey") == benchmark_record(LAWS)
+    lead = survey_section(Results.of([], surveyed=published, survey_of=scale)).lead
+    assert "published run of scale laptop" in lead and "Left out" not in lead

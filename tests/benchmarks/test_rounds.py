@@ -5,8 +5,8 @@ from itertools import count, cycle, product
 
 import pytest
 
+from benchmarks.ratio import Ratio, median_interval
 from benchmarks.rounds import in_rounds, ratio, verdict
-from value_aware_study.benchmarking.ratio import Ratio, median_interval
 
 
 @pytest.mark.parametrize("size", [6, 7, 8, 11])

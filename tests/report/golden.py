@@ -9,7 +9,7 @@ from pathlib import Path
 import evaluated
 import numpy as np
 from surveyed import (
-    AGREES,
+    LAWS,
     benchmark_record,
     cell,
     survey_record,
@@ -91,7 +91,7 @@ def stages(folder):
     training = evaluated.training()
     written |= {f"train/{name}": json.dumps(content) for name, content in training.items()}
     written |= {"tokens": json.dumps(evaluated.tokens())}
-    written |= {"benchmark": json.dumps(benchmark_record(AGREES, left_out="nystrom"))}
+    written |= {"benchmark": json.dumps(benchmark_record(LAWS, left_out="nystrom"))}
     for name, text in written.items():
         file = folder / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -104,9 +104,10 @@ def places(folder):
     by_name = {name: folder / name for name in names}
     files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
     by_name |= {"probe": folder / "probe", "training": folder / "train"}
-    by_name |= {"citation": folder / "CITATION.cff"}
+    by_name |= {"citation": folder / "CITATION.cff", "published": folder}
     published = dict.fromkeys(
-        ("spread", "pretrained_published", "caches_published"), folder / "published"
+        ("spread", "pretrained_published", "caches_published", "survey_published"),
+        folder / "published",
     )
     return by_name | files | published
 

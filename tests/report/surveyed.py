@@ -11,7 +11,7 @@ BEYOND = (2048, 4096, 8192)
 SLOW = (1.0, 1.5, 0.9, 1.0, 1.2, 1.0)
 Laws = dict[str, tuple[float, float]]
 # cost = level * (L / 512) ** power, for time and memory alike
-AGREES: Laws = {
+LAWS: Laws = {
     "eager": (1.0, 1.2),
     "fused": (0.9, 1.2),
     "sliding_window": (0.9, 1.0),
@@ -20,16 +20,6 @@ AGREES: Laws = {
     "nystrom": (1.55, 0.5),
     "reformer": (6.0, 1.0),
     "fourier_mixing": (0.15, 0.1),
-}
-DISAGREES: Laws = {
-    "eager": (1.0, 1.0),
-    "fused": (0.9, 1.0),
-    "sliding_window": (3.0, 1.9),
-    "linformer": (2.0, 0.9),
-    "linformer_quarter": (2.5, 0.9),
-    "nystrom": (2.0, 1.3),
-    "reformer": (0.5, 1.5),
-    "fourier_mixing": (4.0, 1.0),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import AGREES, benchmark_record, survey_record
+from surveyed import LAWS, benchmark_record, survey_record
 from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
@@ -271,7 +271,7 @@ def whole(
         training,
         tokens,
         surveyed=[survey_record()],
-        benchmark=benchmark_record(AGREES),
+        benchmark=benchmark_record(LAWS),
         probed=[probed()],
         explored=exploration(),
     )

@@ -14,7 +14,7 @@ from value_aware_study.report.claim import Answer, Finding, Spread, holm, margin
 from value_aware_study.report.exhibits import claims
 from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
 from value_aware_study.report.frame import Results
-from value_aware_study.report.records import published_spreads
+from value_aware_study.report.records import published_spreads, published_verdicts
 
 UNITS, HOLM = 30, "holds_after_holm"
 HOLDS, OPPOSED, OPEN, UNTESTED = "holds", "opposed", "open", "not testable here"
@@ -323,6 +323,9 @@ def test_the_spread_of_a_published_run_is_read_from_its_findings_and_counts(tmp_
     spreads = published_spreads(folder)
     assert {spread.of for spread in spreads.values()} == {"hours"}
     assert published_spreads(tmp_path / "none") == {}
+    verdicts = published_verdicts(tmp_path)
+    beside = claims.claims(published, verdicts)[0].table.display
+    assert list(beside["verdict, hours"]) == list(beside["verdict"])
     results = Results.of(run(0.7, 70), spreads=spreads)
     findings = [item for answer in answers(results) for item in answer.findings]
     assert {item.over for item in findings} == {"text, and training spread of hours"}
@@ -339,6 +342,9 @@ def test_the_spread_of_a_published_run_is_read_from_its_findings_and_counts(tmp_
         (folder / "findings.csv").write_text(damaged)
         with pytest.raises(ValueError, match=r"hours/findings\.csv is damaged .*restore it"):
             published_spreads(folder)
+    (folder / "claims.csv").write_text("claim\nx\n")
+    with pytest.raises(ValueError, match=r"hours/claims\.csv is damaged .*restore it"):
+        published_verdicts(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ HOW, HOW_TITLE = (
 )
 EVERYTHING = "Every number of keys, text, method and cell that was measured, and how."
 FOR = {
-    "smoke": "This run tests the code: no number of its models means anything. ",
-    "laptop": "The models of this run were trained for minutes: they are for trying things, not "
-    "for conclusions. ",
+    "smoke": "Runs of scale smoke test the code: no number of their models means anything. ",
+    "laptop": "Models of scale laptop are trained for minutes: they are for trying things, not for "
+    "conclusions. ",
 }
 """Scale -> what its models are for"""
 
@@ -161,7 +161,9 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
 
 
 def _paper(results: Results) -> Section:
-    claimed, results = claims.claims(results), pretrained.beside(results)
+    toys = {*FOR, results.records[0].scale}
+    others = {scale: of for scale, of in results.verdicts.items() if scale not in toys}
+    claimed, results = claims.claims(results, others), pretrained.beside(results)
     return _section(
         "paper",
         "The paper",
@@ -206,11 +208,12 @@ def _every_r(results: Results) -> Section:
 def survey_section(results: Results) -> Section:
     """Builds the section of every method of the survey: equal budgets, time, and memory.
 
-    Records of other checkpoints than the evaluation's are left out, and named.
+    Of a run's own records those of other checkpoints than the evaluation's are left out, and named.
     """
     evaluated = {record.hashes.get("checkpoint") for record in results.records}
     of_evaluated = words.grouped(
-        (r.hashes.get("checkpoint") in evaluated, r) for r in results.surveyed
+        (bool(results.survey_of) or r.hashes.get("checkpoint") in evaluated, r)
+        for r in results.surveyed
     )
     records, others = of_evaluated.get(True, []), of_evaluated.get(False, [])
     names = ", ".join(record.model for record in others)
@@ -224,7 +227,6 @@ def survey_section(results: Results) -> Section:
         measured = benchmark.Measurements(results.benchmark)
         machines.append(measured.machine)
         exhibits += [
-            ("the claims of time and memory", benchmark.survey_claims(measured)),
             ("time and memory", benchmark.time_and_memory(measured)),
             ("the growth of cost", benchmark.exponents(measured)),
             ("the cost tables", benchmark.cost_tables(measured)),
@@ -239,7 +241,11 @@ def survey_section(results: Results) -> Section:
         "Time and memory of one layer follow: a mark to the right of the dashed line costs more "
         "than dense attention of that length.",
         exhibits,
-        f"Left out, of other checkpoints than the evaluation's: {names}." * bool(names)
+        f"Left out, of other checkpoints than the evaluation's: {names}."
+        * bool(names)
+        + f"Its models are those of the published run of scale {results.survey_of}. "
+        f"{FOR.get(results.survey_of, '')}"
+        * bool(results.survey_of)
         + " All are of the first training of a model." * bool(results.replicates),
         machines,
     )

@@ -1,6 +1,7 @@
 """Reads the records of a run: the one place where the report opens files of other stages."""
 
 import csv
+import json
 import lzma
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,27 +35,24 @@ def read(places: Mapping[str, Path]) -> Results:
     file, for a damaged one.
     """
     training = [_checked(file, TRAINING) for file in files_of(places["training"])]
-    tokens, benchmark = _checked(places["tokens"], TOKENS), places["benchmark"]
+    tokens = _checked(places["tokens"], TOKENS)
     explored = []  # the tokens that probes and evaluations left for the token explorer
     for file in sorted(
         [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
     ):
         with reading(file, AGAIN):
             explored.append(Exploration.from_json(file.read_text(encoding="utf-8")))
-    surveyed, variants = (
-        read_folder(folder) if any(folder.glob("*.json")) else []
-        for folder in (places["survey"], places["trained"])
-    )
+    surveyed, variants, survey_of = survey(places)
     return Results.of(
         read_folder(places["records"]),
         {metrics["model"]: metrics for metrics in training},
         tokens,
         surveyed=surveyed,
         variants=variants,
+        survey_of=survey_of,
         spreads=published_spreads(places["spread"]),
-        benchmark=load_json(benchmark, "cells", "methods", "layer", "run_on", remedy=AGAIN)
-        if benchmark.exists()
-        else {},
+        verdicts=published_verdicts(places["published"]),
+        benchmark=benchmark(places["benchmark"], places["survey_published"]),
         probed=[_parsed(Record, file) for file in sorted(places["probe"].glob("*/record.json"))],
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         prompted=caches(places["caches"], places["caches_published"]),
@@ -93,14 +91,45 @@ def caches(folder: Path, published: Path) -> list[PromptRecord]:
     return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
 
 
+def survey(places: Mapping[str, Path]) -> tuple[list[Record], list[Record], str]:
+    """Reads the survey's records, those of models trained with a method, and their scale.
+
+    Where the run has none of either, they are the published ones; the scale is "" for a run's own.
+    """
+    names = ("survey", "trained")
+    surveyed, variants = (
+        read_folder(places[name]) if any(places[name].glob("*.json")) else [] for name in names
+    )
+    if surveyed or variants:
+        return surveyed, variants, ""
+    published = places["survey_published"]
+    surveyed, variants = ([*unpacked(Record, published, f"{name}-").values()] for name in names)
+    return surveyed, variants, surveyed[0].scale if surveyed else ""
+
+
+def benchmark(file: Path, published: Path) -> Row:
+    """Reads the times and memory of a run, or else the published ones; {} without either."""
+    kept = published / f"{file.name}.xz"
+    if not file.exists() and kept.exists():
+        with reading(kept, RESTORE):
+            return json.loads(lzma.decompress(kept.read_bytes()))
+    keys = ("cells", "methods", "layer", "run_on")
+    return load_json(file, *keys, remedy=AGAIN) if file.exists() else {}
+
+
 def with_published(kind: type[R], folder: Path, published: Path) -> dict[str, R]:
     """Reads records of a run in the place of published ones, by the name of their files."""
+    ours = {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
+    return unpacked(kind, published) | ours
+
+
+def unpacked(kind: type[R], published: Path, begins: str = "") -> dict[str, R]:
+    """Reads the published records whose files' names begin so, by the names they were made with."""
     with reading(published, RESTORE):
-        kept = {
+        return {
             file.stem: kind.from_json(lzma.decompress(file.read_bytes()).decode(), str(file))
-            for file in sorted(published.glob("*.json.xz"))
+            for file in sorted(published.glob(f"{begins}*.json.xz"))
         }
-    return kept | {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
 
 
 def read_folder(folder: Path | str) -> list[Record]:
@@ -143,6 +172,17 @@ def published_spreads(folder: Path) -> dict[Key, Spread]:
                     spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
                     spreads[key_of(row["what"], row["model"])] = spread
     return spreads
+
+
+def published_verdicts(results: Path) -> dict[str, dict[str, str]]:
+    """Reads the verdict on each claim of every published run, by the run's scale."""
+    verdicts = {}
+    for file in sorted(results.glob("*/claims.csv")):
+        with reading(file, RESTORE), file.open(encoding="utf-8", newline="") as text:
+            verdicts[file.parent.name] = {
+                row["claim"]: row["verdict"] for row in csv.DictReader(text)
+            }
+    return verdicts
 
 
 def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:

@@ -128,6 +128,9 @@ def test_a_pretrained_decoder_stands_beside_the_paper_at_its_keys_and_at_its_sha
     assert long.loc["exact", "own_low"] < 20 < long.loc["exact", "own_high"]
     assert long.loc["OVO-1", "ratio_low"] == pytest.approx(450)
     assert both.of_kernel("exponential").scale  # that of the models trained here
+    alone = replace(both, records=[record for record in both.records if not record.scale])
+    shown = table_2(alone).table.data["model"]  # no row of a kernel of which no model was trained
+    assert {name.partition(",")[0] for name in shown} == {"SmolLM2"}
     figure = figure_2(both)
     drawn = figure.table.data
     assert set(drawn[drawn["whose"] == "pretrained"]["share"]) >= {100 / 256, 6.25, 12.5}

@@ -1,11 +1,7 @@
-"""Time and memory of a layer with every method: the survey's claims, figures, growth, and tables.
-
-The claims are answered from our measurements alone: two costs of the same rounds are divided, and
-a comparison is no firmer than the interval of this ratio.
-"""
+"""Time and memory of a layer with every method: figures, the growth of cost, and tables."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import linear_regression
@@ -15,16 +11,14 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.measurement.estimate import DASH, number
-from value_aware_study.benchmarking.ratio import Ratio
 from value_aware_study.report import charts, look, words
 from value_aware_study.report.captions import machine
-from value_aware_study.report.claim import VERDICTS, Answer, Finding, decided
 from value_aware_study.report.exhibit import Exhibit, Table
 
 FIT_FROM = 2048
 """Tokens from which on cost is fitted against length."""
-DENSE = ("eager", "fused")
-"""Exact attention; every other method of a record is an efficient one."""
+DENSE = "eager"
+"""Exact attention that holds all weights, as the survey's did."""
 QUICK, SMALL = "milliseconds", "peak_mib"
 TRAINING = "forward_backward"
 PASSES = {"forward": "forward", TRAINING: "forward + backward", "attention": "attention alone"}
@@ -45,25 +39,6 @@ EXPLAINED = (
     "peak does not grow with the length here: projections, features or landmarks weigh as much; "
     "one below 0 is left out."
 )
-EQUAL = 1.25
-"""Two costs within this factor of each other count as about equal."""
-FLAT = 2.0
-"""A cost that grows by less than this over all lengths counts as nearly flat."""
-EQUAL_UP_TO = 512
-"""Tokens up to which the survey calls dense attention about equal."""
-SUFFIXES = {"eager": "", "fused": " (Beside PyTorch's fused dense attention.)"}
-RATIOS = (
-    "Ratios of times are taken round by round: the median and, in brackets, its 95% interval (sign "
-    "test). A finding whose interval holds its threshold is open. Memory is measured once."
-)
-LIMIT = (
-    "The survey measured on a GPU (RTX 3090). These verdicts are of a CPU, where other things "
-    "cost: they neither confirm nor refute its claims on a GPU."
-)
-
-EAGER = DENSE[:1]
-Comparisons = Iterator[tuple[str, pd.Series, float, float]]
-"""What is divided by what, the ratios by length and round, and the bounds that a claim has"""
 
 
 @dataclass(frozen=True)
@@ -89,29 +64,6 @@ class Measurements:
             ],
         )
 
-    def costs(self, name: str, quantity: str) -> pd.DataFrame:
-        """Tabulates the costs of a pass by length and round (memory has one), a column a method."""
-        rows = [
-            {"length": cell["length"], "round": place, "method": cell["method"], "cost": cost}
-            for cell in self.record["cells"]
-            if cell["pass"] == name and "left_out" not in cell
-            for place, cost in enumerate(
-                cell["time"]["rounds"] if quantity == QUICK else [cell[quantity]]
-            )
-            if cost  # a pass that needs no memory has no ratio to another's
-        ]
-        table = pd.DataFrame(rows, columns=["length", "round", "method", "cost"]).pivot(
-            index=["length", "round"], columns="method", values="cost"
-        )
-        # of a method that claims name and that was not measured, the costs are missing
-        named = (*DENSE, "nystrom", "fourier_mixing", "reformer")
-        return table.reindex(columns=list(dict.fromkeys([*named, *self.record["methods"]])))
-
-    @property
-    def place(self) -> str:
-        """Names the limit of a verdict."""
-        return "GPU" if self.record["layer"]["device"].startswith("cuda") else "CPU"
-
     @property
     def how(self) -> str:
         """Says how time and memory were measured."""
@@ -121,14 +73,15 @@ class Measurements:
     def setting(self) -> str:
         """Describes the layer and the rounds in two sentences."""
         layer = self.record["layer"]
-        rounds = [
-            f"{self.costs(name, QUICK).index.get_level_values('round').nunique()} {title}"
-            for name, title in PASSES.items()
-        ]
+        rounds = {
+            cell["pass"]: f"{len(cell['time']['rounds'])} {PASSES[cell['pass']]}"
+            for cell in self.record["cells"]
+            if "time" in cell
+        }
         return (
             f"One pre-norm encoder layer, width {layer['width']}, {layer['heads']} heads, "
             f"feed-forward {layer['feedforward']}, batch {layer['batch']}, {layer['dtype']}, on "
-            f"{layer['device']}. Rounds: {', '.join(rounds)}."
+            f"{layer['device']}. Rounds: {', '.join(rounds.values())}."
         )
 
     @property
@@ -161,156 +114,6 @@ def slope(costs: Mapping[int, float | None]) -> float | None:
 def grows(exponent: float | None) -> float | None:
     """Drops an exponent below 0: a peak that shrinks with the length is an artefact of the fit."""
     return None if exponent is None or exponent < 0 else exponent
-
-
-def dense_about_equal(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
-    """Divides the cost of dense attention by the median of all other methods', to 512 tokens."""
-    ratios = costs[dense] / costs.drop(columns=list(DENSE)).median(axis=1)
-    yield "{dense} over the other methods' median", ratios.loc[:EQUAL_UP_TO], 1 / EQUAL, EQUAL
-
-
-def all_beat_dense(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
-    """Divides the cost of every method by dense attention's at the longest length."""
-    for method in costs.columns.drop(list(DENSE)):
-        ratios = costs[method] / costs[dense]
-        yield f"{{{method}}} over {{dense}}", ratios.loc[longest(costs) :], 0.0, 1.0
-
-
-def linformer_worst(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
-    """Divides the growth from 512 tokens on by the largest of the other efficient methods'."""
-    growth = grown(costs.drop(columns=list(DENSE)).loc[EQUAL_UP_TO:])
-    for method in growth.columns[growth.columns.str.startswith("linformer")]:
-        ratios = growth[method] / growth.drop(columns=method).max(axis=1)
-        what = (
-            f"growth of {{{method}}} from {EQUAL_UP_TO} tokens on, over the largest of the others"
-        )
-        yield what, ratios.loc[longest(costs) :], 1.0, math.inf
-
-
-def nystrom_worst_short(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
-    """Divides the cost at 128 and 256 tokens by the largest of all other methods'."""
-    ratios = costs["nystrom"] / costs.drop(columns="nystrom").max(axis=1)
-    yield "{nystrom} over the largest of the others", ratios.loc[128:256], 1.0, math.inf
-
-
-def fourier_flat(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
-    """Computes the growth of the Fourier layer over all lengths, and its lead at each."""
-    growth = grown(costs)["fourier_mixing"].loc[longest(costs, 0) :]
-    yield f"growth of {{fourier_mixing}} (nearly flat: below {FLAT:g})", growth, 0.0, FLAT
-    ratios = costs["fourier_mixing"] / costs.drop(columns="fourier_mixing").min(axis=1)
-    yield "{fourier_mixing} over the least of the others", ratios, 0.0, 1.0
-
-
-def reformer_pays_late(costs: pd.DataFrame, alone: pd.DataFrame, dense: str) -> Comparisons:
-    """Divides Reformer's cost by dense attention's: the layer to 2,048 tokens, attention beyond."""
-    ratios = (costs["reformer"] / costs[dense]).loc[:FIT_FROM]
-    yield "a layer with {reformer} over one with {dense}", ratios, 1.0, math.inf
-    ratios = (alone["reformer"] / alone[dense]).loc[longest(alone, FIT_FROM) :]
-    yield "{reformer} alone over {dense}", ratios, 0.0, 1.0
-
-
-def longest(costs: pd.DataFrame, beyond: int = EQUAL_UP_TO) -> int:
-    """Returns the longest length beyond some tokens; what was not measured if there is none."""
-    return max([beyond + 1, *costs.index.get_level_values("length")])
-
-
-def grown(costs: pd.DataFrame) -> pd.DataFrame:
-    """Divides the costs of later lengths by those of the first, round by round."""
-    first = min(costs.index.get_level_values("length"), default=0)
-    return (costs / costs.groupby(level="round").transform("first")).loc[first + 1 :]
-
-
-CLAIMS: Mapping[str, tuple[Callable[..., Comparisons], Sequence[str]]] = {
-    "Dense attention performs about like the other methods up to 512 tokens.": (
-        dense_about_equal,
-        DENSE,
-    ),
-    "For longer sequences all methods are more efficient than dense attention.": (
-        all_beat_dense,
-        DENSE,
-    ),
-    "Linformer does not scale as well as the other efficient methods.": (linformer_worst, EAGER),
-    "Nyströmformer is the most inefficient method at 128 and 256 tokens.": (
-        nystrom_worst_short,
-        EAGER,
-    ),
-    "FNet is almost independent of the length, and ahead of every other method.": (
-        fourier_flat,
-        EAGER,
-    ),
-    "Reformer becomes more efficient only for very long inputs (over 2,048).": (
-        reformer_pays_late,
-        DENSE,
-    ),
-}
-"""Claim of the survey in our words -> the function that compares, and the dense attentions that are
-compared with: eager, which held all weights in the survey, and PyTorch's fused one."""
-
-
-def answers(measured: Measurements) -> list[Answer]:
-    """Answers every claim; one has no findings if its methods or lengths were not measured."""
-    return [
-        Answer(claim + SUFFIXES[dense], list(findings(measured, compare, dense)))
-        for claim, (compare, beside) in CLAIMS.items()
-        for dense in beside
-    ]
-
-
-def findings(
-    measured: Measurements, compare: Callable[..., Comparisons], dense: str
-) -> Iterator[Finding]:
-    """Makes a finding of each length's ratio, which a claim has between two bounds."""
-    labels = {method: measured.label(method) for method in measured.record["methods"]}
-    for quantity, name in {QUICK: "time", SMALL: "peak memory"}.items():
-        passes = (measured.costs(name, quantity) for name in (TRAINING, "attention"))
-        for what, ratios, low, high in compare(*passes, dense):
-            for length, rounds in ratios.dropna().groupby(level="length"):
-                ratio = Ratio.of(list(rounds)) if quantity == QUICK else Ratio.exact(*rounds)
-                ends = ratio.median, ratio.low, ratio.high
-                yield Finding(
-                    f"{length:,} tokens {ratio}",
-                    ratio.within(low, high),
-                    f"{name}, {what.format(**labels, dense=labels[dense])}",
-                    "",
-                    *ends,
-                    "ratio",
-                )
-
-
-def survey_claims(measured: Measurements) -> list[Exhibit]:
-    """Shows every claim of the survey with its verdict and counts, then all its comparisons."""
-    answered = answers(measured)
-    pairs = [(answer.claim, finding) for answer in answered for finding in answer.findings]
-    comparisons = pd.DataFrame(
-        [(claim, of.what, of.sentence, of.mark) for claim, of in pairs],
-        columns=["claim", "compared", "measured", "agrees"],
-    )
-    rows = pd.DataFrame(
-        {
-            "claim": [answer.claim for answer in answered],
-            "verdict": [answer.verdict for answer in answered],
-            "decided for it": [decided(answer.findings) for answer in answered],
-            "measured here": ["; ".join(answer.lines()) or "not measured" for answer in answered],
-        }
-    )
-    return [
-        Exhibit(
-            "survey_claims",
-            "The survey's claims, measured here",
-            f"Verdicts on this {measured.place}, no firmer than their intervals.",
-            [VERDICTS, f"{LIMIT} " * (measured.place == "CPU") + RATIOS, measured.setting],
-            table=Table(rows, rows.drop(columns="measured here")),
-            listed="The survey's claims",
-        ),
-        Exhibit(
-            "survey_findings",
-            "Every comparison behind the survey's verdicts",
-            "One length a line: the median of the rounds' ratios, and its interval.",
-            table=Table(comparisons, comparisons),
-            folded=True,
-            listed="Every comparison",
-        ),
-    ]
 
 
 def time_and_memory(measured: Measurements) -> list[Exhibit]:
@@ -376,7 +179,7 @@ def _cost_panel(drawn: pd.DataFrame, field: str, ends: Sequence[str], title: str
     is_longest = drawn["length"] == drawn["length"].max()
     order = list(dict.fromkeys([*drawn["name"][is_longest], *drawn["name"]]))
     marks = look.ramp(list(dict.fromkeys(drawn["series"])))
-    dense = values[values["method"] == DENSE[0]]  # dashed for every length, the last one named
+    dense = values[values["method"] == DENSE]  # dashed for every length, the last one named
     base = alt.Chart(dense[["name", "series", "value"]]).encode(
         x="value:Q", color=charts.colour(marks)
     )

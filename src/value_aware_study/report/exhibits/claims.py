@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations, product
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -491,18 +492,23 @@ def about(answered: Sequence[Answer]) -> str:
     )
 
 
-def claims(results: Results) -> list[Exhibit]:
-    """Shows the verdicts, one row a claim, the models' strength, and every finding."""
+def claims(
+    results: Results, published: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> list[Exhibit]:
+    """Shows the verdicts, one row a claim, the models' strength, and every finding.
+
+    Beside a verdict stand the `published` ones, by scale and claim.
+    """
     strength = joint(results, [against_counts])
     answered = answers(results)
     return [
-        _verdicts(answered),
+        _verdicts(answered, published),
         *([_strength(strength)] if strength else []),
         _findings(answered),
     ]
 
 
-def _verdicts(answered: Sequence[Answer]) -> Exhibit:
+def _verdicts(answered: Sequence[Answer], published: Mapping[str, Mapping[str, str]]) -> Exhibit:
     data = pd.DataFrame(map(_row, answered))
     counts = data["verdict"].str.partition(" (")[0].value_counts(sort=False)
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
@@ -510,7 +516,9 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
         "claims",
         "The paper's claims, measured here",
         f"Of {len(answered)} claims: {verdicts}. Beside each verdict: its comparisons that are "
-        "decided for it, each by its own 95% interval, and the single trainings that agree.",
+        "decided for it, each by its own 95% interval, and the single trainings that agree."
+        + " Last: the verdict of published runs of other scales."
+        * bool(published),
         [
             about(answered),
             *(f"“{answer.claim}” {_told(answer)}" for answer in answered),
@@ -523,6 +531,10 @@ def _verdicts(answered: Sequence[Answer]) -> Exhibit:
                 "after Holm": data["after_holm"],
                 "decided for it": [decided(answer.findings) for answer in answered],
                 "trainings that agree": [agreeing(answer.findings) for answer in answered],
+            }
+            | {
+                f"verdict, {scale}": [of_run.get(answer.claim, DASH) for answer in answered]
+                for scale, of_run in published.items()
             },
         ),
         listed="The claims",

@@ -320,9 +320,11 @@ def table_2(results: Results) -> Exhibit | None:
     """Shows the columns of the paper's table as rows, by kernel; None without causal models."""
     if not results.causal:
         return None
+    models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
     trained = [
         row
         for kernel in KERNELS
+        if models
         for row in _causal_rows(results, kernel, results.of_kernel(kernel))
     ]
     decoders = [record for record in results.causal if not record.scale]
@@ -330,7 +332,6 @@ def table_2(results: Results) -> Exhibit | None:
         row for record in decoders for row in _causal_rows(results, str(record.kernel), record)
     )
     rows = [*trained, *(row for row in pairs if row["value"]), *_counting_rows(results)]
-    models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
     return Exhibit(
         "table_2",
         "Table 2. Perplexity under approximate attention, for each kernel",
@@ -405,7 +406,7 @@ def _counting_rows(results: Results) -> list[Row]:
 def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
     """Names the kernels where one key by weight loses more than a token that sees itself alone."""
     value = {(row["kernel"], row["column"]): row.get("value") for row in rows}
-    pairs = ((kernel, value[kernel, "OVO-1"], value[kernel, ALONE]) for kernel in KERNELS)
+    pairs = ((k, value.get((k, "OVO-1")), value.get((k, ALONE))) for k in KERNELS)
     worse = [
         f"{kernel} ({number(by_weight)} against {number(alone)})"
         for kernel, by_weight, alone in pairs

@@ -24,11 +24,6 @@ class Ratio:
         low, high = median_interval(ratios, level) or (None, None)
         return cls(median(ratios), low, high, len(ratios))
 
-    @classmethod
-    def exact(cls, value: float) -> "Ratio":
-        """Wraps a ratio that is counted, not timed."""
-        return cls(value, value, value, 1)
-
     def within(self, low: float, high: float) -> bool | None:
         """Tells whether the ratio lies between two bounds; None where its interval holds one."""
         if self.low is None or self.high is None:
