@@ -55,7 +55,7 @@ def test_the_site_builds_from_a_checkout_alone(site: Path) -> None:
     assert "exp(scale ⟨q, k⟩)" in (site / "api/kernels.html").read_text()
     for page, formulas in (("optimal-value-aware", 1), ("caches", 1), ("cache-optimum", 1)):
         assert (site / f"{page}.html").read_text().count('<div class="math"><math') == formulas
-    assert (site / "results/laptop/index.html").exists()
+    assert (site / "results/hours/index.html").exists()
     for page in site.glob("**/*.html"):
         assert not FETCHED.search(page.read_text()), page
 

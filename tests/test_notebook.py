@@ -20,7 +20,7 @@ def test_it_is_kept_as_it_ran_with_the_numbers_of_readme() -> None:
     for output in (output for cell in code for output in cell.outputs):
         assert output.get("name") != "stderr", output.text
         assert not re.search(r"Warning|IProgress|(^|[\s'\"])/\w+/", output.get("text", ""))
-    controls = pd.read_csv(ROOT / "results/laptop/model_control.csv")
+    controls = pd.read_csv(ROOT / "results/hours/model_control.csv")
     control = controls.query("r == 4 and layer == 'all'").iloc[0]
     said, last = printed(notebook, "probe"), notebook.cells[-1].source
     assert f"4 value-aware keys match {control.keys_needed:.0f} " in said

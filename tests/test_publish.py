@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps import run_app
+from tests.apps import ROOT, run_app
 from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import LAWS, benchmark_record, survey_record
@@ -114,3 +114,7 @@ def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
     assert records.benchmark(times, root / "results/survey") == benchmark_record(LAWS)
     lead = survey_section(Results.of([], surveyed=published, survey_of=scale)).lead
     assert "published run of scale laptop" in lead and "Left out" not in lead
+
+
+def test_one_page_is_published() -> None:
+    assert [page.parent.name for page in ROOT.glob("results/*/index.html")] == ["hours"]
