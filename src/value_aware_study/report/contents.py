@@ -246,7 +246,8 @@ def survey_section(results: Results) -> Section:
         + f"Its models are those of the published run of scale {results.survey_of}. "
         f"{FOR.get(results.survey_of, '')}"
         * bool(results.survey_of)
-        + " All are of the first training of a model." * bool(results.replicates),
+        + " All are of the first training of a model."
+        * bool(results.replicates and not results.survey_of),
         machines,
     )
 
