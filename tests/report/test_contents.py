@@ -61,7 +61,7 @@ def test_a_page_of_short_trainings_says_first_what_they_are_for(records, scale, 
 
 
 def test_verdicts_of_published_runs_stand_beside_but_for_toys_and_its_own(records):
-    scales = dict.fromkeys((records[0].scale, "laptop", "hours"), {})
+    scales = {scale: {} for scale in (records[0].scale, "laptop", "hours")}
     page = report_page(Results.of(records, verdicts=scales))
     claims = next(exhibit for exhibit in page.exhibits() if exhibit.name == "claims")
     shown = claims.table.display.columns
