@@ -41,7 +41,8 @@ def main() -> None:
     if len(sys.argv) not in (2, 3):
         sys.exit("error: give a folder for the numbers, and on request that of an earlier run")
     after = Path(sys.argv[1]).resolve()
-    shutil.rmtree(after, ignore_errors=True)
+    if after.exists():
+        sys.exit(f"error: {after} exists; give a new folder")
     with TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         for app, overrides in commands(root):

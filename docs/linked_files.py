@@ -1,7 +1,7 @@
 """Makes README the site's home, and a part of the site what pages link to outside of docs/.
 
-A link of docs/ that leads out of it, ](../results/laptop/claims.md), is right in a checkout. The
-site has that file at results/laptop/claims.md, beside the pages.
+A link of docs/ that leads out of it, ](../results/hours/claims.md), is right in a checkout. The
+site has that file at results/hours/claims.md, beside the pages.
 """
 
 import re

@@ -5,7 +5,6 @@ python -m pipelines.decode model=PATH_OR_NAME text=FILE [decode.parts=[4]]
 Writes outputs/<scale>/decoded/<name>.json, which no stage of dvc.yaml reads.
 """
 
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import instantiate
@@ -22,10 +21,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Writes <results>/<name>.json, and returns a row for a multirun's table."""
     from pipelines.app.tracking import log_decoding_record, tracked
     from value_aware_attention.files import save_json
+    from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.measurement.decoding import measure_decoding
     from value_aware_study.paths import inside
 
-    name = cfg.name or Path(cfg.model or "").resolve().name
+    name = cfg.name or short_name(cfg.model or "")
     file = inside(cfg.results, name, ".json")
     caches = {label: instantiate(cache, _convert_="all") for label, cache in cfg.caches.items()}
     task, prefix = loaded(cfg)

@@ -1,14 +1,16 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches|survey=true]
+python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches|survey|probe=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
 alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the
 records of make decoder, with `publish.caches` results/caches and with `publish.survey`
-results/survey, those of make caches and make survey: the page of every run shows them, unless it
-has its own. With `publish.page=false` results/<scale> has the numbers of the page without it.
+results/survey, those of make caches and make survey, and with `publish.probe` results/probe, those
+of pipelines.pretrained: the page of every run shows them, unless it has its own. With
+`publish.page=false` results/<scale> has the numbers of the page without it.
 """
 
+import csv
 import lzma
 import shutil
 from pathlib import Path
@@ -18,12 +20,19 @@ from omegaconf import DictConfig
 from pipelines.app import app, write_json
 
 RECORDS = {
-    "pretrained": {"pretrained": ""},
-    "caches": {"caches": ""},
-    "survey": {"survey": "survey-", "trained": "trained-", "benchmark": ""},
+    "pretrained": {"records/pretrained/*.json": "{0.name}"},
+    "caches": {"records/caches/*.json": "{0.name}"},
+    "survey": {
+        "records/survey/*.json": "survey-{0.name}",
+        "records/trained/*.json": "trained-{0.name}",
+        "records/benchmark/*.json": "{0.name}",
+    },
+    "probe": {
+        "probe/*/record.json": "record-{0.parent.name}.json",
+        "probe/*/explorer.json": "explorer-{0.parent.name}.json",
+    },
 }
-"""Folder of published records -> the run's folders of them, and what their files' names begin with
-in it"""
+"""Folder of published records -> the files of a run that it holds, and their names in it"""
 
 
 @app("publish")
@@ -70,6 +79,12 @@ def publish_page(cfg: DictConfig) -> Path:
     if not (names := listed(report)):
         raise ValueError(f"{report} has no {CHECKSUMS}, the list of its page's files: {again}")
     check_checksums(report, again)
+    with (report / "grid.csv").open(encoding="utf-8", newline="") as text:
+        reported = {row["scale"] for row in csv.DictReader(text)}
+    if reported != {cfg.scale}:
+        raise ValueError(
+            f"{report} is of scale {', '.join(reported)}; scale is {cfg.scale}: {again}"
+        )
     # the stages of kept records did not run here
     seconds = numbers(published / TIMES) | numbers(Path(cfg.outputs, TIMES))
     with new_folder(published) as folder:
@@ -86,19 +101,26 @@ def publish_page(cfg: DictConfig) -> Path:
 
 
 def publish_records(cfg: DictConfig, name: str) -> Path:
-    """Writes <results>/<name>: the records of this run, and the published ones of other texts."""
+    """Writes <results>/<name>: the records of this run, and the published ones of other texts.
+
+    A survey takes the place of the published one, which may be of another scale.
+    """
     from value_aware_attention.files import new_folder, write_checksums
     from value_aware_study.paths import inside
 
     published = inside(cfg.results, name)
-    packed = {file.name: file.read_bytes() for file in published.glob("*.json.xz")}
-    for part, begins in RECORDS[name].items():
-        for file in Path(cfg.records, part).glob("*.json"):
+    kept = published.glob("*.json.xz") if name != "survey" else ()  # one scale in a survey
+    packed = {file.name: file.read_bytes() for file in kept}
+    for pattern, published_name in RECORDS[name].items():
+        for file in Path(cfg.outputs).glob(pattern):
             if not file.stem.endswith("-cut"):
-                packed[f"{begins}{file.name}.xz"] = lzma.compress(file.read_bytes(), preset=9)
+                content = lzma.compress(file.read_bytes(), preset=9)
+                packed[f"{published_name.format(file)}.xz"] = content
     if not packed:
-        command = "decoder" if name == "pretrained" else name
-        raise FileNotFoundError(f"{cfg.records} holds no records of {name}: run make {command}")
+        command = {"pretrained": "make decoder", "probe": "python -m pipelines.pretrained"}
+        raise FileNotFoundError(
+            f"{cfg.outputs} holds no records of {name}: run {command.get(name, f'make {name}')}"
+        )
     with new_folder(published) as folder:
         for record, content in packed.items():
             (folder / record).write_bytes(content)

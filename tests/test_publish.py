@@ -12,7 +12,7 @@ from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import LAWS, benchmark_record, survey_record
 from tests.report.synthetic import probed
-from value_aware_attention.files import check_checksums
+from value_aware_attention.files import check_checksums, write_checksums
 from value_aware_study.report import records
 from value_aware_study.report.contents import survey_section
 from value_aware_study.report.frame import Results
@@ -84,6 +84,14 @@ def test_a_report_without_a_list_of_its_files_is_not_published(root: Path) -> No
     assert not (root / "results").exists()
 
 
+def test_a_report_of_another_scale_is_not_published(root: Path) -> None:
+    record = root / "outputs/smoke/records/a.json"
+    record.write_text(replace(probed(), scale="laptop", attention=()).to_json())
+    shutil.move(root / "outputs/smoke", root / "outputs/laptop")
+    line = "report is of scale smoke; scale is laptop: make the report again"
+    assert_refused(line, run_app, "publish scale=laptop", root, error=SystemExit)
+
+
 def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(root: Path) -> None:
     run_app("publish publish.page=false", root)
     tables = {name for name in names(root / "report") if name.endswith(".csv")}
@@ -102,6 +110,9 @@ def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
     for file, text in texts.items():
         file.parent.mkdir(parents=True)
         file.write_text(text)
+    (root / "results/survey").mkdir(parents=True)
+    (root / "results/survey/survey-of_another_scale.json.xz").write_bytes(b"")
+    write_checksums(root / "results/survey")
     run_app("publish publish.survey=true", root)
     packed = {"survey-elu.json.xz", "benchmark.json.xz", "SHA256SUMS"}
     assert names(root / "results/survey") == packed
@@ -114,6 +125,28 @@ def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
     assert records.benchmark(times, root / "results/survey") == benchmark_record(LAWS)
     lead = survey_section(Results.of([], surveyed=published, survey_of=scale)).lead
     assert "published run of scale laptop" in lead and "Left out" not in lead
+
+
+def test_a_published_probe_is_shown_by_a_run_without_one(root: Path) -> None:
+    """A probe of the run's own takes the place of a published one of its model."""
+    probe, published = root / "outputs/smoke/probe", root / "results/probe"
+    places = {"probe": probe, "probe_published": published, "explored": root / "none"}
+    (probe / "a").mkdir(parents=True)
+    (probe / "a/record.json").write_text(probed().to_json())
+    (probe / "a/explorer.json").write_text(exploration().to_json())
+    run_app("publish publish.probe=true", root)
+    assert names(published) == {"record-a.json.xz", "explorer-a.json.xz", "SHA256SUMS"}
+    shutil.rmtree(probe)
+    assert records.probed(probe, published) == [probed()]
+    assert [shown.sizes for shown in records.explorations(places)] == [exploration().sizes]
+    again = replace(probed(), scale="again")
+    others = replace(exploration(), sizes=(3,))
+    (probe / "a").mkdir(parents=True)
+    (probe / "a/record.json").write_text(again.to_json())
+    (probe / "a/explorer.json").write_text(others.to_json())
+    assert records.probed(probe, published) == [again]
+    # the published one has other sizes
+    assert [shown.sizes for shown in records.explorations(places)] == [(3,)]
 
 
 def test_one_page_is_published() -> None:

@@ -168,6 +168,7 @@ RULES = {
     "grid.norms": many(replace(whole(1, 2), allowed="1 or 2"), least=0),
     "paths.*": FOLDER,
     "*.results": FOLDER,
+    "publish.seeds": FOLDER,
     "*seeds": many(SEED),
     "*seed": SEED,
     "*.parts": COUNTS,

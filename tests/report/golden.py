@@ -106,7 +106,7 @@ def places(folder):
     by_name |= {"probe": folder / "probe", "training": folder / "train"}
     by_name |= {"citation": folder / "CITATION.cff", "published": folder}
     published = dict.fromkeys(
-        ("spread", "pretrained_published", "caches_published", "survey_published"),
+        ("spread", *(f"{name}_published" for name in ("pretrained", "caches", "survey", "probe"))),
         folder / "published",
     )
     return by_name | files | published

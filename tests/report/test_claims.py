@@ -10,7 +10,16 @@ from scipy.special import stdtrit
 from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
 
 from value_aware_attention.measurement.record import Baseline, Cell
-from value_aware_study.report.claim import Answer, Finding, Spread, holm, margin, p_value
+from value_aware_study.report.claim import (
+    Answer,
+    Effect,
+    Finding,
+    Spread,
+    holm,
+    margin,
+    over_trainings,
+    p_value,
+)
 from value_aware_study.report.exhibits import claims
 from value_aware_study.report.exhibits.claims import CLAIMS, about, answers
 from value_aware_study.report.frame import Results
@@ -419,6 +428,11 @@ def test_a_claim_says_what_its_verdict_does_not():
     assert answered[0].remark.startswith("Of 3 trainings 2 are independent: a long masked model")
     assert "trained on 17% further tokens:" in answered[7].remark
     assert answered[1].remark == "" and answered[1].verdict == "not measured"
+    training["masked_short"]["hyperparameters"]["initialisation"] = "roberta-base"
+    remark = answers(Results.of([long, short], training))[0].remark
+    assert remark.startswith(
+        "Of 2 trainings 1 start from the short model of their seed, and 1 from"
+    )
     unknown = found_in([long, short])
     assert unknown[0].remark == "" and "trained on further:" in unknown[7].remark
     flat = found_in([*(records := kernels_losing(0.1, 0.9, 0.5)), *renamed(records, "second")])[4]
@@ -447,6 +461,10 @@ def test_trainings_on_other_text_are_not_compared():
     again = replace(again, kernel="elu", cells=short)
     (finding,) = found_in([one_key(0.1), again])[0].findings
     assert finding.holds is None and finding.sentence == "elu not compared: other text"
+    fewer = np.ones(3)
+    layers = [Effect("flatter", "all", "correlation", fewer[:n], fewer[:n]) for n in (3, 2)]
+    (finding,) = over_trainings([[layer] for layer in layers], {})
+    assert finding.sentence == "all not compared: other layers"
 
 
 @pytest.mark.parametrize(

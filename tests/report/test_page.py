@@ -1,6 +1,7 @@
 """The page is one escaped file without a network, written whole, with the same bytes each time."""
 
 import json
+import os
 import re
 import zlib
 from base64 import b64decode
@@ -156,6 +157,27 @@ def test_what_an_earlier_page_wrote_goes_and_files_of_others_stay(
         *("index.html", "models.csv", "models.md", "explorer.json", "SHA256SUMS"),
         *("mine.csv", "picked.md"),
     }
+
+
+def test_a_page_killed_while_its_files_appear_is_replaced_by_the_next(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_page(page, tmp_path)
+    less = Page(page.title, page.lead, page.sections[1:])
+    move = os.replace
+
+    def killed(file: Path, target: Path) -> None:
+        if file.name != "SHA256SUMS":
+            raise KeyboardInterrupt
+        move(file, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_page(less, tmp_path)
+    write_page(less, tmp_path)
+    write_page(page, tmp_path)
+    assert set(contents(tmp_path)) == FILES
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from value_aware_attention.measurement.estimate import rounded
 from value_aware_attention.measurement.prompted import PromptRecord
@@ -164,10 +164,11 @@ def means(trained: Iterable[str], drawn: str = "") -> str:
     return often and (f" Means of {often} trainings, 95% intervals over text and training{drawn}.")
 
 
-def not_evaluated(results: Results, expected: Iterable[str]) -> list[str]:
-    """Notes the expected models that were not evaluated; returns no note if all were."""
+def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
+    """Notes which of the expected models were not evaluated; a run may have none of a kind."""
     absent = [name for name in expected if not results.models(name)]
-    return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] if absent else []
+    some = 0 < len(absent) < len(expected)
+    return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] if some else []
 
 
 def probed_on(record: Record) -> str:

@@ -197,7 +197,8 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
         return replace(worst, trainings=len(made), agree=sum(bool(f.holds) for f in plain))
     first, means = effects[0], [effect.mean for effect in effects]
     if len({len(effect.counts) for effect in effects}) > 1:
-        return Finding(f"{first.label} not compared: other text", None, first.what, first.label)
+        other = "layers" if first.unit == "correlation" else "text"
+        return Finding(f"{first.label} not compared: other {other}", None, first.what, first.label)
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
     totals, counts = (
         np.sum([getattr(effect, name) for effect in effects], axis=0)  # trainings share the text

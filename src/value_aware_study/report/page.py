@@ -89,9 +89,10 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
             (aside / name).write_text(text, encoding="utf-8")
         names = {file.name for file in aside.iterdir()}
         write_checksums(aside)
-    for file in folder.iterdir():
-        if file.name in set(earlier) - names and checksum(file) == earlier[file.name]:
-            file.unlink()  # nobody has changed it since
+        # before the earlier list is replaced, so that a killed run leaves no file unnamed
+        for file in (folder / name for name in set(earlier) - names):
+            if file.is_file() and checksum(file) == earlier[file.name]:
+                file.unlink()  # nobody has changed it since
     return folder / PAGE
 
 

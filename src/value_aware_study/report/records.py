@@ -3,7 +3,7 @@
 import csv
 import json
 import lzma
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from value_aware_study.report.frame import Results, Row
 from value_aware_study.report.words import grouped
 
 R = TypeVar("R", bound=JsonRecord)
+T = TypeVar("T")
 AGAIN, RESTORE = "make it again (dvc repro)", "restore it (git restore results), or remove it"
 Numbers = Mapping[str, float | None]
 TRAINING = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
@@ -36,12 +37,7 @@ def read(places: Mapping[str, Path]) -> Results:
     """
     training = [_checked(file, TRAINING) for file in files_of(places["training"])]
     tokens = _checked(places["tokens"], TOKENS)
-    explored = []  # the tokens that probes and evaluations left for the token explorer
-    for file in sorted(
-        [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
-    ):
-        with reading(file, AGAIN):
-            explored.append(Exploration.from_json(file.read_text(encoding="utf-8")))
+    explored = explorations(places)
     surveyed, variants, survey_of = survey(places)
     return Results.of(
         read_folder(places["records"]),
@@ -53,7 +49,7 @@ def read(places: Mapping[str, Path]) -> Results:
         spreads=published_spreads(places["spread"]),
         verdicts=published_verdicts(places["published"]),
         benchmark=benchmark(places["benchmark"], places["survey_published"]),
-        probed=[_parsed(Record, file) for file in sorted(places["probe"].glob("*/record.json"))],
+        probed=probed(places["probe"], places["probe_published"]),
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         prompted=caches(places["caches"], places["caches_published"]),
         explored=Exploration.of(explored) if explored else None,
@@ -91,6 +87,33 @@ def caches(folder: Path, published: Path) -> list[PromptRecord]:
     return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
 
 
+def probed(folder: Path, published: Path) -> list[Record]:
+    """Reads the records of probed models, of a run in the place of published ones."""
+    files = sorted(folder.glob("*/record.json"))
+    ours = {f"record-{file.parent.name}.json": _parsed(Record, file) for file in files}
+    return [*(unpacked(Record.from_json, published, "record-") | ours).values()]
+
+
+def explorations(places: Mapping[str, Path]) -> list[Exploration]:
+    """Reads the tokens that probes and evaluations left for the token explorer.
+
+    Published ones come first, so that a run's own take their place in `Exploration.labelled`; they
+    are left out beside ones of other sizes or methods.
+    """
+    ours = []
+    for file in sorted(
+        [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
+    ):
+        with reading(file, AGAIN):
+            ours.append(Exploration.from_json(file.read_text(encoding="utf-8")))
+    published = unpacked(
+        lambda text, _: Exploration.from_json(text), places["probe_published"], "explorer-"
+    )
+    shown = {(other.sizes, other.methods) for other in ours}
+    alike = [other for other in published.values() if shown <= {(other.sizes, other.methods)}]
+    return [*alike, *ours]
+
+
 def survey(places: Mapping[str, Path]) -> tuple[list[Record], list[Record], str]:
     """Reads the survey's records, those of models trained with a method, and their scale.
 
@@ -103,7 +126,9 @@ def survey(places: Mapping[str, Path]) -> tuple[list[Record], list[Record], str]
     if surveyed or variants:
         return surveyed, variants, ""
     published = places["survey_published"]
-    surveyed, variants = ([*unpacked(Record, published, f"{name}-").values()] for name in names)
+    surveyed, variants = (
+        [*unpacked(Record.from_json, published, f"{name}-").values()] for name in names
+    )
     return surveyed, variants, surveyed[0].scale if surveyed else ""
 
 
@@ -120,14 +145,14 @@ def benchmark(file: Path, published: Path) -> Row:
 def with_published(kind: type[R], folder: Path, published: Path) -> dict[str, R]:
     """Reads records of a run in the place of published ones, by the name of their files."""
     ours = {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
-    return unpacked(kind, published) | ours
+    return unpacked(kind.from_json, published) | ours
 
 
-def unpacked(kind: type[R], published: Path, begins: str = "") -> dict[str, R]:
+def unpacked(parse: Callable[[str, str], T], published: Path, begins: str = "") -> dict[str, T]:
     """Reads the published records whose files' names begin so, by the names they were made with."""
     with reading(published, RESTORE):
         return {
-            file.stem: kind.from_json(lzma.decompress(file.read_bytes()).decode(), str(file))
+            file.stem: parse(lzma.decompress(file.read_bytes()).decode(), str(file))
             for file in sorted(published.glob(f"{begins}*.json.xz"))
         }
 
@@ -208,7 +233,7 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
-    folders = ("training", "records", "explored", "survey", "trained")
+    folders = ("training", "records", "explored", "survey", "trained", "pretrained", "caches")
     files = [places["tokens"], places["benchmark"], *places["probe"].glob("*/record.json")]
     files += places["probe"].glob("*/explorer.json")
     files += [file for folder in folders for file in places[folder].glob("*.json")]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from value_aware_attention.measurement.cache_record import FULL
+from value_aware_attention.measurement.estimate import DASH
 from value_aware_attention.measurement.prompted import PromptCell, PromptRecord
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_study.report.exhibits.caches import (
@@ -55,6 +56,15 @@ def test_texts_are_joined_by_kind_length_and_caches() -> None:
         ("running_text", 512, "novels"),
     ]
     assert joined[0].cells[1].kl == TEXT[0].cells[1].kl + TEXT[1].cells[1].kl
+    alone = [cell for cell in needles.cells if cell.cache != BESIDE]
+    other = [replace(needles, model="another"), replace(needles, cells=tuple(alone))]
+    assert [r.model for r in pooled([needles, *other])] == ["tiny", "another"]
+
+
+def test_one_prompt_has_no_interval_and_no_halves() -> None:
+    (exhibit,) = compared([record("running_text", "novels", (0.1,))])
+    assert set(exhibit.table.display["95% interval"]) == {DASH}
+    assert "Kendall" not in " ".join(exhibit.notes)
 
 
 def test_the_caches_to_use_are_shown_where_text_and_needles_have_all_of_them() -> None:

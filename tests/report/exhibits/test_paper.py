@@ -42,6 +42,12 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
         assert exhibit(empty) is None
 
 
+def test_without_a_long_model_table_1_has_the_short_one(records):
+    short = [record for record in records if record.model == "masked_short"]
+    display = table_1(Results.of(short)).table.display.set_index("method")["ours (× exact)"]
+    assert display["short model, exact"] != DASH and display["exact"] == DASH
+
+
 def test_an_interval_of_one_unit_is_a_dash(records):
     unit = {"unit_totals": (1.0,), "unit_counts": (2500.0,)}
     of_one_unit = [

@@ -35,9 +35,14 @@ TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": 
 
 
 def pooled(records: Sequence[PromptRecord]) -> Iterator[PromptRecord]:
-    """Joins the prompts of all texts, of one kind and length and the same caches."""
+    """Joins the prompts of all texts, of one model, kind and length and the same caches.
+
+    Leaves out those without the cache that others are compared with.
+    """
     alike = words.grouped(
-        ((r.task, r.prefix, tuple((cell.cache, cell.keep) for cell in r.cells)), r) for r in records
+        ((r.model, r.task, r.prefix, tuple((cell.cache, cell.keep) for cell in r.cells)), r)
+        for r in records
+        if {cell.keep for cell in r.cells[1:]} == {c.keep for c in r.cells if c.cache == BESIDE}
     )
     for several in alike.values():
         cells = [
@@ -79,7 +84,7 @@ def compared(records: Sequence[PromptRecord]) -> list[Exhibit]:
 def to_use(records: Sequence[PromptRecord]) -> Exhibit | None:
     """Tabulates the caches of `USES` on text and needles; None where one was not measured."""
     tables: dict[str, pd.DataFrame] = {}
-    for record in pooled(records):
+    for record in pooled([r for r in records if r.model == records[0].model]):
         data = pd.DataFrame(rows(record)).query("keep == @KEPT").set_index("cache")
         if set(USES) <= set(data.index):
             tables.setdefault(record.task, data.loc[list(USES)])
@@ -120,12 +125,13 @@ def _exhibit(name: str, record: PromptRecord) -> Exhibit:
         f"{data['prompts'][0]} prompts of {record.text}; intervals of geometric means, paired over "
         f"prompts. Published methods are at their authors' settings. Later queries are an oracle.",
     ]
-    taus = {keep: _agreement(record, keep) for keep in sorted(data["keep"].unique())}
-    written_taus = ", ".join(f"{tau:.2f} at {keep:.3g}" for keep, tau in taus.items())
-    notes.append(
-        f"Kendall's tau of the order of caches between halves of the prompts: {written_taus}"
-        f"{'' if min(taus.values()) >= AGREED else '; below .8 no order is claimed'}."
-    )
+    if data["prompts"][0] > 1:
+        taus = {keep: _agreement(record, keep) for keep in sorted(data["keep"].unique())}
+        written_taus = ", ".join(f"{tau:.2f} at {keep:.3g}" for keep, tau in taus.items())
+        notes.append(
+            f"Kendall's tau of the order of caches between halves of the prompts: {written_taus}"
+            f"{'' if min(taus.values()) >= AGREED else '; below .8 no order is claimed'}."
+        )
     if record.task != "running_text":
         written["tokens right"] = [f"{x:.1%}" for x in data["right"]]
         written["answers right"] = [f"{x:.0%}" for x in data["whole"]]
@@ -179,7 +185,8 @@ def _panel(data: pd.DataFrame) -> look.Panel:
     title = charts.direction("KL / single losses with SnapKV's queries", "lower")
     drawn = data.assign(value=data["ratio"])
     drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
-    x = charts.powers(alt.X, "value", title, drawn[["value", "low", "high"]].stack().tolist())
+    numbers = drawn[["value", "low", "high"]].astype(float).stack().dropna().tolist()
+    x = charts.powers(alt.X, "value", title, numbers)
     drawn["hue"] = drawn["cache"].map(_kind)
     layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)]
     return charts.toggled(layers, 34, data["task"][0])

@@ -59,6 +59,7 @@ ALL = ("causal", "long", "short")
 """All models, as `models` names them."""
 NUMBERS = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
 """Columns of a finding's numbers"""
+NOT_MEASURED = {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
 HELD = {True: "yes", False: "no", None: ""}
 Find = Callable[[Results], Iterable[Effect | Finding]]
 
@@ -259,17 +260,23 @@ def further_training(results: Results) -> str:
 
 
 def dependent_trainings(results: Results) -> str:
-    """Says how many trainings start from another one, so that they are not independent of it."""
+    """Says how many trainings start from other weights, so that they are not independent."""
     names = [record.model for record in (*results.records, *results.replicates)]
     starts = [
-        results.training.get(name, {}).get("hyperparameters", {}).get("initialisation")
+        results.training.get(name, {}).get("hyperparameters", {}).get("initialisation", "random")
         for name in names
     ]
-    alone = sum(start not in names for start in starts)
+    continued, pretrained = sum(start in names for start in starts), {*starts} - {*names, "random"}
+    if pretrained:
+        return (
+            f"Of {len(names)} trainings {continued} start from the short model of their seed, and "
+            f"{sum(start in pretrained for start in starts)} from pretrained weights, which the "
+            "seeds share: they vary the rest of the weights, the masks and the batches."
+        )
     return (
-        f"Of {len(names)} trainings {alone} are independent: a long masked model starts from the "
-        "short one of its seed."
-    ) * (alone < len(names))
+        f"Of {len(names)} trainings {len(names) - continued} are independent: a long masked model "
+        "starts from the short one of its seed."
+    ) * bool(continued)
 
 
 def against_counts(results: Results) -> Iterator[Effect | Finding]:
@@ -659,8 +666,9 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
                     "interval over": finding.over,
                     "trainings": f"{finding.agree} of {finding.trainings}",
                     "p, after Holm": f"{rounded(finding.p, 2)}, {rounded(finding.p_holm, 2)}",
-                    "agrees": finding.mark if answer.findings else "not measured",
+                    "agrees": finding.mark,
                 }
+                | ({} if answer.findings else NOT_MEASURED)
                 for answer, finding in pairs
             ],
         ),

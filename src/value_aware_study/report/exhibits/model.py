@@ -417,8 +417,9 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
             *(f"{texts}; {on}" for on, texts in read.items()),
             *(f"Trained on: {device}." for device in sorted(devices)),
             "Every number and picture on this page is written by the report stage of the pipeline "
-            "from the records of the evaluation. make repro makes all of them but for the survey "
-            "(make survey) and probed models (python -m pipelines.probe).",
+            "from the records of the evaluation. make repro makes all of them but for the "
+            "pretrained decoder (make decoder), caches (make caches), the survey (make survey) and "
+            "probed models (python -m pipelines.probe).",
         ],
         table=Table(data, display.astype(str)),
     )

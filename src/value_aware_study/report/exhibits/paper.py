@@ -273,7 +273,7 @@ def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iter
     random = frame[frame["approximation"].isin(RANDOM)]
     random = random.sort_values(["approximation", "rounds", "r", "features"])
     others = {setting_label(row): row for row in random.to_dict("records")}
-    [record] = results.models("masked_long")
+    record = next(iter(results.models("masked_long")), None)
     for cell in published.TABLE_1:
         name, paper = cell.approximation, dict(cell.parameters)
         for size in sizes(record, name, paper, MASKED_LENGTH):
@@ -316,6 +316,15 @@ def _masked_text(row: Row) -> dict[str, str]:
     }
 
 
+TRAINED_WITH_EACH = (
+    "Ours are trained with each kernel, then evaluated with their attention replaced. "
+    f"Rows that need no attention: {ALONE} lets each token see nothing else; n-grams are counts of "
+    "all training tokens, or of the tokens that the model read, smoothed by modified Kneser-Ney "
+    "(Chen and Goodman, 1998). A model above the 5-gram of the tokens read has learned less than "
+    "these counts."
+)
+
+
 def table_2(results: Results) -> Exhibit | None:
     """Shows the columns of the paper's table as rows, by kernel; None without causal models."""
     if not results.causal:
@@ -338,15 +347,11 @@ def table_2(results: Results) -> Exhibit | None:
         "Perplexity, and in brackets its ratio to exact attention's: compare the ratios."
         f"{captions.seeds(results, tasks=['causal'])}",
         [
-            "Models trained with each kernel, then evaluated with their attention replaced. The "
-            "paper's models have 156M parameters and were trained on WikiText-103. "
-            f"{captions.keys(models, CAUSAL_LENGTH)} In brackets the share of the length; where "
-            "the paper's number of keys is another share, a row has its share too.",
+            "The paper's models have 156M parameters and were trained on WikiText-103. "
+            f"{captions.keys(models or decoders, CAUSAL_LENGTH)} In brackets the share of the "
+            "length; where the paper's number of keys is another share, a row has its share too.",
+            *([TRAINED_WITH_EACH] if models else []),
             *([pretrained.BESIDE] if decoders else []),
-            f"The last rows need no attention: {ALONE} lets each token see nothing else; n-grams "
-            "are counts of all training tokens, or of the tokens that the model read, smoothed by "
-            "modified Kneser-Ney (Chen and Goodman, 1998). A model above the 5-gram of the tokens "
-            "read has learned less than these counts.",
             *_worse_than_alone(trained),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
@@ -511,8 +516,8 @@ def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
     causal = {
         f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS
     }
-    causal = {name: settings for name, settings in causal.items() if settings} or {"ours": {}}
-    return [
+    causal = {name: settings for name, settings in causal.items() if settings}
+    exhibits = [
         Exhibit(
             "table_4",
             "Table 4. Hyperparameters of the masked language models",
@@ -546,6 +551,7 @@ def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
             folded=True,
         ),
     ]
+    return exhibits[: 1 + bool(causal)]
 
 
 def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:

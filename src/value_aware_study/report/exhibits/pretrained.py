@@ -83,7 +83,7 @@ def text_name(record: Record) -> str:
 
 def label(record: Record) -> str:
     """Names a record: "SmolLM2-135M-Instruct, novels, 512 tokens"."""
-    return f"{record.model}, {text_name(record)}, {record.length:,} tokens"
+    return ", ".join(filter(None, [record.model, text_name(record), f"{record.length:,} tokens"]))
 
 
 def beside(results: Results) -> Results:
@@ -192,7 +192,8 @@ def searched(records: Sequence[Record]) -> list[str]:
 
 def _finding(records: Sequence[Record]) -> str:
     """Writes the finding on the first decoder, all of its texts, as a title."""
-    decoders = [record for record in records if record.metric == "perplexity"]
+    named = next((record.model for record in records if record.metric == "perplexity"), "")
+    decoders = [record for record in records if record.model == named]
     ratios = []
     for rule in list(RULES)[:4]:
         cells = [(record, find(record, RULES[rule])) for record in decoders]
@@ -205,7 +206,7 @@ def _finding(records: Sequence[Record]) -> str:
         return f"{R} keys in every layer of a pretrained model"
     aware, slot, _, oblivious = ratios
     return (
-        f"{decoders[0].model} with {R} keys in every layer: perplexity {aware} of exact "
+        f"{named} with {R} keys in every layer: perplexity {aware} of exact "
         f"attention's with keys chosen for the output, {oblivious} by weight, {slot} by weight "
         f"with a slot for the rest"
     )
