@@ -19,6 +19,7 @@ from checks.faults.apps import (
     DAMAGED,
     FULL,
     KILLED,
+    SKIPPED,
     FaultCase,
     Trial,
     Undisturbed,
@@ -89,9 +90,10 @@ def page(record: dict[str, Any]) -> str:
         f"- {case.kind}, {case.stage}, {case.fault}: {case.wrong}" for case in cases if case.wrong
     ]
     listed = "\n".join(wrong) if wrong else "None."
-    total = Counter("wrong" if case.wrong else "right" for case in cases)
+    tried = [case for case in cases if not case.outcome.startswith(SKIPPED)]
+    right = sum(not case.wrong for case in tried)
     return (
-        f"# Faults: {total['right']} of {len(cases)} cases right\n\n{RIGHT}\n\n{setting(record)} "
+        f"# Faults: {right} of {len(tried)} cases right\n\n{RIGHT}\n\n{setting(record)} "
         f"Seed {record['seed']}, {record['seconds']} s.\n\n"
         + "\n\n".join(parts)
         + f"\n\n## Wrong\n\n{listed}\n"
