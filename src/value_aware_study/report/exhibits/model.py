@@ -362,7 +362,7 @@ def explorer(
         "Token by token: which keys each choice keeps",
         "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
         f"left in its output. With {r} keys the median error in {first.label} is {medians}."
-        f"{' Each model is that of the first training.' if is_first else ''}",
+        f"{' Models trained here are of the first training.' if is_first else ''}",
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
