@@ -80,11 +80,16 @@ def decoded(model: PreTrainedModel, given: dict[str, Tensor]) -> tuple[Tensor, A
 def one_pass(
     model: PreTrainedModel, given: dict[str, Tensor], method: Any, options: dict[str, Any]
 ) -> Tensor:
-    """Computes the same logits in one pass of `AfterPrefix`."""
+    """Computes the same logits in one pass of `AfterPrefix` over each text without its padding."""
     options = {"observed": "continued", "pool": "model"} | options  # as in compressed_cache
-    after = caches.AfterPrefix(method, prefix=PREFIX, **options)
-    with replace_attention(model, after):
-        return model(**placed(model, given), use_cache=False).logits[:, PREFIX:]
+    logits = []
+    for tokens, is_text in zip(given["input_ids"], given["attention_mask"].bool(), strict=True):
+        prefix = int(is_text[:PREFIX].sum())
+        after = caches.AfterPrefix(method(round(KEEP * prefix)), prefix=prefix, **options)
+        with replace_attention(model, after):
+            output = model(input_ids=tokens[is_text][None], use_cache=False)
+        logits.append(output.logits[:, prefix:])
+    return torch.cat(logits)
 
 
 def difference(
@@ -92,7 +97,7 @@ def difference(
 ) -> tuple[float, float, Any]:
     """Compares decoding with one pass; returns how far, how far all keys are, and the cache."""
     given = text(padding)
-    expected = one_pass(model, given, method(R), options)
+    expected = one_pass(model, given, method, options)
     with compressed_cache(model, method, keep=KEEP, **options):
         found, cache = decoded(model, given)
     size = expected.abs().max().clamp_min(1)

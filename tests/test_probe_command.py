@@ -106,6 +106,24 @@ def test_explain_writes_one_page_of_the_whole_sentence(
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_explain_shows_a_character_of_several_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    letters = {x: n for n, x in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    by_bytes = Tokenizer(models.BPE(letters, []))
+    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=by_bytes).save_pretrained(tmp_path / "bytes")
+    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=1, n_head=4)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "bytes")
+    page = tmp_path / "page.html"
+    value_aware(monkeypatch, "explain", tmp_path / "bytes", "A key 😀.", "--output", page)
+    assert "“A key 😀.”" in page.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -50,8 +50,12 @@ def explain(model: str, sentence: str, output: Path) -> None:
     with new_file(output) as partial:
         name = short_name(model)
         # the ends of a text are left out, since a window may cut them
-        explored = exploration(name, *loaded(model), [f"…\n\n{sentence} …"])
-        if sentence.replace(" ", "") not in "".join(explored.models[0].tokens).replace(" ", ""):
+        network, tokenizer = loaded(model)
+        explored = exploration(name, network, tokenizer, [f"…\n\n{sentence} …"])
+        ends = tokenizer.all_special_tokens
+        shown_tokens = [piece for piece in explored.models[0].tokens if piece.strip() not in ends]
+        # by their number: a character may be several tokens, each of which shows it whole
+        if len(tokenizer(sentence, add_special_tokens=False)["input_ids"]) > len(shown_tokens):
             raise ValueError(
                 f"the text is too long for the page or the model: give one sentence of at most "
                 f"{MOST} tokens"

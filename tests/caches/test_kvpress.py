@@ -30,7 +30,7 @@ from value_aware_attention.caches import (
     Recent,
 )
 from value_aware_attention.call import Layer
-from value_aware_attention.hugging_face.cache_layers import rotary_of
+from value_aware_attention.hugging_face.cache_layers import rotations
 
 WRITTEN = load_file(Path(__file__).with_name("kvpress.safetensors"))
 LAYERS, HEADS, LENGTH, HEAD_DIM = WRITTEN["key"].shape
@@ -108,7 +108,7 @@ def model_layers() -> tuple[tuple[Tensor, Tensor, Tensor], Layer]:
     )  # fmt: skip
     layer = Layer(
         projection=WRITTEN["projection"].unflatten(1, (HEADS, -1)),
-        rotary=rotary_of(LlamaForCausalLM(config)),
+        rotary=rotations(LlamaForCausalLM(config))[0],
         repeated=tuple(grouped("repeated_")),
     )
     return tuple(pad(x, (0, 0, 0, 1)) for x in grouped("")), layer

@@ -97,6 +97,11 @@ def test_a_published_form_keeps_the_keys_of_its_formula(
     assert len({tuple(one) for one in kept.tolist()}) == (1 if slow is tova else HEADS)
 
 
+def test_a_refinement_by_values_observes_what_its_method_does() -> None:
+    methods = caches.KeyNorm(4), caches.ObservedAttention(4)
+    assert [caches.CriticalValues(method).observes for method in methods] == [False, True]
+
+
 def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None:
     after = published("kvzip")
     assert (after.observed, after.method.aggregate) == ("repeat", "max")

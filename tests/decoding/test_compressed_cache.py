@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from inspect import signature
@@ -294,6 +295,9 @@ def test_a_profile_shares_the_keys(llama: PreTrainedModel, by: str) -> None:
     for inputs, prefix in ((text(padding=0), 30), (prompt(), 20)):
         line = f"profile is of a prefix of 24; prefix is {prefix}"
         assert_refused(line, filled, llama, ValueAware, inputs, **options)
+    options["pool"] = replace(profile, kl=profile.kl[:1])
+    line = "the profile is of 1 layers; the model has 4"
+    assert_refused(line, filled, llama, ValueAware, prompt(), **options)
 
 
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}

@@ -62,6 +62,13 @@ def test_a_compressed_cache_by_default_is_the_same() -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_model_with_windows_is_refused() -> None:
+    config = sharp("mistral").config
+    config.sliding_window = 6
+    with pytest.raises(ValueError, match="the model has a DynamicSlidingWindowLayer; layers must"):
+        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX)
+
+
 @pytest.mark.parametrize("prefix", [0, PREFIX + LATER])
 def test_a_prompt_without_a_continuation_is_refused(prefix: int) -> None:
     with pytest.raises(ValueError, match=f"prefix is {prefix}; the texts have 30 tokens"):

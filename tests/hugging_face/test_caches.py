@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, RobertaConfig, RobertaForCausalLM
 
+from docs.architectures import quiet, tiny
 from tests.caches.methods import METHODS, Spy
 from tests.caches.slow import spaced
 from tests.hugging_face.models import Recorder, batch, logits, sharp
@@ -14,7 +15,8 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.call import Layer
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
-from value_aware_attention.hugging_face.cache_layers import grouped, output_projection, rotary_of
+from value_aware_attention.hugging_face.adapter import recording, traits_of
+from value_aware_attention.hugging_face.cache_layers import Traits, grouped, output_projection
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R = 9, 6
@@ -99,7 +101,8 @@ def test_heads_of_a_group_keep_the_same_keys() -> None:
         call["query"].unflatten(1, (2, 2)), call["key"][:, ::2, None], call["value"][:, ::2, None],
         kernel=call["kernel"], attn_mask=call["attn_mask"][:, None], is_causal=True,
     )  # fmt: skip
-    torch.testing.assert_close(outputs[0].unflatten(-1, (2, 2, -1)).movedim(1, 3), grouped, **CLOSE)
+    heads = outputs[-1].unflatten(-1, (2, 2, -1)).movedim(1, 3)
+    torch.testing.assert_close(heads, grouped, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "opt", "phi"])
@@ -118,7 +121,7 @@ def test_the_output_projection_is_found(kind: str) -> None:
     projection = output_projection(layer, (keys, 4 // keys), first["value"].shape[-1])
     heads = Exact()(*(first[name] for name in ("query", "key", "value")), is_causal=True,
                     kernel=first["kernel"])  # fmt: skip
-    bias = caught[0][0] - torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
+    bias = caught[-1][0] - torch.einsum("bhnv,hve->bne", heads, projection.flatten(0, 1))
     torch.testing.assert_close(bias, bias[:, :1].expand_as(bias), **CLOSE)
 
 
@@ -136,7 +139,7 @@ def test_methods_are_shown_the_projection_of_their_group() -> None:
 def test_queries_are_turned_as_the_model_turns_them(kind: str) -> None:
     """Queries turned by 5 are those that the model computes at positions 5 later."""
     model, inputs = sharp(kind), batch("none", rows=2)
-    rotary = rotary_of(model)
+    rotary = traits_of(model)[attention_layers(model)[0]].rotary
     places = torch.arange(12)[None]
     (here, *_), (later, *_) = (
         recorded(model, inputs | {"position_ids": places + shift}) for shift in (0, 5)
@@ -148,8 +151,65 @@ def test_queries_are_turned_as_the_model_turns_them(kind: str) -> None:
     torch.testing.assert_close(back, here["query"], **CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("kind", "turned", "projects"),
+    [
+        ("gemma3_text", "tttt", True),  # one set of frequencies for each type of layer
+        ("gemma4_text", "tttt", True),
+        ("olmo3", "tttt", True),
+        ("smollm3", "ttt-", True),  # "-": queries of this layer are not turned
+        ("cohere2", "ttt-", True),
+        ("hunyuan_v1_dense", "rrrr", True),  # refused: they are normalised after they are turned
+        ("bitnet", "tttt", False),  # heads are normalised before they are projected
+        ("modernbert-decoder", "tttt", True),
+    ],
+)
+def test_each_layer_of_a_model_has_traits_of_its_own(
+    kind: str, turned: str, projects: bool
+) -> None:
+    with quiet():
+        model = tiny(kind)
+    for name, weight in model.named_parameters():
+        if "norm" in name and weight.ndim == 1:  # as trained
+            weight.data.uniform_(0.5, 1.5)
+    tokens, places = torch.arange(3, 11)[None], torch.arange(8)[None]
+    readings = []
+    for shift in (0, 5):
+        with recording(model) as calls, torch.no_grad():
+            model(input_ids=tokens, position_ids=places + shift, use_cache=False)
+        readings.append([call.query for call in calls])
+    written = ""
+    for traits, here, later in zip(traits_of(model).values(), *readings, strict=True):
+        assert traits.projects == projects
+        if traits.rotary is None:
+            written += "-"
+            torch.testing.assert_close(here, later, **CLOSE)
+            continue
+        try:
+            found = traits.rotary(here, torch.full((8,), 5))
+        except ValueError:
+            written += "r"
+        else:
+            written += "t"
+            torch.testing.assert_close(found, later, **CLOSE)
+    assert written == turned
+
+
+def test_a_call_that_fails_leaves_nothing_for_a_call_of_a_part_of_the_model() -> None:
+    model, inputs = sharp("llama"), batch("none")
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with replace_attention(model, after(caches.ObservedAttention(R), observed="repeat")):
+        handle = model.lm_head.register_forward_pre_hook(fails)
+        assert_refused("", model, error=MemoryError, **inputs)
+        handle.remove()
+        assert_refused("observed is 'repeat': its queries are recorded", model.model, **inputs)
+
+
 def test_a_model_without_rotation_or_with_its_projection_elsewhere_has_none() -> None:
-    assert rotary_of(sharp("gpt2")) is None
+    assert {traits.rotary for traits in traits_of(sharp("gpt2")).values()} == {None}
     assert output_projection(attention_layers(sharp("bert"))[0], (4, 1), 8) is None
 
 
@@ -357,8 +417,6 @@ def test_it_is_not_trained_with() -> None:
 
 def test_heads_that_cannot_share_are_refused() -> None:
     for heads in ((5, 2, 2), (4, 2, 4)):
-        tensors = [torch.zeros(1, count, 3, 4) for count in heads]
+        call = [nn.Linear(4, 4), Traits(), Layer(), *(torch.zeros(1, n, 3, 4) for n in heads)]
         expected = "^the model has {} query, {} key and {} value heads; to share a set of keys"
-        assert_refused(
-            expected.format(*heads), grouped, nn.Linear(4, 4), Layer(), *tensors, attn_mask=None
-        )
+        assert_refused(expected.format(*heads), grouped, *call, attn_mask=None)

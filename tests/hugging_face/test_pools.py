@@ -204,6 +204,10 @@ def test_a_profile_shares_keys_by_what_each_layer_or_head_loses(kind: str, by: s
         model, [inputs["input_ids"]], caches.ValueAware, prefix=PREFIX, by=by, **options
     )
     assert found.sizes[0] == 3 and found.sizes[-1] == PREFIX
+    assert_refused(
+        "^floor is no option of a profile; these are: observed, rows, sinks, recent, seed$",
+        caches.profile, model, [inputs["input_ids"]], caches.ValueAware, prefix=PREFIX, floor=1,
+    )  # fmt: skip
     assert all(head[-1] == 0 and head[0] > 0 for layer in found.kl for head in layer)
     kept = kept_by(model, inputs, caches.ValueAware(R), observed="continued", pool=found)
     budgets = found.budgets(R * found.heads)

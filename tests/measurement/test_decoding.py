@@ -1,5 +1,6 @@
 """Decoding is measured as the model would decode: compared with one pass, and with a slow loop."""
 
+import itertools
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.nn.functional import kl_div
 from tests.hugging_face.models import sharp
 from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, Recent, ValueAware
+from value_aware_attention.decoding import compressed
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement.cache_record import FULL, DecodingRecord
 from value_aware_attention.measurement.decoding import measure_decoding
@@ -81,6 +83,21 @@ def test_bytes_are_those_that_are_held(record: DecodingRecord) -> None:
         assert cell.bytes / cell.full_bytes == pytest.approx(cell.keep, rel=0.1 if even else 0.6)
         assert cell.choosing_seconds > 0 and cell.milliseconds > 0
         assert torch.tensor(cell.keys).mean() == round(cell.keep * PREFIX)
+
+
+def test_later_choices_are_timed_in_one_decoding(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on by a second whenever it is read, so that a choice takes one."""
+    seconds = itertools.count()
+    monkeypatch.setattr(compressed, "_time", lambda: float(next(seconds)))
+    every = {"method": Recent, "observed": "last", "every": 2, "pool": None}
+    _, cell = measure_decoding(
+        task, {"again": every}, keep=[0.5], prefix=PREFIX, model_name="", task_name="",
+        progress=False,
+    ).cells  # fmt: skip
+    layers, texts, later = 4, 2, (LENGTH - PREFIX) // 2
+    assert cell.choosing_seconds == (1 + layers * later) / texts
 
 
 def test_a_record_is_read_again(record: DecodingRecord) -> None:

@@ -12,9 +12,11 @@ from value_aware_attention.caches.observed import Observed
 
 
 class Random(CacheMethod):
-    """Draws r keys uniformly from `seed`, others for each head and text, and at each choice.
+    """Draws r keys uniformly from `seed`, others for each head of a layer, and at each choice.
 
-    Random Attention (arXiv 2609.03430) is this with the prompt as sinks, recent = every = 64.
+    The layers of a model draw alike, and so do parts of a batch that are compressed apart, such as
+    texts with other padding. Random Attention (arXiv 2609.03430) is this with the prompt as sinks,
+    recent = every = 64.
     """
 
     observes = False

@@ -22,6 +22,7 @@ class CriticalValues(Refinement):
         super().__init__(method)
         if type(method).scores is CacheMethod.scores:
             raise ValueError(f"method is a {type(method).__name__}; it must be one that has scores")
+        self.observes = method.observes
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         return self._scores(

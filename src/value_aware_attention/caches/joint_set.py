@@ -152,10 +152,6 @@ class Rows:
         fixed = fixed.masked_fill_(self.protected, torch.inf)
         return state, fixed.masked_fill_(~self.available, -torch.inf).gather(-1, left)
 
-    def cost_of_dropping(self) -> Float[Tensor, "B M"]:
-        """Computes the change of the joint error by each key's loss alone."""
-        return torch.cat([rows._state(rows.available).cost() for rows in self.split()])
-
     def cost_of_adding(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
         """Computes the change of the joint error by each key; inf for keys that cannot be added."""
         return self._adding(self._state(chosen), chosen)

@@ -63,8 +63,8 @@ class AfterPrefix(Approximation):
     Queries before it attend exactly. A key carries its position, so one causal pass over a text
     computes what decoding with the compressed cache does; no cache is needed. Query heads that are
     given one key-value head (`Groups`) share what it keeps. A text keeps in a padded batch what it
-    keeps alone; one of fewer than r tokens keeps them all. Keys that no later query sees, as those
-    before a sliding window, are not kept.
+    keeps alone, unless the method draws; one of fewer than r tokens keeps them all. Keys that no
+    later query sees, as those before a sliding window, are not kept.
 
     Queries that a method may observe:
 

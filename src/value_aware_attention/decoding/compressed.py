@@ -34,9 +34,9 @@ from value_aware_attention.call import Arguments, Layer, uncompiled
 from value_aware_attention.decoding.after_prefix import AfterPrefix
 from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, Slots, filled
 from value_aware_attention.decoding.padding import Parts
-from value_aware_attention.hugging_face.adapter import named_attention
+from value_aware_attention.hugging_face.adapter import named_attention, traits_of
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
-from value_aware_attention.hugging_face.cache_layers import grouped, rotary_of
+from value_aware_attention.hugging_face.cache_layers import check_profile, grouped
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
@@ -240,7 +240,8 @@ class _Compression:
         attention = model.config._attn_implementation
         self.attention = "sdpa" if attention in FUSED else attention
         self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
-        self.rotary = rotary_of(model)
+        check_profile(choices.options["pool"], len(self.numbers))
+        self.traits = traits_of(model)
         self.report = CompressedCaches()
         self.thread = current_thread()
         self.is_chunked = False
@@ -438,9 +439,9 @@ class _Prompt:
 
     def call(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Arguments:
         """Returns the arguments of an `AfterPrefix` for this layer."""
-        layer = Layer(number=self.number, rotary=self.context.rotary)
+        traits, layer = self.context.traits[self.module], Layer(number=self.number)
         return grouped(
-            self.module, layer, query, key, value, kernel=self.kernel, attn_mask=visible,
+            self.module, traits, layer, query, key, value, kernel=self.kernel, attn_mask=visible,
             is_causal=True,
         )  # fmt: skip
 

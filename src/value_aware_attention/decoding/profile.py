@@ -21,6 +21,10 @@ SIZES = 15
 """Numbers of keys at which a profile is measured"""
 
 
+OPTIONS = ("observed", "rows", "sinks", "recent", "seed")
+"""Options of `AfterPrefix` that a profile is measured with; heads share keys by the profile."""
+
+
 @torch.no_grad()
 def profile(
     model: PreTrainedModel,
@@ -46,9 +50,11 @@ def profile(
         sizes: Numbers of keys at which the loss is measured. None: 15, from the protected keys to
             the prefix.
         by: "layer": the heads of a layer are compressed together. "head": each one alone.
-        **options: The other options of `AfterPrefix`: observed, rows, sinks, recent, seed.
+        **options: Those of `AfterPrefix` in `OPTIONS`.
     """
     by = check_choice(("layer", "head"), by=by)
+    if others := sorted(options.keys() - OPTIONS):
+        raise ValueError(f"{others[0]} is no option of a profile; these are: {', '.join(OPTIONS)}")
     like = AfterPrefix(built(method, check_at_least(1, prefix=prefix)), prefix=prefix, **options)
     least = max(1, like.sinks + like.recent)
     spaced = np.geomspace(min(least, prefix), prefix, SIZES).round().astype(int).tolist()

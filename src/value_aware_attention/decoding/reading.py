@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.observed import KeptKeys, Observed
@@ -39,6 +40,11 @@ class SharedReading:
     ) -> None:  # fmt: skip
         if not 1 <= prefix < tokens.shape[1]:
             raise ValueError(f"prefix is {prefix}; the texts have {tokens.shape[1]} tokens")
+        kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+        if others := kinds - {DynamicLayer}:
+            raise ValueError(
+                f"the model has a {others.pop().__name__}; layers must attend to the whole past"
+            )
         self.model, self.tokens, self.prefix = model, tokens, prefix
         self.rankings: dict[str, list[tuple[Observed, Ranking | None]]] = {}
         with recording(

@@ -4,13 +4,15 @@ Also for exact attention that records its calls.
 """
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock, Thread, current_thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import (
@@ -21,7 +23,7 @@ from transformers import (
 )
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.call import Call
+from value_aware_attention.call import Call, Rotary
 from value_aware_attention.hugging_face.attending import (
     OWN,
     attend,
@@ -33,8 +35,12 @@ from value_aware_attention.hugging_face.attending import (
 from value_aware_attention.hugging_face.cache_layers import (
     FirstReadings,
     SharedKeys,
+    Traits,
     check_pooled,
-    rotary_of,
+    is_rotary,
+    output_projection,
+    refuse_rotation,
+    rotations,
     shares_keys,
 )
 from value_aware_attention.hugging_face.layers import (
@@ -73,6 +79,11 @@ class _Context:
 
 
 _OPEN: list[_Context] = []
+_TRAITS: WeakKeyDictionary[nn.Module, dict[nn.Module, Traits]] = WeakKeyDictionary()
+TOKENS, SHIFT = 6, 5
+"""Tokens that a model reads for its traits, and how many positions later it reads them again"""
+NEAR = 0.1
+"""Relative distance of tensors that count as equal: half precision moves them by a hundredth"""
 _LOCK = Lock()
 """Held while `_OPEN` changes"""
 
@@ -89,9 +100,10 @@ def replace_attention(
     """Replaces the self-attention of `model` with `approximation` within the context.
 
     Attention to another sequence stays exact. `caches.AfterPrefix` is given key-value heads as they
-    are, so that a group of query heads keeps one set, and the layer's projection and rotation;
-    other methods get the heads repeated, and past keys as the model does. Exceptions too restore
-    the model. Contexts of one thread nest: the innermost open one computes.
+    are, so that a group of query heads keeps one set, and the layer's projection and rotation (the
+    first time, the model reads six tokens twice to tell these); other methods get the heads
+    repeated, and past keys as the model does. Exceptions too restore the model. Contexts of one
+    thread nest: the innermost open one computes.
 
     Raises ValueError for a model without transformers' attention interface; for a model whose
     attention another thread has replaced (transformers reads it from the config, which threads
@@ -134,13 +146,13 @@ def _attending(
     first: FirstReadings,
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """Returns what computes the attention of each module of a model."""
-    rotary = rotary_of(model)
     layers = (*attention_layers(model), *cross_attention_layers(model))
     attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, Exact())
     for layer, method in methods.items():
         attending[layer] = method
         if shares_keys(method):
-            attending[layer] = SharedKeys(method, layer, numbers[layer], rotary, first)
+            traits = traits_of(model)[layer]
+            attending[layer] = SharedKeys(method, layer, numbers[layer], traits, first)
     return attending
 
 
@@ -271,3 +283,85 @@ def recording(
     with replace_attention(model, recorder, kernel=kernel):
         yield calls
     calls += [call for layer in sorted(recorders) for call in recorders[layer].calls]
+
+
+def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
+    """Tells how each attention layer turns its queries and projects its heads.
+
+    The model reads a few tokens, and again at later positions: a layer turns queries by the
+    rotation that takes those of the first reading nearest to those of the second, or by none; one
+    that none of them takes there refuses to. Layers of a model that cannot read so refuse too.
+    """
+    layers = attention_layers(model)
+    if set(layers) != set(_TRAITS.get(model, ())):
+        refused = partial(refuse_rotation, type(model).__name__)
+        is_turning = any(map(is_rotary, model.modules()))
+        try:
+            readings = [_reading(model, shift) for shift in ((0, SHIFT) if is_turning else (None,))]
+        except Exception:  # models raise all kinds for inputs that they do not take
+            unread = Traits(refused if is_turning else None)
+            return dict.fromkeys(layers, unread)
+        traits = {}
+        for layer, *calls in zip(layers, *readings, strict=True):
+            rotary = _nearest(rotations(model), refused, *(call.query for call, _ in calls))
+            traits[layer] = Traits(rotary, _projects(layer, *calls[0]))
+        _TRAITS[model] = traits
+    return _TRAITS[model]
+
+
+@torch.no_grad()
+def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tensor]]:
+    """Lets a model read a few tokens; returns the call and the output of each layer.
+
+    `shift`: the position of the first token, None = the model's default positions.
+    """
+    modes = {module: module.training for module in model.modules()}
+    layers, outputs = attention_layers(model), {}
+    tokens = torch.arange(TOKENS, device=model.device)[None]
+    inputs = {"input_ids": 1 + tokens} | ({} if shift is None else {"position_ids": tokens + shift})
+
+    def keep(module: nn.Module, _: object, output: Any) -> None:
+        outputs[module] = output[0] if isinstance(output, tuple) else output
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    model.eval()
+    try:
+        with recording(model) as calls:
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, is_training in modes.items():
+            module.training = is_training
+    return list(zip(calls, (outputs[layer] for layer in layers), strict=True))
+
+
+def _nearest(rotaries: Sequence[Rotary], refused: Rotary, *queries: Tensor) -> Rotary | None:
+    """Finds the rotation between queries at two positions; None where there is one position."""
+    if len(queries) == 1:
+        return None
+    here, later = queries
+    shift = torch.full((TOKENS,), SHIFT, device=here.device)
+    distances: dict[Rotary | None, float] = {None: _distance(here, later)}
+    for rotary in rotaries:
+        with suppress(RuntimeError, TypeError, ValueError):  # for other heads, or of another kind
+            distances[rotary] = _distance(rotary(here, shift), later)
+    nearest = min(distances, key=lambda rotary: distances[rotary])
+    return nearest if distances[nearest] < NEAR else refused
+
+
+def _projects(layer: nn.Module, call: Call, output: Tensor) -> bool:
+    """Tells whether the output is that of the heads through the layer's output projection."""
+    groups = (call.query.shape[1], 1)
+    projection = output_projection(layer, groups, call.value.shape[-1])
+    if projection is None:
+        return False
+    mixed = torch.einsum("bhnv,hve->bne", exact(call).float(), projection[:, 0].float())
+    if mixed.shape != output.shape:
+        return False
+    mixed, output = (x - x.mean(dim=-2, keepdim=True) for x in (mixed, output.float()))
+    return _distance(mixed, output) < NEAR
+
+
+def _distance(x: Tensor, y: Tensor) -> float:
+    return float((x - y).norm() / y.norm())

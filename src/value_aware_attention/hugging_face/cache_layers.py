@@ -1,7 +1,7 @@
 """Gives cache methods a model's grouped heads, output projections, rotation and second pass."""
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from value_aware_attention.call import Arguments, Layer, Rotary
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import positions
 
-PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "output")
+PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
 ROTATED = 256
@@ -57,7 +57,8 @@ def output_projection(
 ) -> Float[Tensor, "heads G V E"] | None:
     """Finds the output projection of an attention module, by key-value head and group.
 
-    None where it is elsewhere, or reads other numbers than the heads.
+    None where it is elsewhere, or reads more or fewer numbers than the heads have. A module may
+    gate or normalise these before: `Traits.projects` tells.
     """
     for name in PROJECTIONS:
         module = getattr(layer, name, None)
@@ -72,41 +73,81 @@ def output_projection(
     return None
 
 
-def rotary_of(model: nn.Module) -> Rotary | None:
-    """Finds how a model rotates queries by their positions; None where it does not.
+@dataclass(frozen=True)
+class Traits:
+    """Tells how a layer makes its queries and its output.
 
-    The model's own rotary embedding and function are used. For an unknown kind the rotation that is
-    returned raises ValueError when it is called.
+    Attributes:
+        rotary: None: it does not turn queries by their positions. One that is not known raises
+            ValueError when it is called.
+        projects: Its output is that of its heads through `output_projection`, up to a bias.
     """
-    rotations = [module for module in model.modules() if hasattr(module, "inv_freq")]
-    if not rotations:
-        return None
-    module, name = rotations[0], type(model).__name__
-    apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
-    plain = list(signature(module.forward).parameters) == ["x", "position_ids"]
-    kind = getattr(module, "rope_type", "default")
-    if len(rotations) > 1 or apply is None or not plain or kind in ("dynamic", "longrope"):
-        return partial(_refuse_rotation, name)
 
-    def turned(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
-        angles = [x.double() for x in module(query.float(), shift[None])]
-        cos, sin = (x / getattr(module, "attention_scaling", 1.0) for x in angles)
+    rotary: Rotary | None = None
+    projects: bool = True
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Tells whether a module is a rotary embedding."""
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def rotations(model: nn.Module) -> list[Rotary]:
+    """Lists the ways in which a model's layers may turn queries by their positions.
+
+    The model's own rotary embeddings and functions are used. Those that depend on the length of the
+    text are left out, and kinds that are not known.
+    """
+    found: list[Rotary] = []
+    for module in filter(is_rotary, model.modules()):
+        apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+        kinds = getattr(module, "rope_type", "default")
+        match list(signature(module.forward).parameters):
+            case ["x", "position_ids"]:
+                ways = {"": kinds}
+            case ["x", "position_ids", "layer_type"] if isinstance(kinds, dict):
+                ways = kinds
+            case _:
+                ways = {}
+        for layer_type, kind in ways.items():
+            if apply is not None and kind not in ("dynamic", "longrope"):
+                found.append(partial(_rotated, module, layer_type, apply))
+    return found
+
+
+def _rotated(
+    module: nn.Module, layer_type: str, apply: Callable[..., Any],
+    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, " N"],
+) -> Float[Tensor, "*batch N D"]:  # fmt: skip
+    """Turns each query by a number of positions, with the rotary embedding of a type of layers."""
+    scaling = f"{layer_type}_attention_scaling".lstrip("_")
+    tensors = list(signature(apply).parameters).index("cos")  # of queries and keys, or of either
+
+    def turned(query: Tensor, shift: Tensor) -> Tensor:
+        angles = module(query.float(), shift[None], *filter(None, [layer_type]))
+        cos, sin = (x.double() / getattr(module, scaling, 1.0) for x in angles)
         part = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
-        rotated, _ = apply(part, part, cos[0], sin[0], unsqueeze_dim=0)
+        rotated = apply(*[part] * tensors, cos[0], sin[0], unsqueeze_dim=0)
+        rotated = rotated if isinstance(rotated, Tensor) else rotated[0]
         return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
 
-    def rotary(query: Tensor, shift: Int[Tensor, " N"]) -> Tensor:
-        blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
-        return torch.cat([turned(*block) for block in blocks], dim=-2)
-
-    return rotary
+    blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
+    return torch.cat([turned(*block) for block in blocks], dim=-2)
 
 
-def _refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
+def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
+    """Refuses to turn queries of a model, by its class's name."""
     raise ValueError(
         f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
-        f"ExpectedAttention cannot turn them to later positions"
+        f"'continued', ExpectedAttention and CapKV cannot turn them to later positions; observed "
+        f"'last' and 'causal' need not"
     )
+
+
+def check_profile(pool: object, layers: int) -> None:
+    """Raises ValueError for a `caches.CacheProfile` of a model with another number of layers."""
+    if (profiled := getattr(pool, "layers", layers)) != layers:
+        raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
 
 
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
@@ -117,8 +158,7 @@ def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[in
     if heads is not None:
         raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
     for pool in pools:
-        if (profiled := getattr(pool, "layers", layers)) != layers:
-            raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
+        check_profile(pool, layers)
     of_model = [pool for pool in pools if pool in ("model", "checked")]
     if not of_model:
         return
@@ -161,7 +201,7 @@ class FirstReadings:
             yield
             return
         before = model.register_forward_pre_hook(self._read_first, with_kwargs=True)
-        after = model.register_forward_hook(self._forget)
+        after = model.register_forward_hook(self._forget, always_call=True)
         try:
             yield
         finally:
@@ -250,7 +290,7 @@ def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arg
                 f"prefix is {prefix} and texts have padding; to read them once more the model "
                 f"needs {2 * prefix} positions"
             )
-        if "position_ids" not in twice and rotary_of(model) is not None:
+        if "position_ids" not in twice and any(map(is_rotary, model.modules())):
             twice["position_ids"] = torch.arange(prefix, device=mask.device).repeat(len(mask), 2)
     if "position_ids" in twice:
         places = twice["position_ids"].expand_as(twice["input_ids"]).clone()
@@ -285,9 +325,10 @@ def _divergence(
 
 
 def grouped(
-    module: nn.Module, layer: Layer, query: Tensor, key: Tensor, value: Tensor, **options: Any
-) -> Arguments:
-    """Returns the call of a layer with its heads as groups that share keys, and its projection.
+    module: nn.Module, traits: Traits, layer: Layer, query: Tensor, key: Tensor, value: Tensor,
+    **options: Any,
+) -> Arguments:  # fmt: skip
+    """Returns the call of a layer with its heads as groups that share keys, and its traits.
 
     Raises ValueError unless the heads fall into groups of one key-value head each.
     """
@@ -300,7 +341,8 @@ def grouped(
     groups = (keys, heads // keys)
     if (mask := options["attn_mask"]) is not None and mask.ndim > 3:
         options["attn_mask"] = mask[:, None] if mask.shape[1] == 1 else mask.unflatten(1, groups)
-    layer = replace(layer, projection=output_projection(module, groups, value.shape[-1]))
+    projection = output_projection(module, groups, value.shape[-1]) if traits.projects else None
+    layer = replace(layer, rotary=traits.rotary, projection=projection)
     inputs = query.unflatten(1, groups), key[:, :, None], value[:, :, None]
     return dict(zip(TENSORS, inputs, strict=True)) | options | {"layer": layer}
 
@@ -312,7 +354,7 @@ class SharedKeys:
     method: SharingMethod
     module: nn.Module
     number: int
-    rotary: Rotary | None
+    traits: Traits
     first: FirstReadings
     shares_keys = True
 
@@ -324,11 +366,10 @@ class SharedKeys:
         exact = partial(Exact(), query, *repeated(query, key, value), **options)
         layer = Layer(
             number=self.number,
-            rotary=self.rotary,
             repeated=self.first.repeated.get(self.module),
             kept=self.first.kept.get(self.module),
         )
-        call = grouped(self.module, layer, query, key, value, **options)
+        call = grouped(self.module, self.traits, layer, query, key, value, **options)
         if self.first.is_reading:
             if self.module in self.first.calls:
                 raise ValueError(

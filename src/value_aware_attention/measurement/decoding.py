@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -141,12 +141,13 @@ class _Decoded:
             full: list[Any] = [layer for layer in cache.layers if type(layer) is DynamicLayer]
             held = sum(x.keys.nbytes + x.values.nbytes for x in full if x.keys is not None)
             forced, seconds = _decode(model, tokens, None, prefix, deepcopy(cache))
+            # before its later choices are made, and timed, once more
+            first = copy(report.caches[0]) if report and report.caches else None
             free, more = _decode(model, tokens, labels, prefix, cache)
         if report is not None and not report.caches:
             raise ValueError(
                 "no layer with full attention fills a cache; there is nothing to compress"
             )
-        first = report.caches[0] if report else None
         likeliest = free.argmax(dim=-1)
         spent = [*seconds, *more]
         return cls(forced, likeliest, labels[:, prefix:], first, held, prompt, spent)
