@@ -1,6 +1,7 @@
 """The stage measures a packaged decoder: a tiny one, from a GGUF file in a package made here."""
 
 import lzma
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,14 @@ def check_exhibits(record: Record, folder: Path, published: Path) -> None:
     data = pretrained.gap_closed(records).table.data.set_index("rule")["value"]
     between = pretrained.find(record, pretrained.CORRECTIONS["OVO's keys, best weights"])
     worst = pretrained.find(record, ("optimal_v_oblivious", {"r": 4}))
+    assert worst is not None
+    cells = [replace(worst, approximation=aware.approximation) if c == aware else c
+             for c in record.cells]  # fmt: skip
+    others = replace(record, model="another", cells=tuple(cells))
+    title = pretrained.few_keys([record, others]).title  # of the first decoder alone
+    assert title == few.title != pretrained.few_keys([others, record]).title
+    unnamed = replace(record, text=replace(record.text, description=""))
+    assert pretrained.label(unnamed) == f"{record.model}, {record.length} tokens"
     shares = [sum(cell.unit_totals) for cell in (worst, between, aware)]
     expected = 100 * (shares[0] - shares[1]) / (shares[0] - shares[2])
     assert data["OVO's keys, best weights"] == pytest.approx(expected)

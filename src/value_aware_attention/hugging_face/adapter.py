@@ -293,20 +293,20 @@ def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
     that none of them takes there refuses to. Layers of a model that cannot read so refuse too.
     """
     layers = attention_layers(model)
-    if set(layers) != set(_TRAITS.get(model, ())):
-        refused = partial(refuse_rotation, type(model).__name__)
-        is_turning = any(map(is_rotary, model.modules()))
-        try:
-            readings = [_reading(model, shift) for shift in ((0, SHIFT) if is_turning else (None,))]
-        except Exception:  # models raise all kinds for inputs that they do not take
-            unread = Traits(refused if is_turning else None)
-            return dict.fromkeys(layers, unread)
-        traits = {}
-        for layer, *calls in zip(layers, *readings, strict=True):
-            rotary = _nearest(rotations(model), refused, *(call.query for call, _ in calls))
-            traits[layer] = Traits(rotary, _projects(layer, *calls[0]))
-        _TRAITS[model] = traits
-    return _TRAITS[model]
+    if set(layers) == set(_TRAITS.get(model, ())):
+        return _TRAITS[model]
+    is_turning = any(map(is_rotary, model.modules()))
+    rotaries, refused = rotations(model), partial(refuse_rotation, type(model).__name__)
+    try:
+        readings = [_reading(model, shift) for shift in ((0, SHIFT) if is_turning else (None,))]
+    except Exception:  # models raise all kinds for inputs that they do not take
+        return dict.fromkeys(layers, Traits(refused if is_turning else None))
+    traits = {}
+    for layer, *calls in zip(layers, *readings, strict=True):
+        rotary = _nearest(rotaries, refused, *(call.query for call, _ in calls))
+        traits[layer] = Traits(rotary, _projects(layer, *calls[0]))
+    _TRAITS[model] = traits
+    return traits
 
 
 @torch.no_grad()
