@@ -16,6 +16,7 @@ from pipelines.app import app
 def main(cfg: DictConfig) -> None:
     """Writes <models>/masked_<length>/, which AutoModelForMaskedLM reads, and its metrics."""
     from pipelines.app.training import train, trained_attention
+    from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.models import attend_with, build_roberta, save_masked, warm_start
     from value_aware_study.data.batches import (
         FrozenMaskedBatches,
@@ -43,7 +44,7 @@ def main(cfg: DictConfig) -> None:
 
     batches = MaskedBatches(text, steps=cfg.fit.steps, **cfg.batches)
     facts = {
-        "initialisation": Path(start).name if start else "random",
+        "initialisation": short_name(start) if start else "random",
         "instances": len(text),
         "instance_length": block,
         "epochs": round(cfg.fit.steps * cfg.batches.batch_size / len(text), 2),

@@ -39,7 +39,7 @@ def test_training_steps_have_a_speed_and_change_the_model(monkeypatch: pytest.Mo
     monkeypatch.setenv("PEAK_FLOPS", "2e12")
     rows = list(gpu.training("cpu", True))
     assert [(row["kernel"], row["attention"]) for row in rows] == [
-        (kernel, variant) for kernel in gpu.KERNELS for variant in ("as trained", "eager")
+        (kernel, variant) for kernel in gpu.KERNELS for variant in ("as it is", "eager")
     ]
     for row in rows:
         assert row["tokens/s"] == pytest.approx(1000 * 2 * 32 / row["ms"], rel=0.01)
@@ -75,7 +75,9 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
     errors = {row["r"]: row["relative output error"] for row in parts["solver"]["rows"]}
     assert errors[4] > 0.1 > 1e-6 > errors[65]
     assert parts["solver"]["stopped"] is None
-    assert parts["patterns"] == {"rows": [], "stopped": "stopped after 0 minutes"}
+    assert parts["patterns"]["rows"] == []
+    assert parts["patterns"]["stopped"] == "stopped after 0 minutes"
+    assert all(part["run_on"]["versions"]["torch"] for part in parts.values())
     text = (tmp_path / "gpu.md").read_text()
     assert "no number means anything" in text and "Incomplete: stopped after 0" in text
 

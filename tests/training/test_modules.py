@@ -15,6 +15,8 @@ from tests.training.tiny import (
     module_for,
 )
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
+from value_aware_study.training.fit import missing_compiler
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])
@@ -30,6 +32,42 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_token(kernel: Kernel) 
     torch.testing.assert_close(module.loss(batch), expected)
     for ours, p in zip(gradients, module.parameters(), strict=True):
         torch.testing.assert_close(ours, p.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 50, 64])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_loss_of_a_gpu_is_that_of_all_logits_at_once(rows: int, compiled: bool) -> None:
+    hidden, weight = torch.randn(50, 16), torch.randn(300, 16)
+    targets, summed = torch.randint(300, (50,)), SummedCrossEntropy()
+    if compiled:
+        if reason := missing_compiler("cpu"):
+            pytest.skip(reason)
+        summed.compile(dynamic=False)
+    leaves = [x.clone().requires_grad_() for x in (hidden, weight, hidden, weight)]
+    nats = chunked_cross_entropy(summed, rows, leaves[0], leaves[1], targets)
+    expected = cross_entropy(leaves[2] @ leaves[3].T, targets, reduction="sum")
+    (0.3 * nats).backward()
+    (0.3 * expected).backward()
+    torch.testing.assert_close(nats, expected)
+    torch.testing.assert_close(leaves[0].grad, leaves[2].grad)
+    torch.testing.assert_close(leaves[1].grad, leaves[3].grad)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            chunked_cross_entropy(summed, rows, hidden, weight, targets), expected
+        )
+
+
+def test_the_loss_of_a_gpu_multiplies_in_the_precision_of_autocast() -> None:
+    hidden, weight = torch.randn(50, 16), torch.randn(300, 16, requires_grad=True)
+    targets = torch.randint(300, (50,))
+    exact = cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    with torch.autocast("cpu", torch.bfloat16):
+        nats = chunked_cross_entropy(SummedCrossEntropy(), 16, hidden, weight, targets)
+    nats.backward()
+    assert nats.dtype == torch.float32
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+    assert 1e-7 < abs(nats - exact) / exact < 1e-2
 
 
 def test_causal_metrics() -> None:

@@ -159,8 +159,8 @@ def _prepare(
 ) -> None:
     """Sets options that change the cost of a step and none of its numbers.
 
-    `compile` compiles every layer with torch.compile, on first use: they share one short
-    compilation, and no name of a weight changes. Each shape is compiled by itself, so that an
+    `compile` compiles every layer with torch.compile, on first use, and the causal loss of a GPU:
+    layers share one short compilation, and no name of a weight changes. Each shape is compiled by itself, so that an
     evaluation's last batch slows no training step. `checkpoint_activations` computes the layers'
     activations again in the backward pass instead of keeping them. `peak_flops`, operations a
     second of one device, is for the log of utilisation; None = that of the GPU, if its name and the
@@ -174,8 +174,8 @@ def _prepare(
         module.checkpoint_activations()
     if compile and (reason := missing_compiler(device.type)):
         raise ValueError(f"compile is true, but {reason}")
-    for layer in module.layers() if compile else ():
-        layer.compile(dynamic=False)
+    for part in module.compiled() if compile else ():
+        part.compile(dynamic=False)
 
 
 @cache

@@ -22,12 +22,13 @@ from transformers import PreTrainedModel, RobertaForMaskedLM
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
+from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.optimizers import Schedule
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
-CHUNK = 2**21
-"""Logits that the causal loss computes at a time: 8 MB, which fit a processor's cache."""
+CHUNK, CHUNK_ON_GPU = 2**21, 2**28
+"""Logits that the causal loss computes at a time: 8 MB, which fit a processor's cache; 0.5 GB."""
 
 SHOWN = ("/loss", "/perplexity", "/error")
 """Endings of the logged names that the progress bar shows."""
@@ -98,6 +99,10 @@ class LanguageModeling(LightningModule):
     @abstractmethod
     def output_parameters(self) -> int:
         """Counts the weights that the hidden state of a target is multiplied with."""
+
+    def compiled(self) -> list[nn.Module]:
+        """Returns the modules that torch.compile makes faster."""
+        return self.layers()
 
     def flops(self, batch: Batch, targets: float) -> float:
         """Counts operations of a forward and backward pass that predicts `targets` tokens."""
@@ -230,6 +235,10 @@ class CausalTraining(LanguageModeling):
 
     model: CausalLanguageModel
 
+    def __init__(self, model: CausalLanguageModel, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.summed = SummedCrossEntropy()
+
     def loss(self, batch: Int[Tensor, "batch N1"], targets: float | None = None) -> Tensor:
         if targets is None:
             return self._cross_entropy(batch, "mean")
@@ -253,20 +262,23 @@ class CausalTraining(LanguageModeling):
     def layers(self) -> list[nn.Module]:
         return list(self.model.layers)
 
+    def compiled(self) -> list[nn.Module]:
+        return [*self.layers(), self.summed]
+
     def output_parameters(self) -> int:
         return self.model.embedding.weight.numel()
 
     def _cross_entropy(self, batch: Int[Tensor, "batch N1"], reduction: str) -> Tensor:
-        weight = self.model.embedding.weight
+        weight, targets = self.model.embedding.weight, batch[:, 1:].flatten()
+        hidden = self.model.hidden(self.inputs(batch)).flatten(0, 1)
+        if hidden.is_cuda:  # autocast does not reach into torch's: it would multiply in fp32
+            rows = max(1, CHUNK_ON_GPU // len(weight))
+            nats = chunked_cross_entropy(self.summed, rows, hidden, weight, targets)
+            return nats / len(targets) if reduction == "mean" else nats
         # torch's own choice is 2 rows at the paper's vocabulary, and 20 times slower than 128
         rows = max(128, CHUNK // len(weight))
-        return linear_cross_entropy(
-            self.model.hidden(self.inputs(batch)).flatten(0, 1),
-            weight,
-            batch[:, 1:].flatten(),
-            reduction=reduction,
-            options=LinearCrossEntropyOptions(batch_chunk_size=rows),
-        )
+        options = LinearCrossEntropyOptions(batch_chunk_size=rows)
+        return linear_cross_entropy(hidden, weight, targets, reduction=reduction, options=options)
 
 
 class MaskedTraining(LanguageModeling):
