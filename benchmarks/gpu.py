@@ -1,6 +1,6 @@
 """Measures everything that needs a GPU, on one machine.
 
-    python -m benchmarks.gpu                       # five parts of at most 8 minutes each
+    python -m benchmarks.gpu                       # six parts of at most 8 minutes each
     python -m benchmarks.gpu --parts training      # one part alone
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
@@ -8,6 +8,7 @@ layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 3
 patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 tokens
 training: a training step of the causal LM with each kernel at the paper's width, as it is, compiled
           (as `trainer=bf16` does), and with eager attention: tokens/s and model-FLOP utilisation
+loss:     the causal loss over a vocabulary, forward and backward, beside PyTorch's
 solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: time and error
 caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarter is kept: the time
           of choosing beside that of reading, and of a token beside that of the full cache
@@ -16,7 +17,8 @@ Writes results/benchmarks/gpu.json and .md after every part. Each part is a proc
 one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
 .cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
 989e12, gives the bf16 peak of a GPU whose name is not known. Caches and
-patterns were run on an H100, the other parts on no GPU yet.
+patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has 100
+steps of training, and the losses, measured there by scripts.
 """
 
 import argparse
@@ -34,7 +36,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import LinearCrossEntropyOptions
+from torch.nn.functional import cross_entropy, linear_cross_entropy, scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
 from benchmarks import decoder_caches
@@ -52,6 +55,7 @@ from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.benchmarking.measurement import peak_mib
+from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import peak_flops_of
 from value_aware_study.training.modules import CausalTraining
 from value_aware_study.training.optimizers import InverseSquareRoot
@@ -195,6 +199,35 @@ def matrix_product(device: str, side: int) -> float:
     return 2 * side**3 / seconds(partial(torch.mm, a, b))[0]
 
 
+def loss(device: str, quick: bool) -> Rows:
+    """Times the causal loss of a step's targets under bf16 autocast, and measures its memory."""
+    targets, width, vocabulary = (64, 16, 320) if quick else (2 * BATCH * LENGTH, WIDTH, VOCABULARY)
+    rows = max(1, targets // 12)
+    hidden = gaussian((targets, width), device, torch.float32).requires_grad_()
+    weight = (gaussian((vocabulary, width), device, torch.float32) / width**0.5).requires_grad_()
+    labels = torch.randint(vocabulary, (targets,), device=device)
+    compiled = SummedCrossEntropy()
+    if not quick:
+        compiled.compile(dynamic=False)
+    works: dict[str, Callable[[], Tensor]] = {
+        "linear_cross_entropy, 128 targets at a time": lambda: linear_cross_entropy(
+            hidden, weight, labels, options=LinearCrossEntropyOptions(batch_chunk_size=128)
+        ),
+        "all logits at once": lambda: cross_entropy(hidden @ weight.T, labels),
+        "ours": lambda: chunked_cross_entropy(SummedCrossEntropy(), rows, hidden, weight, labels),
+        "ours, compiled": lambda: chunked_cross_entropy(compiled, rows, hidden, weight, labels),
+    }
+    for name, work in works.items():
+
+        def step(work: Callable[[], Tensor] = work) -> None:
+            hidden.grad = weight.grad = None
+            with torch.autocast(torch.device(device).type, torch.bfloat16):
+                nats = work()
+            nats.backward()
+
+        yield {"loss": name, "targets": targets} | measured(step, device)
+
+
 def solver(device: str, quick: bool) -> Rows:
     """Times a call of optimal-v-aware-r in fp32, exact attention included; measures its error."""
     length, heads = (64, 2) if quick else (4096, HEADS)
@@ -242,7 +275,7 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
-    measure.__name__: measure for measure in (caches, training, solver, patterns, layer)
+    measure.__name__: measure for measure in (caches, training, loss, solver, patterns, layer)
 }
 
 

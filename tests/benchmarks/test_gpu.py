@@ -48,6 +48,12 @@ def test_training_steps_have_a_speed_and_change_the_model(monkeypatch: pytest.Mo
     assert gpu.peak_operations("cpu") is None
 
 
+def test_the_losses_are_timed() -> None:
+    rows = list(gpu.loss("cpu", True))
+    assert [row["loss"] for row in rows][-2:] == ["ours", "ours, compiled"]
+    assert all(row["ms"] > 0 for row in rows)
+
+
 def test_out_of_memory_leaves_a_row_without_numbers() -> None:
     work = Mock(side_effect=torch.OutOfMemoryError)
     assert gpu.measured(work, "cpu") == {"ms": None, "rounds": None, "peak MiB": None}

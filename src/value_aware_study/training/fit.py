@@ -160,11 +160,11 @@ def _prepare(
     """Sets options that change the cost of a step and none of its numbers.
 
     `compile` compiles every layer with torch.compile, on first use, and the causal loss of a GPU:
-    layers share one short compilation, and no name of a weight changes. Each shape is compiled by itself, so that an
-    evaluation's last batch slows no training step. `checkpoint_activations` computes the layers'
-    activations again in the backward pass instead of keeping them. `peak_flops`, operations a
-    second of one device, is for the log of utilisation; None = that of the GPU, if its name and the
-    precision are known.
+    layers share one short compilation, and no name of a weight changes. Each shape is compiled by
+    itself, so that an evaluation's last batch slows no training step. `checkpoint_activations`
+    computes the layers' activations again in the backward pass instead of keeping them.
+    `peak_flops`, operations a second of one device, is for the log of utilisation; None = that of
+    the GPU, if its name and the precision are known.
     """
     device = trainer.strategy.root_device
     if peak_flops is None and device.type == "cuda":
