@@ -1,6 +1,7 @@
 """Losses and metrics of the two tasks agree with the models' plain outputs."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.training.tiny import (
     module_for,
 )
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
+from value_aware_study.training import modules
 from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import missing_compiler
 
@@ -56,6 +58,19 @@ def test_the_loss_of_a_gpu_is_that_of_all_logits_at_once(rows: int, compiled: bo
         torch.testing.assert_close(
             chunked_cross_entropy(summed, rows, hidden, weight, targets), expected
         )
+
+
+def test_a_gpu_computes_the_same_causal_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, batch = causal_module(dropout=0.0), causal_batch(0)
+    assert module.compiled() == [*module.layers(), module.summed]
+    expected = module.loss(batch), module.loss(batch, 5.0), module.totals(batch)["nats"]
+    calls = Mock(wraps=module.summed.forward)
+    monkeypatch.setattr(module.summed, "forward", calls)
+    monkeypatch.setattr(modules, "CHUNK_ON_GPU", 7 * VOCABULARY)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    losses = module.loss(batch), module.loss(batch, 5.0), module.totals(batch)["nats"]
+    torch.testing.assert_close(losses, expected)
+    assert calls.call_count == 3 * math.ceil(module.count_targets(batch) / 7)
 
 
 def test_the_loss_of_a_gpu_multiplies_in_the_precision_of_autocast() -> None:

@@ -37,7 +37,7 @@ def chunked_cross_entropy(
     in the precision of its arguments, which autocast does not lower.
     """
     if torch.is_grad_enabled():
-        return _Chunked.apply(summed, rows, hidden, weight, targets)  # type: ignore[no-any-return]
+        return _Chunked.apply(summed, rows, hidden, weight, targets)
     parts = zip(hidden.split(rows), targets.split(rows), strict=True)
     return torch.stack([summed(part, weight, wanted) for part, wanted in parts]).sum()
 
@@ -46,7 +46,7 @@ class _Chunked(Function):
     """Computes a chunk's gradients right after its logits, so that none is computed twice."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, summed: nn.Module, rows: int, hidden: Tensor, weight: Tensor, targets: Tensor
     ) -> Tensor:
         nats, of_hidden, of_weight = [], [], torch.zeros_like(weight)
@@ -63,6 +63,6 @@ class _Chunked(Function):
         return torch.stack(nats).sum()
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = ctx.saved_tensors
         return None, None, of_hidden * scale, of_weight * scale, None
