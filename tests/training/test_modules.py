@@ -36,8 +36,16 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_token(kernel: Kernel) 
         torch.testing.assert_close(ours, p.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 7, 50, 64])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "compiled"),
+    [
+        (1, False),
+        (7, False),
+        (50, False),
+        (64, False),
+        pytest.param(16, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_loss_of_a_gpu_is_that_of_all_logits_at_once(rows: int, compiled: bool) -> None:
     hidden, weight = torch.randn(50, 16), torch.randn(300, 16)
