@@ -6,8 +6,9 @@
 
 layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 32,768 tokens
 patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 tokens
-training: a training step of the causal LM with each kernel at the paper's width, as it is, compiled
-          (as `trainer=bf16` does), and with eager attention: tokens/s and model-FLOP utilisation
+training: a training step of the causal LM with each kernel at the paper's width, not compiled,
+          compiled (as `trainer=bf16` does), and with eager attention: tokens/s and model-FLOP
+          utilisation (MFU)
 loss:     the causal loss over a vocabulary, forward and backward, beside PyTorch's
 solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: time and error
 caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarter is kept: the time
@@ -18,7 +19,8 @@ one that runs out of its minutes keeps the rows it has. The layer's measurements
 .cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
 989e12, gives the bf16 peak of a GPU whose name is not known. Caches and
 patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has 100
-steps of training, and the losses, measured there by scripts.
+steps of pipelines.train_causal there, and the losses, timed by a script. --quick writes to a
+--folder alone.
 """
 
 import argparse
@@ -57,7 +59,7 @@ from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import peak_flops_of
-from value_aware_study.training.modules import CausalTraining
+from value_aware_study.training.modules import CHUNK_ON_GPU, CausalTraining
 from value_aware_study.training.optimizers import InverseSquareRoot
 
 Row = dict[str, Any]
@@ -135,7 +137,7 @@ def training(device: str, quick: bool) -> Rows:
         length, batch, vocabulary = 32, 2, 320
     tokens = torch.randint(vocabulary, (batch, length + 1), device=device)
     peak, best = peak_operations(device), matrix_product(device, 256 if quick else 8192)
-    variants = ("as it is", "eager") if quick else ("as it is", "compiled", "eager")
+    variants = ("not compiled", "eager") if quick else ("not compiled", "compiled", "eager")
     for name, kernel in KERNELS.items():
         for variant in variants:
             torch.manual_seed(0)
@@ -202,7 +204,7 @@ def matrix_product(device: str, side: int) -> float:
 def loss(device: str, quick: bool) -> Rows:
     """Times the causal loss of a step's targets under bf16 autocast, and measures its memory."""
     targets, width, vocabulary = (64, 16, 320) if quick else (2 * BATCH * LENGTH, WIDTH, VOCABULARY)
-    rows = max(1, targets // 12)
+    rows = max(1, CHUNK_ON_GPU // vocabulary)
     hidden = gaussian((targets, width), device, torch.float32).requires_grad_()
     weight = (gaussian((vocabulary, width), device, torch.float32) / width**0.5).requires_grad_()
     labels = torch.randint(vocabulary, (targets,), device=device)
@@ -220,10 +222,10 @@ def loss(device: str, quick: bool) -> Rows:
     for name, work in works.items():
 
         def step(work: Callable[[], Tensor] = work) -> None:
-            hidden.grad = weight.grad = None
             with torch.autocast(torch.device(device).type, torch.bfloat16):
                 nats = work()
             nats.backward()
+            hidden.grad = weight.grad = None  # the next peak counts the gradients again
 
         yield {"loss": name, "targets": targets} | measured(step, device)
 
@@ -286,13 +288,15 @@ def main() -> None:
     if arguments.rows:
         write_rows(arguments)
         return
-    file = Path(arguments.folder) / "gpu.json"
-    parts = json.loads(file.read_text())["parts"] if file.exists() else {}
+    folder = arguments.folder or ("" if arguments.quick else FOLDER)
+    file = Path(folder, "gpu.json")
+    parts = json.loads(file.read_text())["parts"] if folder and file.exists() else {}
     head = header("gpu") | {"device": arguments.device, "quick": arguments.quick}
     for name in arguments.parts:
         parts[name] = head | run_part(name, arguments)  # others stay, with their machine and code
         record = head | {"parts": parts}
-        write("gpu", record, page(record), file.parent)
+        if folder:
+            write("gpu", record, page(record), file.parent)
     print(page(record))
     if early := [name for name in arguments.parts if parts[name]["stopped"]]:
         sys.exit(f"error: incomplete: {', '.join(early)}; the rows that there are were kept")
@@ -353,7 +357,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--minutes", type=float, default=8.0, help="for each part")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--quick", action="store_true", help="tiny sizes")
-    options.add_argument("--folder", default=FOLDER, help="where gpu.json and gpu.md are written")
+    options.add_argument(
+        "--folder", help=f"where gpu.json and gpu.md are written; default {FOLDER}"
+    )
     options.add_argument("--rows", help=argparse.SUPPRESS)
     return options
 

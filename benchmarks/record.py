@@ -101,7 +101,9 @@ def overview(folder: Path) -> str:
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
         source = record.get("source")
-        state = "current" if source == source_of(file.stem) else "of older code"
+        parts = record.get("parts", {}).values()  # each of its own code
+        sources = {part.get("source", source) for part in parts} | {source}
+        state = "current" if sources == {source_of(file.stem)} else "of older code"
         command = record.get("command", f"python -m {module_of(file.stem)}")
         link = f"[{file.stem}]({file.stem}.md)"
         rows.append((link, state, record.get("date", ""), (source or "")[:12], f"`{command}`"))

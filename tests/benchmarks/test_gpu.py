@@ -39,7 +39,7 @@ def test_training_steps_have_a_speed_and_change_the_model(monkeypatch: pytest.Mo
     monkeypatch.setenv("PEAK_FLOPS", "2e12")
     rows = list(gpu.training("cpu", True))
     assert [(row["kernel"], row["attention"]) for row in rows] == [
-        (kernel, variant) for kernel in gpu.KERNELS for variant in ("as it is", "eager")
+        (kernel, variant) for kernel in gpu.KERNELS for variant in ("not compiled", "eager")
     ]
     for row in rows:
         assert row["tokens/s"] == pytest.approx(1000 * 2 * 32 / row["ms"], rel=0.01)
@@ -66,6 +66,9 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
     monkeypatch.setenv("PYTHONPATH", "src")
     common = ("--quick", "--device", "cpu", "--folder", tmp_path)
     call(monkeypatch, "--parts", "solver", *common)
+    file = tmp_path / "gpu.json"
+    elsewhere = file.read_text().replace(gpu.header("gpu")["source"], "older")
+    file.write_text(elsewhere)
     assert_refused(
         r"^error: incomplete: patterns;",
         call,
@@ -77,13 +80,14 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
         *common,
         error=SystemExit,
     )
-    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    parts = json.loads(file.read_text())["parts"]
     errors = {row["r"]: row["relative output error"] for row in parts["solver"]["rows"]}
     assert errors[4] > 0.1 > 1e-6 > errors[65]
     assert parts["solver"]["stopped"] is None
     assert parts["patterns"]["rows"] == []
     assert parts["patterns"]["stopped"] == "stopped after 0 minutes"
-    assert all(part["run_on"]["versions"]["torch"] for part in parts.values())
+    assert parts["solver"]["source"] == "older" != parts["patterns"]["source"]
+    assert "of older code" in (tmp_path / "README.md").read_text()
     text = (tmp_path / "gpu.md").read_text()
     assert "no number means anything" in text and "Incomplete: stopped after 0" in text
 

@@ -108,6 +108,7 @@ def compiled_run(folder: Path) -> None:
     with pytest.raises(KeyError):
         trained(one_layer(), folder, breaks_at=5, compile=True)
     curve = trained(compiled, folder, compile=True)
+    assert all(part._compiled_call_impl is not None for part in compiled.compiled())
     assert counters["stats"]["unique_graphs"] == 2  # training and evaluation
     assert list(compiled.state_dict()) == names
     torch.testing.assert_close(compiled.state_dict(), plain.state_dict(), rtol=1e-3, atol=2e-5)

@@ -71,26 +71,35 @@ def test_the_loss_of_a_gpu_is_that_of_all_logits_at_once(rows: int, compiled: bo
 def test_a_gpu_computes_the_same_causal_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     module, batch = causal_module(dropout=0.0), causal_batch(0)
     assert module.compiled() == [*module.layers(), module.summed]
+    module.loss(batch).backward()
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
     expected = module.loss(batch), module.loss(batch, 5.0), module.totals(batch)["nats"]
     calls = Mock(wraps=module.summed.forward)
     monkeypatch.setattr(module.summed, "forward", calls)
     monkeypatch.setattr(modules, "CHUNK_ON_GPU", 7 * VOCABULARY)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    losses = module.loss(batch), module.loss(batch, 5.0), module.totals(batch)["nats"]
-    torch.testing.assert_close(losses, expected)
+    with torch.no_grad():
+        losses = module.loss(batch, 5.0), module.totals(batch)["nats"]
+    loss = module.loss(batch)
+    loss.backward()
+    torch.testing.assert_close((loss, *losses), expected)
+    for ours, p in zip(gradients, module.parameters(), strict=True):
+        torch.testing.assert_close(ours, p.grad, rtol=1e-4, atol=1e-6)
     assert calls.call_count == 3 * math.ceil(module.count_targets(batch) / 7)
 
 
 def test_the_loss_of_a_gpu_multiplies_in_the_precision_of_autocast() -> None:
-    hidden, weight = torch.randn(50, 16), torch.randn(300, 16, requires_grad=True)
+    hidden, weight = (torch.randn(rows, 16, requires_grad=True) for rows in (50, 300))
     targets = torch.randint(300, (50,))
-    exact = cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    logits = (hidden.bfloat16() @ weight.bfloat16().T).float()
+    expected = cross_entropy(logits, targets, reduction="sum")
+    gradients = torch.autograd.grad(expected, (hidden, weight))
     with torch.autocast("cpu", torch.bfloat16):
         nats = chunked_cross_entropy(SummedCrossEntropy(), 16, hidden, weight, targets)
-    nats.backward()
-    assert nats.dtype == torch.float32
-    assert weight.grad is not None and weight.grad.dtype == torch.float32
-    assert 1e-7 < abs(nats - exact) / exact < 1e-2
+    torch.testing.assert_close(nats, expected, rtol=1e-6, atol=0)
+    for ours, whole in zip(torch.autograd.grad(nats, (hidden, weight)), gradients, strict=True):
+        torch.testing.assert_close(ours, whole, rtol=2e-2, atol=2e-2)
 
 
 def test_causal_metrics() -> None:

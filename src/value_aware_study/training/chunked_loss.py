@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy, linear
 
 
 class SummedCrossEntropy(nn.Module):
-    """Computes nats of the targets from hidden states: under autocast its product is in bf16.
+    """Computes nats of the targets from hidden states, their product in autocast's precision.
 
     It is a module so that torch.compile can fuse the passes over the logits.
     """
@@ -49,7 +50,7 @@ class _Chunked(Function):
     def forward(
         ctx: Any, summed: nn.Module, rows: int, hidden: Tensor, weight: Tensor, targets: Tensor
     ) -> Tensor:
-        nats, of_hidden, of_weight = [], [], torch.zeros_like(weight)
+        nats, of_hidden, of_weight = [], [], torch.zeros_like(weight, dtype=torch.float32)
         leaf = weight.detach().requires_grad_()
         for chunk, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
             states = chunk.detach().requires_grad_()
@@ -59,10 +60,11 @@ class _Chunked(Function):
             nats.append(part.detach())
             of_hidden.append(gradients[0])
             of_weight += gradients[1]
-        ctx.save_for_backward(torch.cat(of_hidden), of_weight)
+        ctx.save_for_backward(torch.cat(of_hidden), of_weight.to(weight.dtype))
         return torch.stack(nats).sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = ctx.saved_tensors
         return None, None, of_hidden * scale, of_weight * scale, None
