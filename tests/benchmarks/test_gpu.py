@@ -92,6 +92,17 @@ def test_a_part_is_a_process_and_the_file_keeps_the_others(
     assert "no number means anything" in text and "Incomplete: stopped after 0" in text
 
 
+def test_a_trial_leaves_the_published_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "run_part", lambda *_: {"rows": [], "stopped": None})
+    call(monkeypatch, "--quick", "--device", "cpu")
+    assert not list(tmp_path.iterdir())
+    call(monkeypatch, "--device", "cpu")
+    assert (tmp_path / gpu.FOLDER / "gpu.json").exists()
+
+
 def test_rows_are_kept_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(device: str, quick: bool) -> gpu.Rows:
         yield {"ms": 1.0}
