@@ -74,8 +74,15 @@ def run(target: str, scale: str, outputs: Path, seeds: Path) -> None:
     before = [stage for name, stage in of_page.items() if name != "report"]
     if all(out.exists for out in files_of(before)):
         write_json(times, verdict.numbers(times) | make(["report"]))
-        if commands := ", ".join(f"make {name}" for name in LATER if is_missing(name)):
-            print(f"not measured here: {commands}; dvc repro runs them all, then the page")
+        missing = [
+            f"make {name}"
+            for name in LATER
+            if not all(out.exists for out in files_of(stages_of(name).values()))
+        ]
+        if missing:
+            print(
+                f"not measured here: {', '.join(missing)}; dvc repro runs them all, then the page"
+            )
         verdict.main()
     else:
         print(f"{target} has its records; `make repro` makes the page that shows them")
@@ -106,11 +113,6 @@ def stages_of(command: str) -> dict[str, PipelineStage]:
     groups = LATER.get(command, ())
     stages = needed(["report"])
     return {name: stages[name] for name in stages if name.partition("@")[0] in groups}
-
-
-def is_missing(command: str) -> bool:
-    """Tells whether a record of a command of `LATER` has not been made."""
-    return not all(out.exists for out in files_of(stages_of(command).values()))
 
 
 def seed_of(evaluation: str) -> str:

@@ -125,20 +125,11 @@ def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
     )
 
 
-def _setting(record: Record) -> str:
-    return f"{record.scale} scale; data: {record.text.description}"
-
-
-def settings_of(records: Iterable[Record]) -> str:
-    """Returns scale and data of these records, each pair once."""
-    return " ".join(f"Ours: {setting}." for setting in dict.fromkeys(map(_setting, records)))
-
-
 def ours(records: Iterable[Record]) -> str:
     """Returns scale and data of our numbers once, then each model's sizes."""
     models = grouped(
         (
-            _setting(record),
+            f"{record.scale} scale; data: {record.text.description}",
             f"{plain(record.model)}: {record.length} tokens, heads of {record.head_dim} "
             f"dimensions, {measured_on(record)}",
         )

@@ -130,11 +130,10 @@ def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
 
 def extent(*frames: pd.DataFrame) -> list[float]:
     """Lists every number of these frames that an axis of values needs room for."""
-    names = ("value", *ENDS)
     return [
         value
         for frame in frames
-        for name in (*names, *of_trainings(frame))
+        for name in ("value", *ENDS, *of_trainings(frame))
         if name in frame
         for value in frame[name]
     ]

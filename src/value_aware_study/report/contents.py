@@ -161,8 +161,11 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
 
 
 def _paper(results: Results) -> Section:
-    toys = {*FOR, results.records[0].scale}
-    others = {scale: of for scale, of in results.verdicts.items() if scale not in toys}
+    others = {
+        scale: verdicts
+        for scale, verdicts in results.verdicts.items()
+        if scale not in {*FOR, results.records[0].scale}
+    }
     claimed, results = claims.claims(results, others), pretrained.beside(results)
     return _section(
         "paper",

@@ -11,7 +11,6 @@ from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
 # A number at the start of a text, as page.js reads it: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")
 UNKNOWN = ("", "–")
@@ -100,7 +99,6 @@ class Exhibit:
     listed: str = ""
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
         if self.table is None and self.exploration is None:
             raise ValueError(f"the exhibit {self.name} has neither a table nor an exploration")
         if self.choices and len(self.charts) % len(self.choices):
@@ -130,9 +128,6 @@ class Section:
     machines: Sequence[tuple[str, str]] = ()
     within: Sequence["Section"] = ()
 
-    def __post_init__(self) -> None:
-        _check_name(self.name)
-
 
 @dataclass(frozen=True)
 class Page:
@@ -161,11 +156,3 @@ class Page:
     def every_section(self) -> Iterator[Section]:
         """Returns every section, each before the sections within it."""
         return chain.from_iterable((section, *section.within) for section in self.sections)
-
-
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise ValueError(
-            f"{name!r} cannot name a part of the page; a name is small letters, digits and _, "
-            "a letter first"
-        )

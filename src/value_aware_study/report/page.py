@@ -69,8 +69,11 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     folder = Path(folder)
     earlier = earlier_files(folder)
     if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
-        endings = (".csv", ".md", ".png", "_dark.png", ".json")
-        names = {exhibit.name + ending for exhibit in page.exhibits() for ending in endings}
+        names = {
+            exhibit.name + ending
+            for exhibit in page.exhibits()
+            for ending in (".csv", ".md", ".png", "_dark.png", ".json")
+        }
         needed = {*names, *(beside or {})} - set(earlier)
         if taken := sorted(name for name in needed if (folder / name).is_file()):
             raise ValueError(

@@ -111,11 +111,6 @@ def slope(costs: Mapping[int, float | None]) -> float | None:
     return linear_regression(list(logs), list(logs.values())).slope if len(logs) > 1 else None
 
 
-def grows(exponent: float | None) -> float | None:
-    """Drops an exponent below 0: a peak that shrinks with the length is an artefact of the fit."""
-    return None if exponent is None or exponent < 0 else exponent
-
-
 def time_and_memory(measured: Measurements) -> list[Exhibit]:
     """Shows forward + backward at long and at short lengths, each if it was measured."""
     rows = measured.frame
@@ -223,7 +218,10 @@ def exponents(measured: Measurements) -> Exhibit | None:
 
 def _exponents(measured: Measurements) -> pd.DataFrame:
     methods = measured.record["methods"]
-    times = {method: measured.by_length("attention", method, QUICK) for method in methods}
+    times, memory = (
+        {method: measured.by_length("attention", method, quantity) for method in methods}
+        for quantity in (QUICK, SMALL)
+    )
     rows = [
         {
             "method": about["label"],
@@ -231,13 +229,24 @@ def _exponents(measured: Measurements) -> pd.DataFrame:
             "exponent": about["exponent"],
             "counted": slope({int(at): count for at, count in about["multiply_adds"].items()}),
             "attention, time": slope(times[method]),
-            "attention, memory": grows(slope(measured.by_length("attention", method, SMALL))),
+            "attention, memory": slope(memory[method]),
             "layer, time": slope(measured.by_length("forward", method, QUICK)),
             "fitted on": _listed([length for length in times[method] if length >= FIT_FROM]),
         }
         for method, about in methods.items()
     ]
-    return pd.DataFrame(rows).sort_values("attention, time", kind="stable", ignore_index=True)
+    return (
+        pd.DataFrame(rows)
+        .astype({"attention, memory": float})
+        .assign(
+            **{
+                "attention, memory": lambda data: data["attention, memory"].where(
+                    lambda power: power >= 0
+                )
+            }
+        )
+        .sort_values("attention, time", kind="stable", ignore_index=True)
+    )
 
 
 def _listed(lengths: Sequence[int]) -> str:

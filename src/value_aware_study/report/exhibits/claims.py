@@ -490,8 +490,9 @@ def answer(results: Results, claim: Claim, findings: Sequence[Finding]) -> Answe
 
 def joint(results: Results, finds: Sequence[Find]) -> list[Finding]:
     """Makes one finding of each comparison, by its effects in all trainings."""
-    trainings = results.trainings()
-    found = [[made for find in finds for made in find(training)] for training in trainings]
+    found = [
+        [made for find in finds for made in find(training)] for training in results.trainings()
+    ]
     return over_trainings(found, results.spreads)
 
 
@@ -560,8 +561,9 @@ def _verdicts(answered: Sequence[Answer], published: Mapping[str, Mapping[str, s
 
 def _told(answer: Answer) -> str:
     """Says what the paper has for a claim, what each model has, and what the verdict does not."""
-    each = _by_model(answer.findings)
-    ours = f"Here: {each}." if each != DASH else ""
+    models = words.grouped((finding.label, finding) for finding in answer.findings)
+    each = (f"{model}: {decided(some)} ({agreeing(some)})" for model, some in models.items())
+    ours = f"Here: {'; '.join(each)}." if len(models) > 1 else ""
     return " ".join(filter(None, [f"The paper: {answer.published}", ours, answer.remark]))
 
 
@@ -583,13 +585,6 @@ def _row(answer: Answer) -> Row:
         "ours": "; ".join(answer.lines()) or "not measured",
         "the paper's": answer.published,
     }
-
-
-def _by_model(findings: Sequence[Finding]) -> str:
-    """Counts decided comparisons and agreeing trainings of each model, if there are several."""
-    models = words.grouped((finding.label, finding) for finding in findings)
-    each = (f"{model}: {decided(some)} ({agreeing(some)})" for model, some in models.items())
-    return "; ".join(each) if len(models) > 1 else DASH
 
 
 def _strength(findings: Sequence[Finding]) -> Exhibit:

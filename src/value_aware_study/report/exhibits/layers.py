@@ -206,9 +206,8 @@ def _bars(measured: Measured, title: str = "") -> look.Panel:
         aware = words.ORACLES[AWARE]
         alone = [{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes]
         rows = [*alone, *rows]
-    average = f"{(errors.keys + 1) // 2:,} seen on average"
-    available = average if errors.causal else f"{errors.keys:,}"
-    return _paired(rows, f"keys by weight (of {available}) with the error of r", title)
+    seen = f"{(errors.keys + 1) // 2:,} seen on average" if errors.causal else f"{errors.keys:,}"
+    return _paired(rows, f"keys by weight (of {seen}) with the error of r", title)
 
 
 def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:

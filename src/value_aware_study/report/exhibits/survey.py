@@ -348,7 +348,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
             "with it; beside it the model trained with exact attention, with the same method only "
             "swapped in. One training run each: the intervals cover the choice of evaluation text "
             "only.",
-            captions.settings_of(trained),
+            captions.ours(trained),
         ],
         table=Table(
             data,
@@ -390,5 +390,8 @@ def _trained_row(variant: Record, records: Sequence[Record]) -> Row:
 
 def _compared(arguments: Mapping[str, Any]) -> Row:
     """Returns the arguments that a model trained with a method shares with it swapped in."""
-    alone = ("seed", "length", "width", "engine")
-    return {key: value for key, value in arguments.items() if key not in alone}
+    return {
+        key: value
+        for key, value in arguments.items()
+        if key not in ("seed", "length", "width", "engine")
+    }
