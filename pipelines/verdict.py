@@ -99,8 +99,8 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     spread, seeds = (pairs[f"{name}_published"].fillna(pairs[name]) for name in ("spread", "seeds"))
     share = 1 / pairs["trainings"] + 1 / pairs["trainings_published"]
     noise = stdtrit(seeds - 1, 0.975) * spread * np.sqrt(share)
-    effects = pairs[["estimate", "estimate_published"]]
-    effects = effects.where(pairs["unit"] != "ratio", np.log(effects.abs()), axis=0)
+    effects, is_ratio = pairs[["estimate", "estimate_published"]], pairs["unit"] == "ratio"
+    effects = effects.where(~is_ratio, np.log(effects.where(is_ratio, axis=0)), axis=0)
     distance = effects.diff(axis=1).iloc[:, 1].abs()
     unknown = noise.isna() | distance.isna()
     pairs["noise"] = np.select([unknown, distance <= noise], ["unknown", "within"], "beyond")

@@ -83,6 +83,7 @@ BEFORE = "published × 0.5 (0.4 to 0.6) ✓"
             [f"A against B, elu × 0.5 (0.4 to 0.6) ?, {BEFORE}; within training noise"],
         ),
         ([(0, "estimate", "0.91")], (2, 0, 0), []),
+        ([(1, "estimate", "0")], (2, 0, 0), []),  # points, of which no logarithm is taken
         (
             [(0, "estimate", "0.93"), (0, "sentence", "elu × 0.93")],
             (2, 0, 0),
