@@ -1,11 +1,13 @@
 """Measures everything that needs a GPU, on one machine.
 
-    python -m benchmarks.gpu                       # six parts of at most 8 minutes each
+    python -m benchmarks.gpu                       # seven parts of at most 8 minutes each
     python -m benchmarks.gpu --parts training      # one part alone
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
 layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 32,768 tokens
 patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 tokens
+steps:    100 steps of every model of scale=gpu in the pipeline, on docstrings: the medians of
+          tokens/s and MFU after the first 10 steps, which compile, and the peak memory
 training: a training step of the causal LM with each kernel at the paper's width, not compiled,
           compiled (as `trainer=bf16` does), and with eager attention: tokens/s and model-FLOP
           utilisation (MFU)
@@ -18,12 +20,12 @@ Writes results/benchmarks/gpu.json and .md after every part. Each part is a proc
 one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
 .cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
 989e12, gives the bf16 peak of a GPU whose name is not known. Caches and
-patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has 100
-steps of pipelines.train_causal there, and the losses, timed by a script. --quick writes to a
---folder alone.
+patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has steps
+and losses of a script there, without the long masked model. --quick writes to a --folder alone.
 """
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -33,8 +35,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +50,7 @@ from torch.utils.benchmark import Timer
 from benchmarks import decoder_caches
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from benchmarks.training_step import ADAMW, KERNELS
+from pipelines.app.training import StepLogger
 from value_aware_attention.approximations import (
     Longformer,
     OptimalValueAware,
@@ -126,6 +132,45 @@ def forward(work: Callable[..., Tensor], inputs: Tensor) -> Tensor:
 def with_gradients(work: Callable[..., Tensor], inputs: Tensor) -> None:
     leaves = [x.detach().requires_grad_() for x in inputs]
     work(*leaves).sum().backward()
+
+
+def steps(device: str, quick: bool) -> Rows:
+    """Trains every model of a scale for some steps, as the pipeline does, each in its turn."""
+    count, scale = (20, "smoke") if quick else (100, "gpu")
+    models = [("causal", f"kernel={kernel}", "causal") for kernel in KERNELS]
+    models += [("masked", f"length={length}", f"masked.{length}") for length in ("short", "long")]
+    with tempfile.TemporaryDirectory() as folder:
+        shared = [f"scale={scale}", "corpus=docstrings", f"paths.root={folder}"]
+        for stage in ("corpus", "tokens"):
+            subprocess.run([sys.executable, "-m", f"pipelines.{stage}", *shared], check=True)
+        shared += [f"training.{every}_every={count}" for every in ("evaluate", "checkpoint")]
+        for task, option, section in models:
+            options = [*shared, option, f"{section}.steps={count}"]
+            yield {"model": task, "option": option, "steps": count} | trained(task, options, device)
+
+
+def trained(task: str, options: Sequence[str], device: str) -> Row:
+    """Trains a model in this process, and reads its speed from the points meant for W&B."""
+    points: list[Mapping[str, float]] = []
+    gc.collect()  # the model before
+    torch.compiler.reset()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with (
+        patch.object(sys, "argv", [f"train_{task}", *options]),
+        patch.object(StepLogger, "log_metrics", lambda _, point, step=None: points.append(point)),
+        patch.dict(os.environ, WANDB_MODE="disabled"),
+    ):
+        import_module(f"pipelines.train_{task}").main()
+    names = {"tokens/s": "train/tokens_per_second", "MFU": "train/model_flops_utilisation"}
+    speeds = {
+        title: [point[name] for point in points if name in point][1:]
+        for title, name in names.items()
+    }
+    return {
+        **{title: median(values) if values else None for title, values in speeds.items()},
+        "peak MiB": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
+    }
 
 
 def training(device: str, quick: bool) -> Rows:
@@ -277,7 +322,8 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
-    measure.__name__: measure for measure in (caches, training, loss, solver, patterns, layer)
+    measure.__name__: measure
+    for measure in (caches, steps, training, loss, solver, patterns, layer)
 }
 
 
