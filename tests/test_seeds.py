@@ -176,13 +176,14 @@ def test_every_evaluation_belongs_to_a_seed() -> None:
 
 
 @pytest.mark.slow
-def test_the_kept_trainings_of_hours_are_those_of_todays_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scale", ["hours", "minilm"])
+def test_the_kept_trainings_are_those_of_todays_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: str
 ) -> None:
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", Path(__file__).parents[1], clone], check=True)
     monkeypatch.chdir(clone)
-    cfg, stages = choose(["scale=hours"]), stages_of_page()
+    cfg, stages = choose([f"scale={scale}"]), stages_of_page()
     take(Path(cfg.paths.seeds), cfg.scale, stages.values())
     make(["fingerprints"])
     assert waiting(name for name in stages if name != "report") is None
