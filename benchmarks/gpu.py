@@ -21,7 +21,8 @@ one that runs out of its minutes keeps the rows it has. The layer's measurements
 .cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
 989e12, gives the bf16 peak of a GPU whose name is not known. Caches and
 patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has steps
-and losses of a script there, without the long masked model. --quick writes to a --folder alone.
+of pipelines.train_causal and train_masked there, the long model's not, and losses, timed by a
+script. --quick writes to a --folder alone.
 """
 
 import argparse
@@ -35,7 +36,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,6 +50,7 @@ from torch.utils.benchmark import Timer
 from benchmarks import decoder_caches
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from benchmarks.training_step import ADAMW, KERNELS
+from pipelines import train_causal, train_masked
 from pipelines.app.training import StepLogger
 from value_aware_attention.approximations import (
     Longformer,
@@ -142,8 +143,11 @@ def steps(device: str, quick: bool) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         shared = [f"scale={scale}", "corpus=docstrings", f"paths.root={folder}"]
         for stage in ("corpus", "tokens"):
-            subprocess.run([sys.executable, "-m", f"pipelines.{stage}", *shared], check=True)
+            command = [sys.executable, "-m", f"pipelines.{stage}", *shared, "logger=none"]
+            subprocess.run(command, check=True)
         shared += [f"training.{every}_every={count}" for every in ("evaluate", "checkpoint")]
+        shared += [f"trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}"]
+        shared += [f"trainer.peak_flops={peak_operations(device) or 'null'}"]
         for task, option, section in models:
             options = [*shared, option, f"{section}.steps={count}"]
             yield {"model": task, "option": option, "steps": count} | trained(task, options, device)
@@ -152,8 +156,8 @@ def steps(device: str, quick: bool) -> Rows:
 def trained(task: str, options: Sequence[str], device: str) -> Row:
     """Trains a model in this process, and reads its speed from the points meant for W&B."""
     points: list[Mapping[str, float]] = []
-    gc.collect()  # the model before
     torch.compiler.reset()
+    gc.collect()  # the model before
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with (
@@ -161,7 +165,7 @@ def trained(task: str, options: Sequence[str], device: str) -> Row:
         patch.object(StepLogger, "log_metrics", lambda _, point, step=None: points.append(point)),
         patch.dict(os.environ, WANDB_MODE="disabled"),
     ):
-        import_module(f"pipelines.train_{task}").main()
+        {"causal": train_causal, "masked": train_masked}[task].main()
     names = {"tokens/s": "train/tokens_per_second", "MFU": "train/model_flops_utilisation"}
     speeds = {
         title: [point[name] for point in points if name in point][1:]
@@ -355,7 +359,8 @@ def run_part(name: str, arguments: argparse.Namespace) -> Row:
         rows = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "benchmarks.gpu", "--parts", name, "--rows", str(rows)]
         command += ["--device", arguments.device, *(["--quick"] if arguments.quick else [])]
-        process = subprocess.Popen(command, start_new_session=True)
+        environment = os.environ | {"TMPDIR": folder}  # what a killed part leaves goes with it
+        process = subprocess.Popen(command, start_new_session=True, env=environment)
         try:
             code = process.wait(60 * arguments.minutes)
             stopped = None if code == 0 else f"ended with exit code {code}"

@@ -348,7 +348,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
             "with it; beside it the model trained with exact attention, with the same method only "
             "swapped in. One training run each: the intervals cover the choice of evaluation text "
             "only.",
-            captions.ours(trained),
+            *dict.fromkeys(f"Ours: {r.scale} scale; data: {r.text.description}." for r in trained),
         ],
         table=Table(
             data,
