@@ -38,6 +38,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -138,8 +139,8 @@ def with_gradients(work: Callable[..., Tensor], inputs: Tensor) -> None:
 def steps(device: str, quick: bool) -> Rows:
     """Trains every model of a scale for some steps, as the pipeline does, each in its turn."""
     count, scale = (20, "smoke") if quick else (100, "gpu")
-    models = [("causal", f"kernel={kernel}", "causal") for kernel in KERNELS]
-    models += [("masked", f"length={length}", f"masked.{length}") for length in ("short", "long")]
+    models = [(train_causal, f"kernel={kernel}", "causal") for kernel in KERNELS]
+    models += [(train_masked, f"length={name}", f"masked.{name}") for name in ("short", "long")]
     with tempfile.TemporaryDirectory() as folder:
         shared = [f"scale={scale}", "corpus=docstrings", f"paths.root={folder}"]
         for stage in ("corpus", "tokens"):
@@ -148,12 +149,13 @@ def steps(device: str, quick: bool) -> Rows:
         shared += [f"training.{every}_every={count}" for every in ("evaluate", "checkpoint")]
         shared += [f"trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}"]
         shared += [f"trainer.peak_flops={peak_operations(device) or 'null'}"]
-        for task, option, section in models:
+        for app, option, section in models:
             options = [*shared, option, f"{section}.steps={count}"]
-            yield {"model": task, "option": option, "steps": count} | trained(task, options, device)
+            row = {"app": app.__name__, "option": option, "steps": count}
+            yield row | trained(app, options, device)
 
 
-def trained(task: str, options: Sequence[str], device: str) -> Row:
+def trained(app: ModuleType, options: Sequence[str], device: str) -> Row:
     """Trains a model in this process, and reads its speed from the points meant for W&B."""
     points: list[Mapping[str, float]] = []
     torch.compiler.reset()
@@ -161,11 +163,11 @@ def trained(task: str, options: Sequence[str], device: str) -> Row:
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with (
-        patch.object(sys, "argv", [f"train_{task}", *options]),
+        patch.object(sys, "argv", [app.__name__, *options]),
         patch.object(StepLogger, "log_metrics", lambda _, point, step=None: points.append(point)),
         patch.dict(os.environ, WANDB_MODE="disabled"),
     ):
-        {"causal": train_causal, "masked": train_masked}[task].main()
+        app.main()
     names = {"tokens/s": "train/tokens_per_second", "MFU": "train/model_flops_utilisation"}
     speeds = {
         title: [point[name] for point in points if name in point][1:]

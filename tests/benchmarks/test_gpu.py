@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from pipelines.app.training import StepLogger
 from tests.refusals import assert_refused
 from value_aware_attention.attention import attention
 
@@ -61,6 +62,17 @@ def test_every_model_of_the_scale_takes_its_steps_in_the_pipeline(
     ]
     for row in rows:
         assert row["tokens/s"] > 0 and 0 < row["MFU"] < 1 and row["peak MiB"] is None
+
+
+def test_the_first_steps_which_compile_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main() -> None:
+        for speed in (1.0, 10.0, 20.0, 60.0):
+            StepLogger.log_metrics(Mock(), {"train/tokens_per_second": speed})
+            StepLogger.log_metrics(Mock(), {"evaluation/loss": speed})
+
+    monkeypatch.setattr(gpu.train_causal, "main", main)
+    row = gpu.trained(gpu.train_causal, [], "cpu")
+    assert row == {"tokens/s": 20.0, "MFU": None, "peak MiB": None}
 
 
 def test_the_losses_are_timed() -> None:
