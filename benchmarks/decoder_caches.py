@@ -30,7 +30,7 @@ from benchmarks.record import finish, header, markdown, options, setting
 from value_aware_attention.hugging_face import compressed_cache
 from value_aware_attention.measurement.run_on import seconds_now
 from value_aware_attention.probe import loaded
-from value_aware_study.cards import CacheCard, cache_cards
+from value_aware_study.cache_cards import CacheCard, cache_cards
 from value_aware_study.data.text import Docstrings
 from value_aware_study.evaluation.pretrained import packaged_model
 

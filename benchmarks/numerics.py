@@ -28,7 +28,8 @@ from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.attention import attention, working_precision
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_study.cards import cache_cards, cards
+from value_aware_study.cache_cards import cache_cards
+from value_aware_study.cards import cards
 
 HEADS, HEAD_DIM, QUERIES, KEYS, MANY_KEYS = 4, 64, 32, 512, 8192
 LANDMARKS, KEPT = 64, 16

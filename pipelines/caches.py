@@ -12,7 +12,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, plain
-from value_aware_study.cards import cache_cards
 from value_aware_study.data.text import documents
 
 if TYPE_CHECKING:  # they bring torch
@@ -56,6 +55,8 @@ def compared(cfg: DictConfig) -> "Mapping[str, Build]":
         raise ValueError(
             f"caches.group is {cfg.group}; it must be one of {', '.join(cfg.compared)}"
         )
+    from value_aware_study.cache_cards import cache_cards
+
     cards, group = cache_cards(), plain(cfg.compared[cfg.group])
     published = [card for card in cards.values() if card.after is not None]
     peers = published if cfg.group == "practical" else []

@@ -17,7 +17,8 @@ from pipelines.app.method_cards import register_methods
 from tests.apps import refusal
 from tests.caches.seen import observed
 from value_aware_attention import caches
-from value_aware_study.cards import APPROXIMATIONS, CACHE_METHODS, Card, cache_cards, cards
+from value_aware_study.cache_cards import CACHE_METHODS, cache_cards
+from value_aware_study.cards import APPROXIMATIONS, Card, cards
 from value_aware_study.evaluation.grid import setting
 
 ROOT = Path(__file__).parents[1]

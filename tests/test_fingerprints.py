@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import fingerprints
-
-pytestmark = pytest.mark.slow
+from value_aware_attention.measurement.store import import_closure
 
 ROOT = Path(__file__).parents[1]
 READ = ("conf", "pipelines", "src", ".dvcignore", "dvc.yaml", "params.yaml")
@@ -19,7 +18,13 @@ FEWER |= {"trained: [fourier_mixing, linformer]": "trained: [linformer]"}
 KERNELS = "src/value_aware_attention/kernels.py"
 CORPUS = "pipelines/corpus.py"
 OPTIMIZERS = "src/value_aware_study/training/optimizers.py"
+AFTER_PREFIX = "src/value_aware_attention/decoding/after_prefix.py"
 FOLDER = "outputs/laptop/fingerprints"
+BEFORE_EVALUATION = ("corpus", "tokens", "train_causal", "train_masked")
+LATER = ("caches", "decoding", "report", "probe", "evaluation", "benchmarking")
+"""Rooms that change no text, token or training"""
+TRAINED_WITH = {"approximation", "exact", "sparse_weights"}
+"""Modules of approximations that every model attends with"""
 
 
 def run(tree: Path) -> subprocess.CompletedProcess[str]:
@@ -66,6 +71,25 @@ def changed(tree: Path) -> set[str]:
     return different
 
 
+@pytest.mark.parametrize("app", BEFORE_EVALUATION)
+def test_no_stage_before_evaluation_depends_on_what_comes_after_it(app: str) -> None:
+    closure = import_closure(
+        f"pipelines.{app}", packages=fingerprints.PACKAGES, without=fingerprints.WITHOUT
+    )
+    assert not {name for name in closure if {*name.split(".")} & {*LATER}}
+    approximations = {name.rpartition(".")[2] for name in closure if ".approximations" in name}
+    assert approximations <= TRAINED_WITH
+
+
+@pytest.mark.slow
+def test_an_edit_of_the_cache_code_changes_no_stage_before_evaluation(tree: Path) -> None:
+    edit(tree, AFTER_PREFIX, "ROWS = 32", "ROWS = 33")
+    different = {stage.partition("@")[0] for stage in changed(tree)}
+    assert {"caches", "evaluate_pretrained"} <= different
+    assert different <= {"caches", "caches_joint", "evaluate_pretrained", "decoder", "report"}
+
+
+@pytest.mark.slow
 def test_a_comment_a_docstring_and_layout_change_no_fingerprint(tree: Path) -> None:
     edit(tree, KERNELS, "import torch\n", "import torch  # computes\n\n\n")
     source = (tree / KERNELS).read_text()
@@ -74,6 +98,7 @@ def test_a_comment_a_docstring_and_layout_change_no_fingerprint(tree: Path) -> N
     assert not changed(tree)
 
 
+@pytest.mark.slow
 def test_a_value_changes_the_stages_that_read_it(tree: Path) -> None:
     batch = "length: 512\n    batch_size: "
     edit(tree, "params.yaml", f"{batch}4\n", f"{batch}2\n")
@@ -87,6 +112,7 @@ def test_a_value_changes_the_stages_that_read_it(tree: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_added_argument_of_the_trainer_changes_trainings_and_no_cost_does(tree: Path) -> None:
     edit(tree, "params.yaml", "overrides: []", "overrides: [trainer.workers=2]")
     assert not changed(tree)
@@ -96,6 +122,7 @@ def test_an_added_argument_of_the_trainer_changes_trainings_and_no_cost_does(tre
     assert all(name.startswith("train_") for name in different)
 
 
+@pytest.mark.slow
 def test_code_and_looks_change_the_stages_that_use_them(tree: Path) -> None:
     edit(tree, CORPUS, "if __name__", "UNUSED = 1\n\nif __name__")
     with (tree / "src/value_aware_study/report/page.css").open("a") as file:
@@ -108,6 +135,7 @@ def test_code_and_looks_change_the_stages_that_use_them(tree: Path) -> None:
     assert all(name.startswith("train_") for name in different)
 
 
+@pytest.mark.slow
 def test_a_stage_that_is_gone_leaves_no_fingerprint(tree: Path) -> None:
     edit(tree, "params.yaml", "length: [short, long]", "length: [long]")
     changed(tree)
@@ -122,6 +150,7 @@ def test_what_changed_is_said_with_its_new_value() -> None:
     assert sorted(changes) == ["a.b", "fit.steps = 7", "gone"]
 
 
+@pytest.mark.slow
 def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(computed: Path) -> None:
     content = json.loads((computed / FOLDER / "train_causal@elu.json").read_text())
     assert content["values"]["fit"]["steps"] > 0 and "run" not in content["values"]
@@ -131,6 +160,7 @@ def test_a_fingerprint_holds_resolved_values_and_every_module_a_stage_runs(compu
     assert not {name for name in content["code"] if ".evaluation." in name or ".report." in name}
 
 
+@pytest.mark.slow
 def test_a_value_that_does_not_compose_is_one_line_and_leaves_the_fingerprints(tree: Path) -> None:
     edit(tree, "params.yaml", "scale: laptop", "scale: lapptop")
     before = {path: path.read_bytes() for path in (tree / FOLDER).iterdir()}

@@ -1,7 +1,8 @@
-"""Method cards: a file of conf/approximation or conf/cache for each method, the only list it is on.
+"""Method cards: a file of conf/approximation for each method, the only list it is on.
 
 A file holds the arguments of a method, which apps compose, and under `card` the facts that apps and
-the report need. Only a checkout has these files; the library itself reads none.
+the report need. Only a checkout has these files; the library itself reads none. Every app imports
+this module, so it knows nothing of cache methods: `cache_cards` does.
 """
 
 import math
@@ -9,18 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
-
-if TYPE_CHECKING:  # it brings torch
-    from value_aware_attention.decoding.after_prefix import AfterPrefix
 
 CONF = Path(__file__).parents[2] / "conf"
-APPROXIMATIONS, CACHE_METHODS = CONF / "approximation", CONF / "cache"
-
+APPROXIMATIONS = CONF / "approximation"
 
 GIVEN = ("name", "path", "target", "arguments")
 """Fields of a card that its file gives outside of `card`"""
@@ -48,37 +44,6 @@ class MethodCard:
     def build(self, **changes: Any) -> dict[str, Any]:
         """Returns what Hydra instantiates: the target and its arguments, some of them changed."""
         return {"_target_": self.target, **self.arguments, **changes}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheCard(MethodCard):
-    """Describes a cache method, whose arguments take the number of keys from `caches.r`.
-
-    Attributes:
-        after: Options of `AfterPrefix` at its authors' settings: a float is a share of r, "all"
-            the prefix. None = not a published method of its own.
-    """
-
-    after: Mapping[str, Any] | None = None
-
-    def method(self, r: int) -> Any:
-        """Builds the method with r keys."""
-        whole = OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()})
-        return instantiate(whole.method)
-
-    def after_prefix(self, after: Mapping[str, Any], r: int, prefix: int) -> "AfterPrefix":
-        """Builds the method with r keys of a prefix, and options as cards give them."""
-        from value_aware_attention.decoding.after_prefix import AfterPrefix
-
-        return AfterPrefix(self.method(r), prefix=prefix, **self.options(after, r, prefix))
-
-    @staticmethod
-    def options(after: Mapping[str, Any], r: int, prefix: int) -> dict[str, Any]:
-        """Returns the options of `AfterPrefix` that cards give, in numbers."""
-        return {
-            name: round(x * r) if isinstance(x, float) else prefix if x == "all" else x
-            for name, x in after.items()
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +111,6 @@ class Card(MethodCard):
 def cards(folder: Path = APPROXIMATIONS) -> Mapping[str, Card]:
     """Reads the cards of approximations as `read_cards` does."""
     return read_cards(Card, folder)
-
-
-def cache_cards(folder: Path = CACHE_METHODS) -> Mapping[str, CacheCard]:
-    """Reads the cards of cache methods as `read_cards` does."""
-    return read_cards(CacheCard, folder)
 
 
 @cache

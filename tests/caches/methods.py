@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from value_aware_attention import kernels
 from value_aware_attention.caches import CacheMethod, KeptKeys, Observed
-from value_aware_study.cards import cache_cards
+from value_aware_study.cache_cards import cache_cards
 
 KERNELS = {
     "exponential": kernels.Exponential(),

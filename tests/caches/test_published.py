@@ -20,7 +20,7 @@ from value_aware_attention import caches
 from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
 from value_aware_attention.caches.budgets import Ranking, proportional_counts
 from value_aware_attention.kernels import Exponential
-from value_aware_study.cards import cache_cards
+from value_aware_study.cache_cards import cache_cards
 
 quick = settings(deadline=None, max_examples=15)
 

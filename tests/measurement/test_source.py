@@ -68,6 +68,10 @@ def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(
     (package / "solver.cpp").write_text("// compiled beside it")
     assert found() != after
     assert "measured_here" not in sys.modules  # nothing was imported
+    guard = "if typing.TYPE_CHECKING:\n    from measured_here import other\n"
+    (package / "inner.py").write_text(f"import typing\n{guard}")
+    closure = import_closure("measured_here.main", packages=("measured_here",))
+    assert "measured_here.inner" in closure and "measured_here.other" not in closure
 
 
 def test_a_module_without_source_is_refused() -> None:

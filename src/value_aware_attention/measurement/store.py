@@ -56,9 +56,10 @@ def import_closure(
 ) -> dict[str, Path]:
     """Maps `modules`, and everything that they import from `packages`, to their files.
 
-    Imports are read from the source text, within functions too; no code is run. A name that a
-    package re-exports counts as the module it comes from, not as the package, which imports every
-    method. Raises ValueError for a module without a file of source.
+    Imports are read from the source text, those within functions too; no code is run. Imports under
+    `if TYPE_CHECKING` never run, so they do not count. A name that a package re-exports counts as
+    the module it comes from, not as the package, which imports every method. Raises ValueError for
+    a module without a file of source.
     """
     files: dict[str, Path] = {}
     waiting = set(modules)
@@ -83,7 +84,11 @@ def defining_module(name: str) -> str:
 def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
     """Finds the modules of `packages` that a file imports."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_bytes())):
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:

@@ -24,8 +24,6 @@ from value_aware_study.paths import inside
 Counts = dict[str, int]
 Hashes = NDArray[np.uint64]
 
-AGAIN = "run python -m pipelines.corpus again"
-
 NGRAM = 13
 """Words of an n-gram that counts as copied where it occurs twice (GPT-3, Brown et al. 2020)."""
 

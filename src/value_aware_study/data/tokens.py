@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from value_aware_attention.files import check_checksums, reading
 from value_aware_attention.texts import read_texts
-from value_aware_study.data.corpora import AGAIN as CORPUS_AGAIN
 from value_aware_study.data.text import SPLITS
 from value_aware_study.paths import inside
 
@@ -29,6 +28,7 @@ Tokens = NDArray[np.integer]
 Counts = dict[str, dict[str, int]]
 
 AGAIN = "run python -m pipelines.tokens again"
+CORPUS_AGAIN = "run python -m pipelines.corpus again"
 
 DOCUMENTS_PER_BATCH = 64
 """Documents that are tokenized at a time: whole books too, so this bounds the memory."""

@@ -1,0 +1,48 @@
+"""Cards of cache methods: a file of conf/cache for each, the only list it is on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from value_aware_attention.decoding.after_prefix import AfterPrefix
+from value_aware_study.cards import CONF, MethodCard, read_cards
+
+CACHE_METHODS = CONF / "cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCard(MethodCard):
+    """Describes a cache method, whose arguments take the number of keys from `caches.r`.
+
+    Attributes:
+        after: Options of `AfterPrefix` at its authors' settings: a float is a share of r, "all"
+            the prefix. None = not a published method of its own.
+    """
+
+    after: Mapping[str, Any] | None = None
+
+    def method(self, r: int) -> Any:
+        """Builds the method with r keys."""
+        whole = OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()})
+        return instantiate(whole.method)
+
+    def after_prefix(self, after: Mapping[str, Any], r: int, prefix: int) -> AfterPrefix:
+        """Builds the method with r keys of a prefix, and options as cards give them."""
+        return AfterPrefix(self.method(r), prefix=prefix, **self.options(after, r, prefix))
+
+    @staticmethod
+    def options(after: Mapping[str, Any], r: int, prefix: int) -> dict[str, Any]:
+        """Returns the options of `AfterPrefix` that cards give, in numbers."""
+        return {
+            name: round(x * r) if isinstance(x, float) else prefix if x == "all" else x
+            for name, x in after.items()
+        }
+
+
+def cache_cards(folder: Path = CACHE_METHODS) -> Mapping[str, CacheCard]:
+    """Reads the cards of cache methods as `read_cards` does."""
+    return read_cards(CacheCard, folder)
