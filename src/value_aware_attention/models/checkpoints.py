@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from tokenizers import pre_tokenizers
 from torch.nn import ModuleList
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -43,6 +44,12 @@ HEADS = {
 """Kinds of models with the classes that transformers has of each, by config"""
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """Files of which a folder with a tokenizer holds at least one"""
+PRE_TOKENIZERS = {
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+}
+"""Rules that cut text before its pieces are merged, by their names in llama.cpp"""
 BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
 """Endings of buffers that older layers saved beside their weights: masks and frequencies"""
 
@@ -105,9 +112,11 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     name = installed(name)
     if file := gguf_file(name):
         with _loading(file):
-            return AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
             )
+            _split_as_written(tokenizer, file)
+            return tokenizer
     folder = local_folder(name)
     if folder is not None:
         if not any(any(folder.glob(file)) for file in VOCABULARIES):
@@ -119,6 +128,15 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(
             name, local_files_only=only_local(name), trust_remote_code=False
         )
+
+
+def _split_as_written(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Cuts text by the rule that the file names, where transformers would take GPT-2's for it."""
+    from gguf import GGUFReader
+
+    rule = GGUFReader(file).get_field("tokenizer.ggml.pre")
+    if rule is not None and rule.contents() in PRE_TOKENIZERS:
+        tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule.contents()]
 
 
 @contextmanager
