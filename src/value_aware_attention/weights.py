@@ -34,6 +34,8 @@ def top_keys(
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     top = scores.topk(min(r, scores.shape[-1]), dim=-1)
+    if not top.indices.numel():
+        return top.indices
     # topk breaks ties as it likes. That matters where equals are left out, and only there a
     # stable sort decides: sorting every row would cost several times the attention itself.
     last = top.values[..., -1:]

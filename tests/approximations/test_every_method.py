@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
+from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method, draw
 from torch import Tensor
 
 from tests.refusals import assert_refused
@@ -117,6 +117,17 @@ def test_later_keys_do_not_move_earlier_outputs(
     after = approximation(query, key, value, kernel=kernel, is_causal=True)
     torch.testing.assert_close(after[..., :15, :], before[..., :15, :], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(after[..., 15:, :], before[..., 15:, :])
+
+
+def test_later_keys_do_not_move_the_choice_among_equal_ones(method: Method, kernel: Kernel) -> None:
+    query, _, value = (x.float() for x in draw(0, 40, HEAD_DIM))
+    key = torch.ones_like(query)  # as the keys of a repeated token without positions
+    subject = method.build()
+    if not (method.causal and subject.queries_alone):
+        pytest.skip("not causal, or its keys follow from the number of queries")
+    whole = subject(query, key, value, kernel=kernel, is_causal=True)
+    first = subject(query[:10], key[:10], value[:10], kernel=kernel, is_causal=True)
+    torch.testing.assert_close(whole[:10], first, rtol=1e-4, atol=1e-4)
 
 
 def test_is_causal_equals_the_triangular_mask(

@@ -8,7 +8,7 @@ from value_aware_attention.approximations.approximation import Approximation, re
 from value_aware_attention.arguments import check_at_least, check_choice
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
-from value_aware_attention.weights import weighted_sum
+from value_aware_attention.weights import or_overflow, top_keys, usable, weighted_sum
 
 MASSES = ("mean_key", "exact")
 
@@ -36,8 +36,11 @@ class UnrenormalisedKeys(LargestWeights):
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         outputs = []
         for block in call.blocks():
-            top = block.weights.expand(*call.batch, -1, -1).topk(min(self.r, call.keys))
-            outputs.append(weighted_sum(top.indices, top.values, call.value))
+            alpha = block.weights.expand(*call.batch, -1, -1)
+            with torch.no_grad():
+                indices = top_keys(alpha, usable(alpha), self.r)
+            weights = or_overflow(alpha.gather(-1, indices), alpha)
+            outputs.append(weighted_sum(indices, weights, call.value))
         return torch.cat(outputs, dim=-2)
 
 
@@ -67,26 +70,28 @@ class MeanValueSlot(LargestWeights):
         if call.visible is not None:
             scores = scores.masked_fill(~call.visible, torch.finfo(scores.dtype).min)
         scores = scores.expand(*call.batch, -1, -1)
-        top = scores.topk(min(self.r - 1, call.keys))
-        visible = scores.new_ones(top.values.shape)
+        with torch.no_grad():
+            indices = top_keys(scores, call.visible, self.r - 1)
+        largest = scores.gather(-1, indices)
+        visible = scores.new_ones(largest.shape)
         count = scores.new_full((*scores.shape[:-1], 1), call.keys)
         if call.visible is not None:
-            visible = call.visible.expand(scores.shape).gather(-1, top.indices).to(scores.dtype)
+            visible = call.visible.expand(scores.shape).gather(-1, indices).to(scores.dtype)
             count = call.visible.sum(dim=-1, keepdim=True).expand(count.shape).to(scores.dtype)
         others = count - visible.sum(dim=-1, keepdim=True)
         if self.mass == "exact":
-            weights = (top.values - scores.logsumexp(dim=-1, keepdim=True)).exp() * visible
+            weights = (largest - scores.logsumexp(dim=-1, keepdim=True)).exp() * visible
             slot = (1 - weights.sum(dim=-1, keepdim=True)).clamp_min(0) * (others > 0)
         else:
-            mean_key = _mean_of_others(call, call.key, top.indices, visible, others)
+            mean_key = _mean_of_others(call, call.key, indices, visible, others)
             query = call.query.expand(*call.batch, -1, -1)[..., None, :]
             score = call.kernel.log_similarity(query, mean_key[..., None, :])[..., 0]
-            logs = torch.cat([top.values, score + others.clamp_min(1).log()], dim=-1)
+            logs = torch.cat([largest, score + others.clamp_min(1).log()], dim=-1)
             present = torch.cat([visible, (others > 0).to(visible.dtype)], dim=-1)
             logs = logs.masked_fill(present == 0, torch.finfo(logs.dtype).min)
             weights, slot = (logs.softmax(dim=-1) * present).tensor_split([-1], dim=-1)
-        mean = _mean_of_others(call, call.value, top.indices, visible, others)
-        return weighted_sum(top.indices, weights, call.value) + slot * mean
+        mean = _mean_of_others(call, call.value, indices, visible, others)
+        return weighted_sum(indices, weights, call.value) + slot * mean
 
 
 def _mean_of_others(

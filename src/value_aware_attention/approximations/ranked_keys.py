@@ -15,15 +15,6 @@ from value_aware_attention.weights import or_overflow, renormalised, top_keys, u
 NORMS = (1, 2)
 
 
-class OptimalValueOblivious(SparseApproximation):
-    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate (Eq. 2)."""
-
-    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        alpha = call.weights.expand(*call.batch, -1, -1)
-        top = alpha.topk(min(self.r, call.keys), dim=-1, sorted=False)
-        return top.indices, renormalised(top.values)
-
-
 class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
 
@@ -38,6 +29,15 @@ class RankedKeys(SparseApproximation):
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
         """Scores the keys by which they are ranked, given the attention weights."""
+
+
+class OptimalValueOblivious(RankedKeys):
+    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate (Eq. 2)."""
+
+    def scores(
+        self, call: Call, weights: Float[Tensor, "*#batch N M"]
+    ) -> Float[Tensor, "*batch N M"]:
+        return weights
 
 
 class NormWeightedKeys(RankedKeys):
