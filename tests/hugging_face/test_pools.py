@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from tests.caches.methods import Spy
+from tests.caches.methods import METHODS, Spy
 from tests.hugging_face.models import batch, logits, sharp
 from tests.refusals import assert_refused
 from value_aware_attention import caches
@@ -21,10 +21,12 @@ from value_aware_attention.caches import (
     Observed,
 )
 from value_aware_attention.caches.budgets import Ranking
+from value_aware_attention.call import Layer
 from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import attention_layers, replace_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+TENSORS = ("query", "key", "value")
 PREFIX, R, HEADS = 9, 5, {"llama": 2, "gpt2": 4}
 
 
@@ -345,3 +347,46 @@ def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
         )
     with pytest.raises(ValueError, match=r"^method is of type Recent; it must be a function from"):
         caches.profile(model, [tokens], caches.Recent(R), prefix=PREFIX)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["la_prox", "leave_one_out", "value_aware"])
+def test_a_layer_without_values_takes_no_key_from_others(name: str) -> None:
+    model, inputs = sharp("llama"), batch("none")
+    with torch.no_grad():
+        attention_layers(model)[0].v_proj.weight.zero_()
+    kept = kept_by(model, inputs, METHODS[name](R), pool="model")
+    dead, alive = (used(choice).flatten(1).sum(-1) for choice in kept[:2])
+    assert (dead <= alive).all(), (dead, alive)
+
+
+class NaNLosses(caches.Random):
+    """Loses NaN in every other head."""
+
+    def losses(self, observed: Observed) -> Tensor:
+        losses = super().losses(observed).clone()
+        losses[:, ::2] = torch.nan
+        return losses
+
+
+def test_a_loss_that_is_nan_is_the_lowest() -> None:
+    kept = kept_by(sharp("llama"), batch("none"), NaNLosses(R, seed=0), pool="model")
+    counts = torch.stack([used(each).flatten(1) for each in kept])
+    assert (counts[..., 0] == 3).all() and (counts.sum((0, 2)) == R * counts[:, 0].numel()).all()
+
+
+@pytest.mark.parametrize("observed", ["last", "continued"])
+@pytest.mark.parametrize("name", ["leave_one_out", "value_aware", "la_prox"])
+def test_autocast_lowers_no_choice_of_all_layers(name: str, observed: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    calls = [
+        dict(zip(TENSORS, torch.randn(3, 2, 2, 12, 8, generator=generator), strict=True))
+        | {"is_causal": True, "layer": Layer(number=number)}
+        for number in range(2)
+    ]
+    method = after(METHODS[name](R), observed=observed, pool="model")
+    expected = method.choose(calls)
+    with torch.autocast("cpu", torch.bfloat16):
+        chosen = method.choose(calls)
+    for first, second in zip(chosen, expected, strict=True):
+        assert torch.equal(first.indices, second.indices)
+        assert torch.equal(first.log_weight, second.log_weight)

@@ -38,8 +38,13 @@ class Ranking:
 
     @property
     def by_head(self) -> Float[Tensor, "B H M"]:
-        """Returns the losses with all dimensions between texts and keys as one, of heads."""
-        return self.loss.flatten(1, -2)
+        """Returns the losses with all dimensions between texts and keys as one, of heads.
+
+        NaN becomes the lowest loss: where a layer adds nothing a share of its sum is 0 / 0, and
+        torch would sort that before every number.
+        """
+        lowest = torch.finfo(self.loss.dtype).min
+        return self.loss.masked_fill(self.loss.isnan(), lowest).flatten(1, -2)
 
 
 def pooled_counts(

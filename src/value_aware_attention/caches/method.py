@@ -50,7 +50,10 @@ class CacheMethod(nn.Module):
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:
-        """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`."""
+        """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`.
+
+        A loss that is NaN counts as the lowest.
+        """
         self.check(observed)
         loss = self.losses(observed).double()
         keys = self.leading(observed, loss, observed.keys)
@@ -106,7 +109,7 @@ class CacheMethod(nn.Module):
     ) -> Int[Tensor, "*batch r"]:
         """Returns the r keys that come first: protected, by score, then padding."""
         largest = torch.finfo(scores.dtype).max
-        first = scores.nan_to_num(posinf=largest / 2, neginf=-largest)
+        first = scores.nan_to_num(nan=-largest, posinf=largest / 2, neginf=-largest)
         first = first.masked_fill(protected(observed), largest)
         first = first.masked_fill(~available(observed), -torch.inf)
         return first.argsort(dim=-1, descending=True, stable=True)[..., :r]

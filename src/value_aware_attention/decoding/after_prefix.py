@@ -385,7 +385,11 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def choose_ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
-        """Does as `choose`; also, where the pool is "checked", with r keys in every head."""
+        """Like `choose`. With the pool "checked" it also returns r keys of every head."""
+        with torch.autocast(next(iter(calls))["query"].device.type, enabled=False):
+            return self._ways(calls)
+
+    def _ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
         parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
         if self.pool not in OF_MODEL:
             pairs = zip(parts, cuts, strict=True)
