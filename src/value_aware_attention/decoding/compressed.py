@@ -73,6 +73,12 @@ class CompressedCache:
     """Of the prompt's queries that are held for later choices"""
     seconds: float
     """Time of choosing keys and of copying them, later choices included"""
+    layers: list[int]
+    """Numbers of the layers that are compressed, as `attention_layers` has them"""
+    bytes_of_others: int
+    """Of the keys and values in layers with windows, which stay as they are"""
+    was_read: bool = False
+    """Whether any token was read over the kept keys"""
 
     def __str__(self) -> str:
         mib, heads = 2**20, [[f"{x:6,.0f}" for x in row] for row in self.keys.tolist()]
@@ -81,8 +87,14 @@ class CompressedCache:
             f"{self.bytes_before / mib:.1f} MiB -> {self.bytes_after / mib:.1f} MiB "
             f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s"
         ]
+        if self.bytes_of_others:
+            others = f"{self.bytes_of_others / mib:.1f} MiB in layers with windows"
+            lines.append(f"{len(self.layers)} layers are compressed; {others} stay as they are")
+        if not self.was_read:
+            lines.append("no token was read over these keys: all logits are the exact model's")
         if (self.keys != self.keys[0, 0]).any():
-            lines += [f"keys of layer {n}: {' '.join(row)}" for n, row in enumerate(heads)]
+            rows = zip(self.layers, heads, strict=True)
+            lines += [f"keys of layer {number}: {' '.join(row)}" for number, row in rows]
         return "\n".join(lines)
 
 
@@ -96,6 +108,16 @@ class CompressedCaches:
         return (
             "\n\n".join(map(str, self.caches)) or "no layer with full attention has filled a cache"
         )
+
+    def warn_of_unread(self) -> None:
+        """Warns where the model gave the logits of a prompt, and no other, after a compression."""
+        if unread := sum(not cache.was_read for cache in self.caches):
+            warnings.warn(
+                f"no token was read over {unread} of {len(self.caches)} compressed caches, so all "
+                f"logits are the exact model's: read the context first, then the rest with "
+                f"past_key_values, as hugging_face.logits_after does",
+                stacklevel=2,
+            )
 
 
 @contextmanager
@@ -122,14 +144,17 @@ def compressed_cache(
     The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
     r = keep * tokens keys, padding apart; later tokens see these, and all later keys. Logits are
     those of one pass of `caches.AfterPrefix` with the same options, and gradients flow through the
-    kept keys. A cache can be read within the context alone, and copied, not saved.
+    kept keys. A cache can be read within the context alone, and copied, not saved. One pass over a
+    context and its continuation is exact, so a context whose caches nobody read ends with a
+    warning; `logits_after` reads the continuation over the kept keys.
     docs/decoding.md says what that means for padding, windows, memory and several turns, and lists
     the models, caches and calls that raise ValueError.
 
     Args:
         model: A causal transformers model.
         method: Builds the cache method that keeps r keys; a class such as `caches.ValueAware` does.
-        keep: Share of a text's own keys that a head keeps: above 0 and at most 1.
+        keep: Share of a text's own keys that a head keeps: above 0 and at most 1. Sinks and recent
+            keys are kept where that is more; for a whole prompt so short this brings a warning.
         observed: Queries by which keys are chosen: "last", "causal", "noncausal" or "continued".
         rows: Most of these queries in each head. None: all with "continued", else 32. Few of them
             with a `pool` bring a warning: heads that they do not use lose their keys.
@@ -181,6 +206,8 @@ class _Choices:
                     f"pass: {others}"
                 )
         check_choice(OBSERVED, observed=self.options["observed"])
+        if isinstance(self.options["pool"], str):
+            check_choice(("model", "layer"), pool=self.options["pool"])
         always = sum(check_at_least(0, **{x: self.options[x]}) for x in ("sinks", "recent"))
         check_at_least(0, floor=self.options["floor"])
         least, pool = built(self.method, max(1, always)), self.options["pool"]
@@ -194,23 +221,20 @@ class _Choices:
     def of_prompt(self, lengths: Sequence[int]) -> dict[int, AfterPrefix]:
         """Returns what compresses texts of a prompt, by their number of tokens.
 
-        A text that is shorter than others keeps what is always kept, if that is more.
+        A text keeps what is always kept, if that is more than its share.
         """
         sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
         always, longest = max(1, sinks + recent), max(lengths)
-        r = round(self.keep * longest)
-        if r < max(1, always if every else min(always, longest)):
-            hint = ""
-            if longest == 1:
-                hint = (
-                    "; generate(guidance_scale=...) reads such a prompt too, unless it is given "
-                    "negative_prompt_ids"
-                )
-            elif r == longest:
-                hint = f"; with every, r must be at least {always}"
+        if (r := round(self.keep * longest)) < min(always, longest):
+            warnings.warn(
+                f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; its "
+                f"{sinks} sinks and {recent} recent keys are kept all the same",
+                stacklevel=2,
+            )
+        if every and longest < always:
             raise ValueError(
-                f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
-                f"{sinks} sinks and {recent} recent keys are always kept{hint}"
+                f"the prompt has {longest} tokens; with every it must have at least the "
+                f"{sinks} sinks and {recent} recent keys that are always kept"
             )
         after = {}
         for tokens in filter(None, lengths):
@@ -272,6 +296,7 @@ class _Compression:
             self._follow(restored)
             set_implementation(self.model, name)
             yield self.report
+            self.report.warn_of_unread()
 
     def _follow(self, restored: ExitStack) -> None:
         """Follows the caches of the model's calls until the context is restored."""
@@ -280,6 +305,8 @@ class _Compression:
             restored.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
         for module in (self.model.base_model, self.model):  # some models call parts of the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
+            see = module.register_forward_pre_hook(_check_mask, with_kwargs=True)
+            restored.callback(see.remove)
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", _warning_of_padding),
@@ -289,10 +316,6 @@ class _Compression:
                 setattr(self.model, name, partial(function, getattr(self.model, name)))
                 restored.callback(delattr, self.model, name)
         restored.callback(setattr, self, "filling", None)
-
-    def is_read(self) -> bool:
-        """Tells whether the context's model reads a cache, within the context."""
-        return self.filling is not None
 
     @uncompiled
     def _see_cache(
@@ -417,6 +440,12 @@ class _Prompt:
         """Returns the layer's place in the model."""
         return self.context.numbers[self.module]
 
+    def reads(self) -> bool:
+        """Tells whether the context's model reads the kept keys now, and reports that it did."""
+        if self.report is not None and self.context.filling is not None:
+            self.report.was_read = True
+        return self.context.filling is not None
+
     def read(self, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> None:
         """Reads a prompt, or a chunk of one; ValueError where the cache held other tokens."""
         earlier = key.shape[2] - query.shape[2]
@@ -515,11 +544,11 @@ class _Filling:
         options, prompt = self.context.choices.options, self.prompts[place]
         self.bytes_before += key.nbytes + value.nbytes
         if options["every"] is None or query is None:
-            layer = KeptLayer(Slots.of(choice, key, value), key.shape[2], self.context.is_read)
+            layer = KeptLayer(Slots.of(choice, key, value), key.shape[2], prompt.reads)
         else:
             after = next(iter(self.after.values()))
             layer = GrowingLayer(
-                choice, key, value, self.context.is_read, every=options["every"], query=query,
+                choice, key, value, prompt.reads, every=options["every"], query=query,
                 visible=prompt.visible, choose=prompt.choose_again,
                 rows=after.rows if options["observed"] == "last" else None,
             )  # fmt: skip
@@ -533,6 +562,7 @@ class _Filling:
         if self.context.choices.options["pool"] == "model":
             self._choose_model()
         layers = list(self.kept.values())
+        others = [x for x in self.cache.layers if isinstance(x, DynamicSlidingWindowLayer)]
         report = CompressedCache(
             tokens=layers[0].prefix,
             keys=torch.stack([layer.counts.float().mean(dim=0).cpu() for layer in layers]),
@@ -541,6 +571,8 @@ class _Filling:
             bytes_after=sum(layer.nbytes for layer in layers),
             bytes_of_queries=sum(x.query.nbytes for x in layers if isinstance(x, GrowingLayer)),
             seconds=self.seconds + _time() - begun,
+            layers=[prompt.number for prompt in self.prompts.values()],
+            bytes_of_others=sum(x.nbytes for layer in others for x in filled(layer)),
         )
         for prompt in self.prompts.values():
             prompt.report = report
@@ -556,6 +588,29 @@ class _Filling:
         for number, (place, prompt) in enumerate(self.prompts.items()):
             assert prompt.parts is not None
             self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))
+
+
+@uncompiled
+def _check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str, object]) -> None:
+    """Raises ValueError for a mask that has not a column for each token of the cache and the call.
+
+    transformers fills a shorter one up with hidden tokens, the new ones among them.
+    """
+    arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
+    mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
+    tokens = arguments.get("input_ids", arguments.get("inputs_embeds"))
+    if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor):
+        return
+    before, length = cache.get_seq_length() if isinstance(cache, Cache) else 0, tokens.shape[1]
+    if mask.shape[-1] != before + length:
+        raise ValueError(
+            f"attention_mask has {mask.shape[-1]} columns; the cache has seen {before} tokens, "
+            f"kept or not, and the call brings {length}, so it must have {before + length}"
+            + "; generate must be given a token that the cache has not seen"
+            * (before >= length > 1)
+        )
+    if mask.device != tokens.device:
+        raise ValueError(f"attention_mask is on {mask.device}; the tokens are on {tokens.device}")
 
 
 def _time() -> float:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -81,6 +81,38 @@ class SharedReading:
             set_implementation(self.model, name)
             tokens = self.tokens[:, self.prefix :]
             return self.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+
+
+def logits_after(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, "B N"],
+    prefix: int,
+    *,
+    attention_mask: Int[Tensor, "B N"] | None = None,
+) -> Float[Tensor, "B n E"]:
+    """Computes the logits of the tokens after `prefix`, which read it from a cache.
+
+    Within `compressed_cache` they read the keys that it kept of the first `prefix` tokens, where
+    one pass over all tokens would be exact; elsewhere they equal those of that pass. To score a
+    continuation, let the last token of its context be the first after `prefix`, since its logits
+    predict the continuation's first token. Texts of unequal length are padded on the left. Raises
+    ValueError unless 0 < prefix < N.
+    """
+    tokens = input_ids.shape[1]
+    if not 0 < prefix < tokens:
+        raise ValueError(
+            f"prefix is {prefix}; it must be at least 1 and below the number of tokens, {tokens}"
+        )
+    options: dict[str, Any] = {"use_cache": True}
+    output: Any = None
+    for rows in (slice(prefix), slice(prefix, tokens)):
+        if attention_mask is not None:
+            places = (attention_mask.cumsum(dim=-1) - 1).clamp_min(0)
+            options |= {"attention_mask": attention_mask[:, : rows.stop]}
+            options |= {"position_ids": places[:, rows]}
+        output = model(input_ids=input_ids[:, rows], **options)
+        options["past_key_values"] = output.past_key_values
+    return cast(Tensor, output.logits)
 
 
 def _serve(

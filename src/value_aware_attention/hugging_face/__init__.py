@@ -16,6 +16,7 @@ from value_aware_attention.hugging_face.layers import attention_layers, own_kern
 if TYPE_CHECKING:  # of rooms that import this one
     from value_aware_attention.decoding.check import check_cache
     from value_aware_attention.decoding.compressed import CompressedGeneration, compressed_cache
+    from value_aware_attention.decoding.reading import logits_after
     from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "compressed_cache",
     "load_model",
     "load_tokenizer",
+    "logits_after",
     "own_kernel",
     "replace_attention",
     "set_attention",
@@ -36,6 +38,7 @@ _ABOVE = {  # of rooms that import this one
     "compressed_cache": "decoding.compressed",
     "load_model": "models.checkpoints",
     "load_tokenizer": "models.checkpoints",
+    "logits_after": "decoding.reading",
 }
 
 
