@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.approximations.block_sparse import QUERIES_AT_ONCE
+from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.arguments import described
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
@@ -26,7 +28,13 @@ from value_aware_attention.hugging_face.layers import (
     layer_kernel,
     refuse_weights,
 )
-from value_aware_attention.hugging_face.masks import additive_mask, split_mask, trim
+from value_aware_attention.hugging_face.masks import (
+    additive_mask,
+    causal_pairs,
+    positions_in_texts,
+    split_mask,
+    trim,
+)
 from value_aware_attention.kernels import Kernel, check_kernel
 
 OWN = "value_aware_attention"
@@ -101,19 +109,64 @@ def attend(
     """Calls the module's method as transformers calls attention, with (batch, heads, N, D)."""
     check_call(dropout, options)
     check_heads(heads, query.shape[1])
+    positions = getattr(attention_mask, "positions", None)
     key, value, attention_mask = trim(key, value, attention_mask, query.shape[2])
-    is_causal = attends_causally(module) if is_causal is None else is_causal
-    attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=is_causal)
+    attends = attends_causally(module) if is_causal is None else is_causal
+    attn_mask, is_causal = split_mask(attention_mask, query, key, is_causal=attends)
+    method = methods[module]
+    if attends or getattr(module, "is_decoder", False):  # some decoders do not set is_causal
+        method, is_causal = _in_its_text(method, positions, attn_mask, is_causal, query, key)
     options = {
         "kernel": kernel or layer_kernel(module, scaling),
         "attn_mask": attn_mask,
         "is_causal": is_causal,
     }
-    if getattr(method := methods[module], "shares_keys", False):
+    if getattr(method, "shares_keys", False):
         output = method(query, key, value, heads, **options)
     else:
         output = _in_heads(method, (query, *repeated(query, key, value)), heads, **options)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _in_its_text(
+    method: Callable[..., Tensor],
+    positions: Int[Tensor, "*batch m"] | None,
+    attn_mask: Bool[Tensor, "*batch #N M"] | None,
+    is_causal: bool,
+    query: Tensor,
+    key: Tensor,
+) -> tuple[Callable[..., Tensor], bool]:
+    """Returns a causal layer's method and `is_causal` for one call of a pass over its texts.
+
+    A pattern of positions keeps the pairs of one pass over each text alone, however the texts are
+    cut into calls, padded or packed. A mask that hides more than the future is called causal too.
+    Raises ValueError where the positions of keys in their texts (None: by the mask) cannot be told.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    is_pattern, is_whole = isinstance(method, FixedPattern), queries == keys
+    if (attn_mask is None and is_whole) or not (is_pattern or (is_whole and not is_causal)):
+        return method, is_causal
+    past, shown = causal_pairs(queries, keys, query.device), attn_mask is None or attn_mask
+    visible, shows_later = past & shown, not is_causal and bool((~past & shown).any())
+    if not isinstance(method, FixedPattern) or (is_whole and shows_later):
+        return method, not shows_later
+    place = positions_in_texts(visible) if positions is None else positions[..., :keys]
+    last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # where the query stands
+    is_told = visible.sum(dim=-1, keepdim=True) <= last + 1
+    if positions is None and not is_whole:
+        is_told = visible == past
+    if shows_later or not is_told.all():
+        raise ValueError(
+            f"the attention mask does not tell the positions within texts, by which "
+            f"{type(method).__name__} chooses keys: give the model a mask (batch, tokens)"
+        )
+    is_in_order = (place == torch.arange(keys, device=place.device)) | ~visible.any(-2, True)
+    if is_whole and bool(is_in_order.all()):
+        return method, True
+    pattern = method.pattern(int(last.max()) + 1, is_causal=True)
+    kept = visible & torch.cat([pattern(x, place) for x in last.split(QUERIES_AT_ONCE, -2)], -2)
+    changed = {"attn_mask": kept, "is_causal": False}
+    return lambda *inputs, **options: Exact()(*inputs, **options | changed), False
 
 
 def _in_heads(

@@ -3,8 +3,9 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.masking_utils import sdpa_mask
 
 
@@ -15,14 +16,43 @@ def additive_mask(
 
     It is the `eager` mask, so that a model handles it in the same way, with two differences: it is
     never left out, because None would not say whether all keys are visible or only the past; and
-    where all queries see the same keys their rows share memory.
+    where all queries see the same keys their rows share memory. Its attribute `positions` counts
+    the tokens before each key in its text, also those that the layer hides or a cache has dropped.
     """
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     visible: Any = sdpa_mask(*sizes, **(options | skips))
     first = visible[..., :1, :]
     rows = first if bool((visible == first).all()) else visible
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=rows.device)
-    return torch.where(rows, hidden.new_zeros(()), hidden).expand(visible.shape)
+    mask: Any = torch.where(rows, hidden.new_zeros(()), hidden).expand(visible.shape)
+    mask.positions = positions_in_texts(visible, **options)
+    return mask
+
+
+def positions_in_texts(
+    visible: Bool[Tensor, "*batch N M"],
+    attention_mask: Bool[Tensor, "batch L"] | None = None,
+    kv_offset: int = 0,
+    local_size: int | None = None,
+    config: Any = None,
+    **_: object,
+) -> Int[Tensor, "*batch M"]:
+    """Returns the position of each key in its text; 0 where packed texts may be chunks of one.
+
+    `attention_mask` is of all tokens that were read; `kv_offset` of them are before the first key.
+    """
+    place = torch.arange(visible.shape[-1], device=visible.device) + kv_offset
+    if attention_mask is not None:
+        count = (attention_mask.cumsum(dim=-1) - 1).clamp_min(0)[:, None, None]
+        return count[..., place.clamp_max(count.shape[-1] - 1)]
+    if visible.shape[-2] < len(place):  # transformers packs texts only without a cache
+        return place
+    if local_size is not None and local_size == getattr(config, "attention_chunk_size", None):
+        place = place * (local_size >= len(place))
+    # The first token of a text does not see the token before it.
+    starts = ~visible.diagonal(offset=-1, dim1=-2, dim2=-1)
+    first = torch.where(starts, place[1:], 0).cummax(dim=-1).values
+    return (place - pad(first, (1, 0)))[..., None, :]
 
 
 def trim(
@@ -60,13 +90,13 @@ def split_mask(
     if attention_mask is None:
         if not is_causal or queries in (1, keys):
             return None, is_causal and queries > 1
-        return _causal(queries, keys, query.device), False
+        return causal_pairs(queries, keys, query.device), False
     visible = _visible(attention_mask)
     if _rows_agree(attention_mask, visible):
         return _unless_all(visible[..., :1, :]), False
     if queries == keys:
         padding = visible[..., -1:, :]  # the last query sees everything but padding
-        if bool((visible == padding & _causal(queries, keys, visible.device)).all()):
+        if bool((visible == padding & causal_pairs(queries, keys, visible.device)).all()):
             return _unless_all(padding), True
     return visible, False
 
@@ -96,6 +126,5 @@ def _unless_all(visible: Tensor) -> Tensor | None:
     return None if visible.all() else visible
 
 
-def _causal(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "N M"]:
-    pairs = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    return pairs.tril(keys - queries)
+def causal_pairs(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "N M"]:
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
