@@ -80,8 +80,8 @@ def set_attention(
 
 def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
     """Computes attention where nothing is replaced: by the module's `approximation`, or Exact."""
-    method = getattr(module, "approximation", None) or Exact()
-    return attend({module: method}, None, None, module, *inputs, **options)
+    methods = {module: getattr(module, "approximation", None) or Exact()}
+    return attend(methods, None, None, module, *inputs, **options)
 
 
 def method_of(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
@@ -130,7 +130,7 @@ def attend(
 
 def _in_its_text(
     method: Callable[..., Tensor],
-    positions: Int[Tensor, "*batch m"] | None,
+    positions: Int[Tensor, "... m"] | None,
     attn_mask: Bool[Tensor, "*batch #N M"] | None,
     is_causal: bool,
     query: Tensor,
@@ -152,21 +152,26 @@ def _in_its_text(
         return method, not shows_later
     place = positions_in_texts(visible) if positions is None else positions[..., :keys]
     last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # where the query stands
-    is_told = visible.sum(dim=-1, keepdim=True) <= last + 1
-    if positions is None and not is_whole:
-        is_told = visible == past
+    is_told = (
+        visible.sum(dim=-1, keepdim=True) <= last + 1
+        if is_whole or positions is not None
+        else visible == past
+    )
     if shows_later or not is_told.all():
         raise ValueError(
             f"the attention mask does not tell the positions within texts, by which "
             f"{type(method).__name__} chooses keys: give the model a mask (batch, tokens)"
         )
-    is_in_order = (place == torch.arange(keys, device=place.device)) | ~visible.any(-2, True)
-    if is_whole and bool(is_in_order.all()):
+    if is_whole and bool(
+        (
+            (place == torch.arange(keys, device=place.device)) | ~visible.any(dim=-2, keepdim=True)
+        ).all()
+    ):
         return method, True
     pattern = method.pattern(int(last.max()) + 1, is_causal=True)
     kept = visible & torch.cat([pattern(x, place) for x in last.split(QUERIES_AT_ONCE, -2)], -2)
-    changed = {"attn_mask": kept, "is_causal": False}
-    return lambda *inputs, **options: Exact()(*inputs, **options | changed), False
+    over = {"attn_mask": kept, "is_causal": False}
+    return lambda *inputs, **options: Exact()(*inputs, **options | over), is_causal
 
 
 def _in_heads(
@@ -182,8 +187,7 @@ def _in_heads(
     if not heads:
         return output
     chosen = torch.tensor(sorted(set(heads)), device=output.device)
-    mask = options["attn_mask"]
-    if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+    if (mask := options["attn_mask"]) is not None and mask.ndim > 2 and mask.shape[-3] > 1:
         options["attn_mask"] = mask.index_select(-3, chosen)
     outputs = method(*(x.index_select(1, chosen) for x in inputs), **options)
     return output.index_copy(1, chosen, outputs.to(output.dtype))

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.masking_utils import sdpa_mask
 
 
@@ -36,7 +35,7 @@ def positions_in_texts(
     local_size: int | None = None,
     config: Any = None,
     **_: object,
-) -> Int[Tensor, "*batch M"]:
+) -> Int[Tensor, "... M"]:
     """Returns the position of each key in its text; 0 where packed texts may be chunks of one.
 
     `attention_mask` is of all tokens that were read; `kv_offset` of them are before the first key.
@@ -45,14 +44,14 @@ def positions_in_texts(
     if attention_mask is not None:
         count = (attention_mask.cumsum(dim=-1) - 1).clamp_min(0)[:, None, None]
         return count[..., place.clamp_max(count.shape[-1] - 1)]
-    if visible.shape[-2] < len(place):  # transformers packs texts only without a cache
+    if visible.shape[-2] != len(place):  # transformers packs texts only without a cache
         return place
     if local_size is not None and local_size == getattr(config, "attention_chunk_size", None):
         place = place * (local_size >= len(place))
     # The first token of a text does not see the token before it.
-    starts = ~visible.diagonal(offset=-1, dim1=-2, dim2=-1)
-    first = torch.where(starts, place[1:], 0).cummax(dim=-1).values
-    return (place - pad(first, (1, 0)))[..., None, :]
+    sees_it = visible.diagonal(offset=-1, dim1=-2, dim2=-1)
+    first = torch.where(sees_it, 0, place[1:]).cummax(dim=-1).values
+    return (place - torch.nn.functional.pad(first, (1, 0)))[..., None, :]
 
 
 def trim(
@@ -113,9 +112,8 @@ def _visible(attention_mask: Tensor) -> Bool[Tensor, "..."]:
 
 
 def _rows_agree(attention_mask: Tensor, visible: Tensor) -> bool:
-    if attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask):
-        return True
-    return bool((visible == visible[..., :1, :]).all())
+    is_one_row = attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask)
+    return is_one_row or bool((visible == visible[..., :1, :]).all())
 
 
 def _rows_share_memory(mask: Tensor) -> bool:
