@@ -23,6 +23,7 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
 )
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tests.hugging_face.models import sharp
 from tests.refusals import assert_refused
@@ -42,11 +43,15 @@ from value_aware_attention.hugging_face import (
     CompressedGeneration,
     attention_layers,
     compressed_cache,
+    logits_after,
     replace_attention,
     set_attention,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:transformers"),
+    pytest.mark.filterwarnings("ignore:no token was read over:UserWarning"),
+]
 KINDS = (
     "gemma", "gpt2", "gpt_neox", "llama", "mistral", "opt", "phi", "phi3", "qwen2", "qwen3",
 )  # fmt: skip
@@ -477,11 +482,6 @@ def test_calls_that_fill_no_cache_are_refused(llama: PreTrainedModel) -> None:
                 partial(generated, llama, prompt()),
                 {"cache_implementation": "static"},
             ),
-            (
-                "leaves 1 of the prompt's 4 tokens; 2 sinks and 4 recent keys",
-                llama,
-                {"input_ids": torch.full((1, 4), 7), "use_cache": True},
-            ),
         ):
             assert_refused(line, call, **options)
         found, _ = read(llama, text(), [PREFIX])  # and the next cache is as any
@@ -586,8 +586,11 @@ def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
             llama(**part(inputs, 0, PREFIX - 6), past_key_values=cache)
         stopped.remove()
         cache.reset()
-        short = part(inputs, 0, 4) | {"past_key_values": cache}
-        assert_refused("leaves 1 of the prompt's 4 tokens", llama, **short)
+        wrong = part(inputs, 0, 4) | {
+            "past_key_values": cache,
+            "attention_mask": prompt()["attention_mask"],
+        }
+        assert_refused("attention_mask has 24 columns; .* so it must have 4", llama, **wrong)
         cache.reset()
         found, _ = read(llama, text(), [PREFIX], cache)
     assert_equal(found, one_pass(llama, text(), ValueAware(R), **budget))
@@ -799,30 +802,30 @@ def test_a_share_is_any_number(llama: PreTrainedModel, keep: Any) -> None:
 
 def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:
     one = {name: x[1:2] for name, x in prompt().items()}
-    cause = "leaves 0 of the prompt's 1 tokens; .*; generate.guidance_scale=.... reads such a"
-    with refused(cause), compressed_cache(llama, Recent, keep=0.25):
+    cause = "leaves 0 of the prompt's 1 tokens; 1 are kept, as 2 sinks and 4 recent keys always are"
+    with pytest.warns(UserWarning, match=cause), compressed_cache(llama, Recent, keep=0.25):
         llama.generate(**one, **NEW, guidance_scale=1.5, do_sample=False)
     short = {"input_ids": one["input_ids"][:, :3]}
-    cause = "leaves 3 of the prompt's 3 tokens; .*; with every, r must be at least 6"
+    cause = "the prompt has 3 tokens; it must have at least 6, with every: 2 sinks and 4 recent"
     assert_refused(cause, filled, llama, Recent, short, keep=1, **EVEN, every=2)
 
 
 @of_every_budget
 @pytest.mark.parametrize("method", METHODS)
-def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_or_is_refused(
+def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_with_a_warning(
     llama: PreTrainedModel, method: str, budget: dict[str, Any]
 ) -> None:
     """Two sinks and four recent keys are six."""
     build = METHODS[method]
-    for tokens, refusal in ((1, 0.4), (3, 0.7), (5, 0.7), (6, 0.8), (PREFIX, 0.2)):
+    for tokens, keep in ((1, 0.4), (3, 0.7), (5, 0.7), (6, 0.8), (PREFIX, 0.2)):
         inputs = part(text(padding=0), 0, tokens + 1)
-        r = round(refusal * tokens)
-        cause = f"^keep is {refusal}, which leaves {r} of the prompt's {tokens} tokens; "
-        cause += r"2 sinks and 4 recent keys are always kept[^\n]*$"
-        assert_refused(cause, through, llama, build, inputs, [tokens], keep=refusal, **budget)
-        found, _, report = through(llama, build, inputs, [tokens], keep=1.0, **budget)
-        assert report.caches[0].keys.unique().tolist() == [tokens]
-        assert_equal(found, read(llama, inputs, [tokens])[0])
+        cause = f"^keep is {keep}, which leaves {round(keep * tokens)} of the prompt's {tokens} "
+        cause += rf"tokens; {min(6, tokens)} are kept, as 2 sinks and 4 recent keys always are$"
+        with pytest.warns(UserWarning, match=cause):
+            found, _, report = through(llama, build, inputs, [tokens], keep=keep, **budget)
+        assert report.caches[0].keys.unique().tolist() == [min(6, tokens)]
+        if tokens <= 6:
+            assert_equal(found, read(llama, inputs, [tokens])[0])
     least = budget | {"keep": 0.26}  # r is 6
     found, _, report = through(llama, build, text(padding=0), [PREFIX], **least)
     assert report.caches[0].keys.unique().tolist() == [6]
@@ -858,7 +861,7 @@ def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedMode
     cache, _ = filled(llama, Recent, inputs, pool="layer", floor=8)
     assert cache.layers[0].counts[:, 0].tolist() == [5, R, R]
     empty = prompt() | {"attention_mask": torch.zeros(3, PREFIX, dtype=torch.long)}
-    assert_refused("leaves 0 of the prompt's 0 tokens", filled, llama, Recent, empty)
+    assert_refused("the prompt has 0 tokens; it must have at least 1", filled, llama, Recent, empty)
 
 
 @pytest.mark.parametrize("options", [EVEN | {"rows": 4}, EVEN, {"rows": 32}, {}])
@@ -952,3 +955,93 @@ def test_one_mask_serves_all_texts_of_a_growing_cache(llama: PreTrainedModel) ->
         cache = llama(**inputs, use_cache=True).past_key_values
         cache.reorder_cache(torch.tensor([2, 0, 1]))
     assert all(layer.visible.shape == (3, 1, 1, PREFIX) for layer in cache.layers)
+
+
+def scored(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    """Computes the logits of the later tokens in one pass over the whole text."""
+    with torch.no_grad():
+        return model(**placed(model, inputs)).logits[:, PREFIX:]
+
+
+@pytest.mark.filterwarnings("default:no token was read over:UserWarning")
+def test_a_context_whose_caches_nobody_read_says_that_its_logits_are_exact(
+    llama: PreTrainedModel,
+) -> None:
+    inputs, line = text(padding=0), "no token was read over 1 of {} compressed caches, so all"
+    exact = scored(llama, inputs)
+    for read_too, count in ((False, 1), (True, 2)):
+        with (
+            pytest.warns(UserWarning, match=line.format(count)),
+            compressed_cache(llama, Recent, keep=KEEP) as report,
+        ):
+            assert torch.equal(scored(llama, inputs), exact)
+            if read_too:
+                read(llama, inputs, [PREFIX])
+        assert [cache.was_read for cache in report.caches] == [False, True][:count]
+        assert str(report).count("no token was read over these keys") == 1
+    with (
+        pytest.warns(UserWarning, match=line.format(1)),
+        compressed_cache(llama, Recent, keep=KEEP),
+    ):
+        generated(llama, prompt(), max_new_tokens=1)
+
+
+@pytest.mark.filterwarnings("error:no token was read over:UserWarning")
+@of_every_budget
+@pytest.mark.parametrize("padding", [0, 4])
+def test_a_prefix_lets_the_rest_of_a_text_read_the_kept_keys(
+    llama: PreTrainedModel, budget: dict[str, Any], padding: int
+) -> None:
+    inputs = text(padding=padding)
+    options = {"attention_mask": inputs["attention_mask"]} if padding else {}
+    with torch.no_grad():
+        whole = logits_after(llama, inputs["input_ids"], PREFIX, **options)
+        with compressed_cache(llama, Uneven, keep=KEEP, **budget):
+            found = logits_after(llama, inputs["input_ids"], PREFIX, **options)
+    assert_equal(whole, scored(llama, inputs))
+    assert_equal(found, one_pass(llama, inputs, Uneven(R), **budget))
+
+
+@pytest.mark.parametrize("prefix", [0, PREFIX + LATER, -1])
+def test_a_prefix_leaves_tokens_on_both_sides(llama: PreTrainedModel, prefix: int) -> None:
+    line = f"prefix is {prefix}; it must be at least 1 and below the number of tokens, 30"
+    assert_refused(line, logits_after, llama, text()["input_ids"], prefix)
+
+
+@pytest.mark.parametrize("columns", [1, R, R + 1, PREFIX - 1, PREFIX, PREFIX + 2])
+def test_a_mask_has_a_column_for_each_token_that_was_seen(
+    llama: PreTrainedModel, columns: int
+) -> None:
+    token = torch.full((3, 1), 7)
+    with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
+        cache = llama(**prompt(), use_cache=True).past_key_values
+        mask = torch.ones(3, columns, dtype=torch.long)
+        line = f"attention_mask has {columns} columns; the cache has seen 24 tokens, kept or not"
+        assert_refused(
+            line, llama, token, past_key_values=cache, attention_mask=mask, error=ValueError
+        )
+        right = torch.ones(3, PREFIX + 1, dtype=torch.long)
+        assert_refused(
+            "attention_mask is on meta; the tokens are on cpu", llama, token,
+            past_key_values=cache, attention_mask=right.to("meta"),
+        )  # fmt: skip
+        llama(token, past_key_values=cache, attention_mask=right)
+
+
+def test_a_prompt_that_the_cache_has_seen_is_not_read_again(llama: PreTrainedModel) -> None:
+    inputs = {name: x[1:] for name, x in prompt().items()}
+    with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
+        cache = llama(**inputs, use_cache=True).past_key_values
+        line = "seen 24 tokens, kept or not, and the call brings 24, .*; generate must be given"
+        assert_refused(line, llama.generate, **inputs, **NEW, past_key_values=cache)
+
+
+def test_a_report_names_the_layers_and_the_bytes_of_those_with_windows() -> None:
+    model = sharp("cohere2")
+    cache, report = filled(model, Uneven, prompt(), pool="model")
+    (one,) = report.caches
+    windowed = [x for x in cache.layers if isinstance(x, DynamicSlidingWindowLayer)]
+    assert one.bytes_of_others == sum(x.keys.nbytes + x.values.nbytes for x in windowed) > 0
+    assert one.layers == [n for n, x in enumerate(cache.layers) if isinstance(x, KeptLayer)]
+    assert f"keys of layer {one.layers[-1]}: " in str(one)
+    assert f"{len(one.layers)} layers are compressed; 0.0 MiB in layers with windows" in str(one)

@@ -227,14 +227,15 @@ class _Choices:
         always, longest = max(1, sinks + recent), max(lengths)
         if (r := round(self.keep * longest)) < min(always, longest):
             warnings.warn(
-                f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; its "
-                f"{sinks} sinks and {recent} recent keys are kept all the same",
+                f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
+                f"{min(always, longest)} are kept, as {sinks} sinks and {recent} recent keys "
+                f"always are",
                 stacklevel=2,
             )
-        if every and longest < always:
+        if longest < (least := always if every else 1):
             raise ValueError(
-                f"the prompt has {longest} tokens; with every it must have at least the "
-                f"{sinks} sinks and {recent} recent keys that are always kept"
+                f"the prompt has {longest} tokens; it must have at least {least}"
+                + f", with every: {sinks} sinks and {recent} recent keys" * bool(every)
             )
         after = {}
         for tokens in filter(None, lengths):
@@ -305,8 +306,8 @@ class _Compression:
             restored.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
         for module in (self.model.base_model, self.model):  # some models call parts of the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
-            see = module.register_forward_pre_hook(_check_mask, with_kwargs=True)
-            restored.callback(see.remove)
+            check = module.register_forward_pre_hook(_check_mask, with_kwargs=True)
+            restored.callback(check.remove)
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", _warning_of_padding),
@@ -598,9 +599,10 @@ def _check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str,
     """
     arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
     mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
-    tokens = arguments.get("input_ids", arguments.get("inputs_embeds"))
-    if not isinstance(mask, Tensor) or not isinstance(tokens, Tensor):
-        return
+    if not isinstance(mask, Tensor) or getattr(cache, "is_compileable", False):
+        return  # a static cache, which is refused later, has masks of its whole length
+    tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+    tokens = next((x for x in tensors if isinstance(x, Tensor)), mask)
     before, length = cache.get_seq_length() if isinstance(cache, Cache) else 0, tokens.shape[1]
     if mask.shape[-1] != before + length:
         raise ValueError(
