@@ -3,10 +3,11 @@
 import shutil
 import subprocess
 import sys
+from difflib import ndiff
 from pathlib import Path
 
 import pytest
-import yaml
+from dvc.utils.hydra import apply_overrides
 from omegaconf import OmegaConf
 
 from pipelines import repro
@@ -15,7 +16,7 @@ from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
 PARAMS = (ROOT / "params.yaml").read_text()
-FEWER = {"[exponential, polynomial, elu]": "[elu]", "length: [short, long]": "length: [long]"}
+FEWER = {"  - exponential\n  - polynomial\n": "", "  - short\n": ""}  # stages
 
 
 @pytest.fixture
@@ -66,10 +67,31 @@ def test_an_edited_axis_wins_over_the_scale_and_stays(params: Path) -> None:
 
 
 def test_a_list_in_lines_is_replaced_too() -> None:
-    text = "grid:\n  kernel:\n    - elu\n    - exponential\n  length: [long]  # last\n"
+    text = "grid:\n  kernel:\n    - elu\n    - exponential\n  # next\n  length: [long]  # last\n"
     written = choice.with_value(text, "grid.kernel", ["polynomial"])
-    assert yaml.safe_load(written) == {"grid": {"kernel": ["polynomial"], "length": ["long"]}}
-    assert written.endswith("\n  length: [long]  # last\n")
+    assert written == "grid:\n  kernel:\n  - polynomial\n  # next\n  length: [long]  # last\n"
+    written = choice.with_value(text, "grid.length", ["long", "a: 'b' #"])
+    assert written == text.replace(" [long]  # last", "  # last\n  - long\n  - 'a: ''b'' #'")
+    assert choice.with_value(written, "grid.length", ["long"]).endswith(
+        "length:  # last\n  - long\n"
+    )
+    flow = "grid: {kernel: [elu], length: [long]}\n"
+    assert choice.with_value(flow, "grid.kernel", []) == flow.replace("[elu]", "[]")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("causal.steps", 400), ("grid.replicates", ["second"]), ("seed", 5)]
+)
+def test_dvc_changes_the_lines_of_one_value(params: Path, key: str, value: object) -> None:
+    apply_overrides(params, [f"{key}={value}"])
+    changes = [
+        line for line in ndiff(PARAMS.split(), params.read_text().split()) if line[0] in "+-"
+    ]
+    assert len(changes) == (3 if isinstance(value, list) else 2)
+    choice.choose(["scale=smoke"])
+    written = params.read_text()
+    apply_overrides(params, ["scale=smoke"])
+    assert params.read_text().split() == written.split()
 
 
 def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:

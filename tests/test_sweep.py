@@ -1,6 +1,7 @@
 """A sweep leaves a table and a picture; when jobs fail, the others run, and these are named."""
 
 import json
+import pickle
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,10 +9,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
-from pipelines.app.sweep import picture_of, rows_of
-from tests.apps import run_app
+from pipelines.app.sweep import SweepTable, curve_marks, curve_names, picture_of, rows_of
+from tests.apps import refusal, run_app
 from tests.test_cluster import write_run
+from value_aware_attention.files import held
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SWEEP = "evaluate -m kernel=elu approximation=optimal_v_oblivious approximation.r="
@@ -73,6 +78,111 @@ def test_rows_are_compared_with_their_own_exact_attention() -> None:
     assert picture_of(
         [rows[1] | numbers | {"low": -1.0}]
     )  # an interval that a logarithm cannot show
+
+
+def swept(*jobs: tuple[list[str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows of jobs with these overrides and columns, compared with exact attention."""
+    row = {"model": "causal_elu", "approximation": "optimal_v_aware", "r": 4, "value": 6.0}
+    row |= {"low": 5.0, "high": None, "count": 9}
+    exact = row | {"approximation": "exact", "kernel": "elu", "metric": "perplexity", "value": 3.0}
+    files = [
+        {"overrides": given, "row": [*(row | columns).items()], "exact": exact | {"r": None}}
+        for given, columns in jobs
+    ]
+    return rows_of(json.loads(json.dumps(files)))
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "columns", "shown"),
+    [
+        ("scale", ("smoke", "laptop"), ({}, {}), ["smoke", "smoke", "laptop", "laptop"]),
+        ("approximation.search", ("fast", "best"), ({}, {}), [None, "fast", "best"]),
+        ("evaluation.causal_units", (4, 8), ({}, {}), [4, 4, 8, 8]),
+        ("evaluation.axes", ("[1,2]", "null"), ({}, {}), ["[1, 2]", "[1, 2]", "null", "null"]),
+        ("kernel", ("exponential", "elu"), ({"model": "causal_exponential"}, {}), None),
+        ("length", ("short", "long"), ({"model": "masked_short"}, {"model": "masked_long"}), None),
+        ("approximation.r", (1, 4), ({"r": 1}, {}), None),
+        ("++approximation.seed", (0, 1), ({"seed": 0}, {"seed": 1}), None),
+    ],
+)
+def test_what_was_swept_and_no_column_shows_has_a_column(
+    key: str, values: tuple[Any, Any], columns: tuple[Any, Any], shown: list[Any] | None
+) -> None:
+    same = ["logger=none", "seed=3"]
+    rows = swept(*(([*same, f"{key}={v}"], c) for v, c in zip(values, columns, strict=True)))
+    first = ["model"] if shown is None else [key, "model"]
+    assert [*rows[0]][: len(first)] == first
+    assert shown is None or [row[key] for row in rows] == shown
+
+
+def test_a_swept_key_with_the_name_of_another_column_has_its_own() -> None:
+    rows = swept(*(([f"seed={seed}"], {"seed": 7}) for seed in (0, 1)))
+    assert [(row["swept_seed"], row["seed"]) for row in rows if row["times_exact"] == 2] == [
+        *((0, 7), (1, 7))
+    ]
+
+
+def test_the_picture_has_a_curve_for_each_value_and_the_legend_names_it() -> None:
+    given = [(scale, search) for scale in ("smoke", "laptop") for search in ("fast", "best")]
+    rows = swept(*(
+        ([f"scale={scale}", f"approximation.search={search}"], {"r": r})
+        for scale, search in given
+        for r in (1, 4)
+    ))  # fmt: skip
+    cells = [row for row in rows if row["approximation"] != "exact"]
+    names = curve_names(cells)
+    assert names[::2] == [f"OVA, scale {scale}, search {search}" for scale, search in given]
+    marks = curve_marks(
+        pd.DataFrame([row | {"series": n} for row, n in zip(cells, names, strict=True)])
+    )
+    assert len(set(marks.values())) == len(marks) == 4
+    assert curve_names(cells[:1]) == ["chosen for the output (OVA)"]
+    assert picture_of(rows).startswith(b"\x89PNG")
+
+
+def test_methods_are_swept_at_one_r_and_those_without_it_are_named(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = "approximation=optimal_v_oblivious,linear_attention,sliding_window"
+    (line,) = ended(f"evaluate -m kernel=elu {methods} approximation.r=4", root)
+    assert line.startswith("error: approximation=linear_attention: ") and "'r'" in line
+    table = pd.read_csv(root / "logs/hydra/evaluate/sweep.csv")
+    assert table["method"].tolist() == ["exact", "optimal_v_oblivious", "sliding_window"]
+    assert table["r"].tolist()[1:] == [4, 4]
+
+
+@pytest.mark.parametrize("where", ["", "hydra.sweep.dir=/proc/nowhere", "hydra.sweep.dir={}/text"])
+def test_a_sweep_whose_folder_is_taken_or_takes_nothing_is_one_line(root: Path, where: str) -> None:
+    (root / "text").touch()
+    with held(root / "logs/hydra/evaluate/jobs"):
+        line = refusal(f"{SWEEP}1,4 {where.format(root)}", root)
+    if not where:
+        assert "belongs to a sweep that is still going: wait for it, or give this one a" in line
+        run_app(f"{SWEEP}1", root)
+
+
+def test_jobs_of_a_killed_sweep_are_not_those_of_the_next(tmp_path: Path) -> None:
+    hydra = {"mode": RunMode.MULTIRUN, "sweep": {"dir": str(tmp_path)}, "job": {"num": 0}}
+    hydra |= {"launcher": {"_target_": "basic"}, "overrides": {"task": []}}
+    config = OmegaConf.create({"hydra": hydra})
+    killed, sweep, done = SweepTable(), SweepTable(), JobStatus.COMPLETED
+    killed.on_multirun_start(config)
+    with pytest.raises(SystemExit, match=r"jobs belongs to a sweep .*hydra\.sweep\.dir=FOLDER"):
+        SweepTable().on_multirun_start(config)
+    in_another_process = pickle.loads(pickle.dumps(killed))
+    killed.lock.close()
+    sweep.on_multirun_start(config)
+    for table, model in ((sweep, "new"), (in_another_process, "old")):
+        table.on_job_start(config)
+        table.on_job_end(config, JobReturn(_return_value={"model": model}, status=done))
+    sweep.on_multirun_end(config)
+    assert pd.read_csv(tmp_path / "sweep.csv")["model"].tolist() == ["new"]
+
+
+def test_values_of_a_sweeper_are_refused_on_the_command_line(root: Path) -> None:
+    for key in ("hydra.sweeper.params", "+hydra.sweeper.params"):
+        line = refusal(f"{SWEEP}1 {key}={{approximation.r:'1,4'}}", root)
+        assert "hydra.sweeper.params is read from a config file alone; on the command line" in line
 
 
 def test_a_bad_cell_is_named_by_what_it_was_given_and_the_others_are_a_table(

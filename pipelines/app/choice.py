@@ -1,8 +1,10 @@
 """The choice of a run, which params.yaml holds for DVC and every app: scale, axes and overrides."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -118,13 +120,26 @@ def write(values: Mapping[str, Any]) -> None:
 
 
 def with_value(text: str, key: str, value: Any) -> str:
-    """Returns a text of params.yaml with another value of a key; comments and layout stay."""
+    """Returns a text of params.yaml with another value of a key; comments and layout stay.
+
+    A list has a line for each entry, as DVC writes it.
+    """
+    outer: Any = None
     node = yaml.compose(text)
     for name in key.split("."):
-        node = next(inner for label, inner in node.value if label.value == name)
+        outer, (label, node) = node, next(pair for pair in node.value if pair[0].value == name)
     start, end = node.start_mark.index, node.end_mark.index
-    if yaml.safe_load(text[start:end]) == value:
+    if yaml.safe_load(node.start_mark.column * " " + text[start:end]) == value:
         return text
-    end = start + len(text[start:end].rstrip())  # a block ends where the next key starts
-    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"{text[:start]}{written}{text[end:]}"
+    if isinstance(value, str) or outer.flow_style:
+        written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return f"{text[:start]}{written}{text[end:]}"
+    # a list in lines ends where its last entry does, and has its comment before the first one
+    in_lines, colon = not node.flow_style, label.end_mark.index + 1
+    end = node.value[-1].end_mark.index if in_lines else end
+    rest = end if in_lines else text.index("\n", end)
+    comment = text[colon:start].strip() if in_lines else text[end:rest].strip()
+    entries = yaml.safe_dump(value, allow_unicode=True, width=math.inf) if value else ""
+    lines = indent(entries.rstrip(), label.start_mark.column * " ")
+    head = " []" * (not value) + f"  {comment}" * bool(comment)
+    return f"{text[:colon]}{head}" + f"\n{lines}" * bool(value) + text[rest:]

@@ -38,6 +38,7 @@ from pipelines.app.values import (
     read_params,
     shown,
     values_of_scale,
+    with_group,
 )
 
 
@@ -79,8 +80,7 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
         for argument in sys.argv[1:]
     ]
     parsed = get_args_parser().parse_intermixed_args(arguments)
-    overrides = [*scale_of_params(arguments), *parsed.overrides]
-    parse(overrides)
+    overrides = with_group(parse([*scale_of_params(arguments), *parsed.overrides]))
     # argparse takes overrides from one place alone
     options = [argument for argument in arguments if argument not in parsed.overrides]
     sys.argv[1:] = [*options, f"hydra.job.name={name}", *edits_of_params(), *overrides]

@@ -5,10 +5,13 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -20,6 +23,8 @@ from pipelines.app.hydra_app import write_json
 if TYPE_CHECKING:
     import pandas as pd
 
+    from value_aware_study.report.look import Mark
+
 TABLE, PICTURE = "sweep.csv", "sweep.png"
 COLUMNS = {
     "approximation": "method",
@@ -30,41 +35,69 @@ COLUMNS = {
     "relative_output_error": "output_error",
 }
 """Key of a row -> its column; {} is the metric's name, which has the unit."""
+RESULTS = ("value", "low", "high", "count", "relative_output_error", "times_exact", "metric")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+EXACT: dict[str, object] = {}
+"""Row of exact attention that the job of this process was compared with"""
 
 
 class SweepTable(Callback):
     """Prints and keeps the rows that a multirun's jobs returned; failed ones end it with code 1.
 
     Jobs may run in other processes, or on other machines (hydra/launcher=submitit_slurm): each
-    leaves a file in the sweep's folder, at its start already, so that one that dies is named too.
+    leaves a file in a folder of this sweep, at its start already, so that one that dies is named
+    too. A lock keeps other sweeps out of the sweep's folder while this one lasts. Hydra only warns
+    of an error in a callback, so that errors end the program here.
     """
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"jobs": self.jobs}  # the lock stays in the process that launches the jobs
+
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Forgets the sweep before."""
-        shutil.rmtree(jobs_folder(config.hydra), ignore_errors=True)
-        for name in (TABLE, PICTURE):
-            Path(config.hydra.sweep.dir, name).unlink(missing_ok=True)
-        self.lost: list[str] = []
+        """Takes the sweep's folder, and forgets the sweep before."""
+        # imported here, as in write_json: it brings torch
+        from value_aware_attention.files import held
+
+        folder = Path(config.hydra.sweep.dir)
+        self.lock, self.lost = ExitStack(), list[str]()
+        # jobs of a sweep that was killed may still run, and know their own folder alone
+        self.jobs = folder / "jobs" / uuid4().hex[:12]
+        with ending_with_one_line():
+            remedy = "give this one a folder: hydra.sweep.dir=FOLDER"
+            self.lock.enter_context(held(self.jobs.parent, "a sweep", remedy))
+            shutil.rmtree(self.jobs.parent, ignore_errors=True)
+            self.jobs.mkdir(parents=True)
+            for name in (TABLE, PICTURE):
+                Path(folder, name).unlink(missing_ok=True)
         if "submitit" in config.hydra.launcher._target_:
             wait_for_every_job(self.lost)
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
+        EXACT.clear()
         log = f"{config.hydra.sweep.dir}/.submitit"
-        leave(config.hydra, failure=f"its process died; its log is in {log}")
+        self.leave(config.hydra, failure=f"its process died; its log is in {log}")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Leaves the row that a job returned, its columns in order, or why there is none."""
         result = job_return.return_value
         row = list(result.items()) if isinstance(result, dict) else []
-        leave(config.hydra, row=row, failure=result if isinstance(result, Failure) else None)
+        failure = result if isinstance(result, Failure) else None
+        self.leave(config.hydra, row=row, exact=EXACT, failure=failure)
+
+    def leave(self, hydra: Any, **outcome: object) -> None:
+        """Writes the outcome of a multirun's job; a single job has none."""
+        if hydra.mode == RunMode.MULTIRUN:
+            job = {"overrides": list(hydra.overrides.task), **outcome}
+            with ending_with_one_line():
+                write_json(self.jobs / f"{hydra.job.num}.json", job)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the table, then a line for every failed job: the overrides of its own, and why."""
-        files = sorted(jobs_folder(config.hydra).glob("*.json"), key=lambda file: int(file.stem))
-        jobs = [json.loads(file.read_text()) for file in files]
-        if rows := rows_of(jobs):
-            with ending_with_one_line():
+        with self.lock, ending_with_one_line():
+            files = sorted(self.jobs.glob("*.json"), key=lambda file: int(file.stem))
+            jobs = [json.loads(file.read_text()) for file in files]
+            if rows := rows_of(jobs):
                 keep(rows, Path(config.hydra.sweep.dir))
         failed = [
             f"{' '.join(own_overrides(job, config))}: {job['failure']}"
@@ -76,29 +109,61 @@ class SweepTable(Callback):
             sys.exit("\n".join(f"error: {line}" for line in failed or self.lost))
 
 
-def jobs_folder(hydra: Any) -> Path:
-    return Path(hydra.sweep.dir) / "jobs"
-
-
-def leave(hydra: Any, **outcome: object) -> None:
-    """Adds an outcome to the file of a multirun's job; a single job has none."""
-    if hydra.mode == RunMode.MULTIRUN:
-        file = jobs_folder(hydra) / f"{hydra.job.num}.json"
-        job = json.loads(file.read_text()) if file.exists() else {}
-        write_json(file, job | {"overrides": list(hydra.overrides.task)} | outcome)
-
-
 def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lists the rows of jobs, and before the first that is compared with it exact attention's."""
+    """Lists the rows of jobs, and before the first that is compared with it exact attention's.
+
+    What was swept and no column shows is a column of its own, before the others.
+    """
     rows: list[dict[str, Any]] = []
-    for job in jobs:
+    for job, hidden in zip(jobs, hidden_values(jobs), strict=True):
         row, exact = dict(job.get("row") or ()), job.get("exact")
         if exact and "value" in row:
-            own = beside(dict.fromkeys(row) | exact, exact)
+            of_exact = {
+                key: None if key.startswith("approximation.") else value
+                for key, value in hidden.items()
+            }
+            own = of_exact | beside(dict.fromkeys(row) | exact, exact)
             rows += [] if own in rows else [own]
             row = {} if row["approximation"] == "exact" else beside(row, exact)
-        rows += [row] if row else []
+        rows += [hidden | row] if row else []
     return rows
+
+
+def hidden_values(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns, for each job, its values of the keys that jobs differ in and no column shows."""
+    values = [values_of(job.get("overrides", ())) for job in jobs]
+    rows = [dict(job.get("row") or ()) for job in jobs]
+    kernels = [(job.get("exact") or {}).get("kernel") for job in jobs]
+    told = [
+        (row | {"kernel": kernel}, value)
+        for row, kernel, value in zip(rows, kernels, values, strict=True)
+        if row
+    ]
+    hidden = [
+        key
+        for key in dict.fromkeys(key for value in values for key in value)
+        if len({repr(value.get(key)) for value in values}) > 1
+        and not all(shows(row, key, value.get(key)) for row, value in told)
+    ]
+    columns = {key: f"swept_{key}" if any(key in row for row in rows) else key for key in hidden}
+    return [{column: cell(value.get(key)) for key, column in columns.items()} for value in values]
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the values that overrides give, by their keys."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return {override.get_key_element().lstrip("+"): override.value() for override in parsed}
+
+
+def shows(row: Mapping[str, Any], key: str, value: object) -> bool:
+    """Tells whether a row has a swept value under its name, or an option in its model's name."""
+    is_option = "." not in key and str(value) in str(row.get("model")).split("_")
+    return is_option or row.get(key.rpartition(".")[2], ...) == value
+
+
+def cell(value: object) -> object:
+    """Writes a swept value into a column: lists and null as text."""
+    return value if isinstance(value, (str, int, float)) else json.dumps(value)
 
 
 def beside(row: Mapping[str, Any], exact: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,20 +208,19 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     import pandas as pd
 
     from value_aware_study.report import charts, look
-    from value_aware_study.report.words import ORACLES, series_label
 
+    rows = [row for row in rows if row.get("r") and row.get("times_exact")]
     drawn = pd.DataFrame(
         {
             **row,
             "count": row["r"],
-            "series": ORACLES.get(row["approximation"]) or series_label(row),
+            "series": name,
             **{
                 end: row[end] and row[end] / row["value"] * row["times_exact"]
                 for end in ("value", *charts.ENDS)
             },
         }
-        for row in rows
-        if row.get("r") and row.get("times_exact")
+        for row, name in zip(rows, curve_names(rows), strict=True)
     )
     if drawn.empty:
         return None
@@ -167,7 +231,7 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     )
     panels = [
         charts.figure(
-            [*charts.level(1.0), *charts.curves(frame, look.oracle_marks(frame), x, y)],
+            [*charts.level(1.0), *charts.curves(frame, curve_marks(frame), x, y)],
             model.replace("_", " "),
         )
         for model, frame in drawn.groupby("model", sort=False)
@@ -175,10 +239,51 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     return look.png(panels, math.ceil(len(panels) / 3))
 
 
+def curve_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names the curve of each row: its method, and what else tells its model's curves apart."""
+    from value_aware_study.cards import cards
+    from value_aware_study.report.words import ORACLES, grouped, plain, series_label
+
+    alike = grouped(((row["model"], row["approximation"]), row) for row in rows)
+    names = []
+    for row in rows:
+        method, others = row["approximation"], alike[row["model"], row["approximation"]]
+        in_label = (*RESULTS, "r", *(cards()[method].curves if method in cards() else ()))
+        words = [
+            f"{plain(name.rpartition('.')[2])} {row[name]}"
+            for name in row
+            if name not in in_label and len({repr(other.get(name)) for other in others}) > 1
+        ]
+        label = series_label(row) if words else ORACLES.get(method) or series_label(row)
+        names.append(", ".join([label, *words]))
+    return names
+
+
+def curve_marks(drawn: "pd.DataFrame") -> "dict[str, Mark]":
+    """Returns the marks of a panel's curves; those without one get what the others leave."""
+    from value_aware_study.report import look
+
+    marks = {
+        name: mark
+        for name, mark in look.oracle_marks(drawn).items()
+        if name in set(drawn["series"])
+    }
+    colours = {mark.colour for mark in marks.values()}
+    free = [
+        look.Mark.of(name, shape)
+        for shape in SHAPES
+        for name in look.SERIES
+        if look.Mark.of(name).colour not in colours
+    ]
+    unmarked = [name for name, mark in marks.items() if mark == look.OTHER]
+    return marks | dict(zip(unmarked, free, strict=False))
+
+
 def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
     """Returns the overrides that a job does not share with its sweep; all of a single job."""
     shared = set(config.hydra.overrides.task)
-    return [text for text in job["overrides"] if text not in shared] or job["overrides"]
+    own = [text for text in job["overrides"] if text not in shared] or job["overrides"]
+    return [text.removeprefix("++") for text in own]
 
 
 def wait_for_every_job(lost: list[str]) -> None:

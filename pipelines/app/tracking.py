@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
-from pipelines.app.sweep import leave
+from pipelines.app.sweep import EXACT
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.cache_record import DecodingRecord
 
@@ -91,9 +91,7 @@ def log_record(run: "Run | None", record: Record) -> None:
     That number is the cell's budget, where it has one, or its r, where it has no other argument.
     The table of a multirun gets the row of exact attention.
     """
-    if HydraConfig.initialized():
-        named = {"kernel": record.kernel, "metric": key(record.metric)}
-        leave(HydraConfig.get(), exact=row(record, record.cells[0]) | named)
+    EXACT.update(row(record, record.cells[0]), kernel=record.kernel, metric=key(record.metric))
     if run is None:
         return
     import pandas as pd

@@ -9,7 +9,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -442,9 +442,15 @@ def check_files(cfg: DictConfig, app: str) -> None:
 
 def check_override(override: Override) -> None:
     """Raises ValueError for an override that Hydra takes, and fails at without naming it."""
+    key = str(override.key_or_group)
+    if key.startswith("hydra.sweeper.params"):
+        raise ValueError(
+            f"{key} is read from a config file alone; on the command line each key has its values, "
+            f"as in -m approximation.r=1,4"
+        )
     if override.is_delete() or override.is_sweep_override():
         return
-    key, value = str(override.key_or_group), override.value()
+    value = override.value()
     if key == "hydra.job.chdir":
         RULES[key].check(key, value)
     elif key in GROUPS and not isinstance(value, (str, list) if key == "corpus" else str):
@@ -455,6 +461,25 @@ def check_override(override: Override) -> None:
 
 def is_group(override: Override) -> bool:
     return override.package is not None or str(override.key_or_group) in GROUPS
+
+
+def with_group(overrides: Sequence[Override]) -> list[str]:
+    """Writes overrides as they were given, those of keys of a swept group with ++ before them.
+
+    Hydra composes once without all that is swept, and every job before the first one runs. It would
+    end the sweep for a key that the default option or one of the swept ones lacks.
+    """
+    groups = tuple(
+        f"{override.package or override.key_or_group}."
+        for override in overrides
+        if is_group(override) and override.is_sweep_override()
+    )
+    return [
+        f"++{str(override.input_line).lstrip('+')}"
+        if str(override.key_or_group).startswith(groups) and not override.is_delete()
+        else str(override.input_line)
+        for override in overrides
+    ]
 
 
 def is_code(section: object) -> bool:
