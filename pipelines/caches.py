@@ -6,44 +6,48 @@ python -m pipelines.caches [kind=running_text|needles|recalled_list] [length=512
 from collections.abc import Mapping
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, plain
-from value_aware_study.data.text import documents
+from pipelines.app import app, own_values, plain
+from value_aware_study.data.text import HUB, documents
 
 if TYPE_CHECKING:  # they bring torch
     from transformers import PreTrainedTokenizerBase
 
     from value_aware_attention.measurement.prompted import Build, Prompt
 
-SHORT = ("text", "text_name", "description", "kind", "length", "prompts", "group", "keep")
-"""Arguments that stand for caches.<name>."""
 
-
-@app("caches", short=SHORT)
+@app(
+    "caches",
+    short=("text", "text_name", "description", "kind", "length", "prompts", "group", "keep"),
+)
 def main(cfg: DictConfig) -> None:
-    """Writes <records>/<group>-<kind>-<text>-<length>.json."""
+    """Writes <records>/<model>-<group>-<kind>-<text>-<length>[-<own values>].json."""
+    from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import tracked
     from value_aware_attention.files import checksum, save_json
     from value_aware_attention.measurement.prompted import measure_prompts
     from value_aware_attention.measurement.store import RecordCache, source_hash
     from value_aware_attention.probe import loaded
-    from value_aware_study.evaluation.pretrained import packaged_model, weights_of
+    from value_aware_attention.texts import text_paths
+    from value_aware_study.evaluation.pretrained import named_text, packaged_model, weights_of
     from value_aware_study.paths import inside
 
-    name = f"{cfg.group}-{cfg.kind}-{cfg.text_name}-{cfg.length}"
+    is_file = cfg.text and not cfg.text.startswith(HUB)
+    text, description = named_text(cfg, file_hash(text_paths(Path(cfg.text))) if is_file else "")
+    name = f"{cfg.model.name}-{cfg.group}-{cfg.kind}-{text}-{cfg.length}{own_values(cfg, 'caches')}"
     file, caches = inside(cfg.records, name, ".json"), compared(cfg)
     model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
     code = source_hash("value_aware_attention.measurement.prompted")
     store = RecordCache(cfg.cache, {"weights": checksum(weights_of(cfg.model)), "code": code})
-    with tracked(cfg, "caches", cfg.text_name):
+    with tracked(cfg, "caches", text):
         record = measure_prompts(
             model, prompts(cfg, tokenizer), caches, keep=cfg.keep, store=store,
-            name=cfg.model.model, task=cfg.kind, text=cfg.text_name,
-            description=cfg.description or cfg.model.description,
+            name=cfg.model.model, task=cfg.kind, text=text, description=description,
         )  # fmt: skip
         save_json(file, record.to_json())
     print(file)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, plain
+from pipelines.app import app, own_values, plain
 from value_aware_study.data.text import HUB, documents
 
 if TYPE_CHECKING:  # they bring torch
@@ -25,31 +25,37 @@ LEAST = 4
 
 @app("evaluate_pretrained", short=("text", "text_name", "description", "search"))
 def main(cfg: DictConfig) -> None:
-    """Writes <records>/<name>-<text>-<extent>.json."""
+    """Writes <records>/<name>-<text>[-<own values>]-<extent>.json."""
     from pipelines.app import checkpoint, evaluating, tracking
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
     from value_aware_attention.models.checkpoints import checkpoint_files
     from value_aware_attention.texts import text_paths
     from value_aware_study.evaluation.grid import grid
-    from value_aware_study.evaluation.pretrained import in_parts, measure_pretrained, weights_of
+    from value_aware_study.evaluation.pretrained import (
+        in_parts,
+        measure_pretrained,
+        named_text,
+        weights_of,
+    )  # fmt: skip
     from value_aware_study.paths import inside
 
     extent = plain(cfg.extent)
-    file = inside(cfg.records, f"{cfg.model.name}-{cfg.text_name}-{extent['name']}", ".json")
     hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(str(weights_of(cfg.model))))}
     if cfg.text and not cfg.text.startswith(HUB):
         hashes["text"] = checkpoint.file_hash(text_paths(Path(cfg.text)))
+    text, description = named_text(cfg, hashes.get("text", ""))
+    name = f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}"
+    file = inside(cfg.records, name, ".json")
     with chunked(max_elements_within(cfg.memory_gib)):
         task, read = windows(cfg, extent["length"], extent["windows"])
         settings = grid(plain(cfg.methods), plain(cfg.axes), extent["length"])
         alone = in_parts(settings, plain(cfg.model.parts), extent["parts_keys"])
-        with evaluating.tracked_by_first(cfg, "evaluate_pretrained", hashes, cfg.text_name) as run:
+        with evaluating.tracked_by_first(cfg, "evaluate_pretrained", hashes, text) as run:
             record = measure_pretrained(
                 task, [*settings, *alone], rows=extent["rows"], search=cfg.search,
                 random_seeds=extent["random_seeds"], name=cfg.name, cache=cfg.cache,
-                description=cfg.description or cfg.model.description,
-                weights=hashes["checkpoint"],
+                description=description, weights=hashes["checkpoint"],
             )  # fmt: skip
             record = replace(
                 record, scale=cfg.scale, hashes=hashes, text=read.described(record.text)

@@ -1,6 +1,8 @@
 """The stage measures caches of a packaged decoder: a tiny one, from a GGUF file in a package."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +30,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(site: Path, *more: str) -> str:
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.package=tiny_decoder", "pretrained.name=tiny", "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
         f"text={site}/text.txt", "text_name=made", "description=words", "length=32", "prompts=2",
         "caches.skip=1", "caches.continuation=6", "keep=[0.5]",
     ]  # fmt: skip
@@ -40,7 +42,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     run_app(command(site, *options), site)
     folder = site / "outputs/smoke/records/caches"
     (file,) = folder.glob("*.json")
-    assert file.name == "joint-running_text-made-32.json"
+    assert file.name.startswith("tiny-joint-running_text-made-32-")
     record = PromptRecord.from_json(file.read_text())
     assert (record.model, record.task, record.text, record.prefix) == (
         "tiny",
@@ -54,6 +56,9 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     assert PromptRecord.from_json(file.read_text()) == record
     assert measured == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     run_app(command(site, *options, "caches.skip=0", "prompts=3"), site)
+    file.rename(site / "fewer.json")
+    (file,) = folder.glob("*.json")
+    assert "-prompts_3-skip_0-" in file.name
     whole = PromptRecord.from_json(file.read_text())
     for cell, longer in zip(record.cells, whole.cells, strict=True):
         assert cell.kl == longer.kl[1:]  # the first prompt was left out
@@ -61,6 +66,46 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     assert len(exhibit.table.data) == len(record.cells) - 1
     assert exhibit.title.startswith("Running text, 32 tokens, ")
     assert set(exhibit.table.data.loc[exhibit.table.data["cache"] == caches.BESIDE, "ratio"]) == {1}
+
+
+def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("value_aware_attention.probe.loaded", lambda *_: ("", ""))
+    monkeypatch.setattr("pipelines.caches.prompts", lambda *_: [])
+    monkeypatch.setattr(
+        "value_aware_attention.measurement.prompted.measure_prompts",
+        lambda *_, text, description, **__: SimpleNamespace(
+            to_json=lambda: json.dumps({"text": text, "of": description})
+        ),
+    )
+    card = (
+        "caches pretrained.package=tiny_decoder pretrained.weights=tiny.gguf pretrained.name=tiny"
+    )
+    text, more = f"text={site}/text.txt", ("poems.md", "a/poems.md", "docstrings.txt")
+    for name in more:
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(name)
+    commands = [
+        "", "seed=3", "caches.skip=0", "keep=[0.5,0.25]", "prompts=4 seed=3", "length=32",
+        "pretrained.name=other", "caches.compared.practical.mine={card:random,observed:last}",
+        text, f"{text} text_name=mine", *(f"text={site}/{name}" for name in more[:2]),
+    ]  # fmt: skip
+    for given in commands:
+        run_app(f"{card} {given}".replace("caches.compared", "+caches.compared"), site)
+    folder = site / "outputs/smoke/records/caches"
+    names = {file.stem.removeprefix("tiny-practical-running_text-") for file in folder.iterdir()}
+    assert len(names) == len(commands)
+    docstrings = {"docstrings-512", "docstrings-32", "docstrings-512-seed_3"}
+    assert docstrings | {"docstrings-512-prompts_4-seed_3", "mine-512"} <= names
+    assert {"docstrings-512-keep_0.5+0.25", "docstrings-512-skip_0"} <= names
+    written = [json.loads(file.read_text()) for file in folder.iterdir()]
+    assert all(("docstrings" == one["text"]) == ("docstrings" in one["of"]) for one in written)
+    assert {one["of"] for one in written if one["text"] == "mine"} == {"mine, a text of the user"}
+    for given in (
+        f"text={site}/docstrings.txt text_name=docstrings", f"{text} text_name=Docstrings-512",
+        f"text={site}/docstrings.txt", "text_name=mine", "description=mine",
+    ):  # fmt: skip
+        assert "docstrings is the name of the default text" in refusal(f"{card} {given}", site)
+    assert len([*folder.iterdir()]) == len(commands)
 
 
 def test_what_cannot_be_measured_is_named(site: Path) -> None:

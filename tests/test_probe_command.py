@@ -132,7 +132,9 @@ def test_explain_shows_a_character_of_several_tokens(
         ("{bert} w1 --output {mine.html}", "mine.html; give a new file or an earlier page"),
         ("{bert} w1 --output {bert}", "bert; give a new file or an earlier page"),
         ("{bert} w1 --output {none/a.html}", "a.html; give a new file or an earlier page"),
-        ("{bert} " + "w1_" * 40, "the text is too long for the page or the model"),
+        ("{bert} " + "w1_" * 39, "the text has 39 tokens; the page and the model take 1 to 38, "),
+        ("{gpt2} " + "w1_" * 40, "the text has 40 tokens; the page and the model take 1 to 39, "),
+        ("{bert} \u200b", "the text has 0 tokens"),
         ("{bare} w1", "has no tokenizer"),
     ],
 )

@@ -66,19 +66,6 @@ def test_an_edited_axis_wins_over_the_scale_and_stays(params: Path) -> None:
     assert value(params, "grid.replicates") == ["second"]
 
 
-def test_a_list_in_lines_is_replaced_too() -> None:
-    text = "grid:\n  kernel:\n    - elu\n    - exponential\n  # next\n  length: [long]  # last\n"
-    written = choice.with_value(text, "grid.kernel", ["polynomial"])
-    assert written == "grid:\n  kernel:\n  - polynomial\n  # next\n  length: [long]  # last\n"
-    written = choice.with_value(text, "grid.length", ["long", "a: 'b' #"])
-    assert written == text.replace(" [long]  # last", "  # last\n  - long\n  - 'a: ''b'' #'")
-    assert choice.with_value(written, "grid.length", ["long"]).endswith(
-        "length:  # last\n  - long\n"
-    )
-    flow = "grid: {kernel: [elu], length: [long]}\n"
-    assert choice.with_value(flow, "grid.kernel", []) == flow.replace("[elu]", "[]")
-
-
 @pytest.mark.parametrize(
     ("key", "value"), [("causal.steps", 400), ("grid.replicates", ["second"]), ("seed", 5)]
 )

@@ -13,10 +13,11 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from pipelines.app.sweep import SweepTable, curve_marks, curve_names, picture_of, rows_of
+from pipelines.app.sweep import SweepTable, curve_name, picture_of, rows_of
 from tests.apps import refusal, run_app
 from tests.test_cluster import write_run
 from value_aware_attention.files import held
+from value_aware_study.report.look import ORACLE_MARKS, oracle_marks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SWEEP = "evaluate -m kernel=elu approximation=optimal_v_oblivious approximation.r="
@@ -68,10 +69,12 @@ def test_rows_are_compared_with_their_own_exact_attention() -> None:
         {
             "row": [*{"model": model, "approximation": "random_keys", "r": 2, "value": 6}.items()],
             "exact": exact | {"model": model, "value": value},
+            "overrides": [],
         }
         for model, value in (("a", 3.0), ("b", 2.0), ("a", 3.0), ("c", 0.0))
     ]
-    rows = rows_of(json.loads(json.dumps([*jobs, {"row": [["model", "d"]]}, {"failure": "it"}])))
+    jobs += [{"row": [["model", "d"]], "overrides": []}, {"failure": "it", "overrides": []}]
+    rows = rows_of(json.loads(json.dumps(jobs)))
     assert [row["model"] for row in rows] == ["a", "a", "b", "b", "a", "c", "c", "d"]
     assert [row.get("times_exact") for row in rows] == [1, 2, 1, 3, 2, None, None, None]
     assert picture_of(rows[-1:]) is None
@@ -130,13 +133,12 @@ def test_the_picture_has_a_curve_for_each_value_and_the_legend_names_it() -> Non
         for r in (1, 4)
     ))  # fmt: skip
     cells = [row for row in rows if row["approximation"] != "exact"]
-    names = curve_names(cells)
+    names = [curve_name(row, cells) for row in cells]
     assert names[::2] == [f"OVA, scale {scale}, search {search}" for scale, search in given]
-    marks = curve_marks(
-        pd.DataFrame([row | {"series": n} for row, n in zip(cells, names, strict=True)])
-    )
-    assert len(set(marks.values())) == len(marks) == 4
-    assert curve_names(cells[:1]) == ["chosen for the output (OVA)"]
+    drawn = pd.DataFrame([row | {"series": name} for row, name in zip(cells, names, strict=True)])
+    marks = {name: oracle_marks(drawn)[name] for name in names}
+    assert len(set(marks.values()) | set(ORACLE_MARKS.values())) == len(marks) + 2 == 6
+    assert curve_name(cells[0], cells[:1]) == "chosen for the output (OVA)"
     assert picture_of(rows).startswith(b"\x89PNG")
 
 

@@ -1,14 +1,12 @@
 """The choice of a run, which params.yaml holds for DVC and every app: scale, axes and overrides."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
-import yaml
 from dvc.config import Config
+from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import composed
@@ -108,38 +106,15 @@ def chosen(scale: str, overrides: Sequence[str], axes: Sequence[str] = ()) -> Di
 
 
 def write(values: Mapping[str, Any]) -> None:
-    """Writes values into params.yaml where they are others, and prints these."""
-    text, changes = Path(PARAMS_FILE).read_text(encoding="utf-8"), []
+    """Writes values into params.yaml where they are others, as DVC would, and prints these."""
+    params = parse_yaml_for_update(Path(PARAMS_FILE).read_text(encoding="utf-8"), PARAMS_FILE)
+    changes = []
     for key, value in values.items():
-        before, text = text, with_value(text, key, value)
-        if text != before:
+        section, _, name = key.rpartition(".")
+        place = params[section] if section else params
+        if place[name] != value:
+            place[name] = value
             changes.append(f"{key} {json.dumps(value)}")
     if changes:
-        write_text(PARAMS_FILE, text)
+        write_text(PARAMS_FILE, dumps_yaml(params))
         print(f"{PARAMS_FILE} now has {', '.join(changes)}", flush=True)
-
-
-def with_value(text: str, key: str, value: Any) -> str:
-    """Returns a text of params.yaml with another value of a key; comments and layout stay.
-
-    A list has a line for each entry, as DVC writes it.
-    """
-    outer: Any = None
-    node = yaml.compose(text)
-    for name in key.split("."):
-        outer, (label, node) = node, next(pair for pair in node.value if pair[0].value == name)
-    start, end = node.start_mark.index, node.end_mark.index
-    if yaml.safe_load(node.start_mark.column * " " + text[start:end]) == value:
-        return text
-    if isinstance(value, str) or outer.flow_style:
-        written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return f"{text[:start]}{written}{text[end:]}"
-    # a list in lines ends where its last entry does, and has its comment before the first one
-    in_lines, colon = not node.flow_style, label.end_mark.index + 1
-    end = node.value[-1].end_mark.index if in_lines else end
-    rest = end if in_lines else text.index("\n", end)
-    comment = text[colon:start].strip() if in_lines else text[end:rest].strip()
-    entries = yaml.safe_dump(value, allow_unicode=True, width=math.inf) if value else ""
-    lines = indent(entries.rstrip(), label.start_mark.column * " ")
-    head = " []" * (not value) + f"  {comment}" * bool(comment)
-    return f"{text[:colon]}{head}" + f"\n{lines}" * bool(value) + text[rest:]

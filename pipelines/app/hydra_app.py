@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from pipelines.app.values import (
     check_override,
     edited_params,
     is_group,
+    leaves,
     read_params,
     shown,
     values_of_scale,
@@ -152,6 +154,39 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
         cfg = compose(name, [*edits_of_params(), *overrides], **options)
         check(cfg, as_shipped(name, options_of(overrides)), app)
     return cfg
+
+
+def own_values(cfg: DictConfig, name: str) -> str:
+    """Writes the values that a record has of its own, for its name: "-prompts_4-seed_3".
+
+    These are values that differ from those of the app's stage in a run of all, and that the name
+    does not have already; many or long ones are a hash. An option with a new name has its values
+    under that name.
+    """
+    overrides = HydraConfig.get().overrides.task
+    usual = composed(name, [*scale_of_params(overrides), *options_of(overrides)])
+    sections = [name, "pretrained", "extent", "seed"]
+    given, before = (
+        dict(leaves(OmegaConf.to_container(OmegaConf.masked_copy(root, sections))))
+        for root in (cfg._get_root(), usual)
+    )
+    apart = {  # keys that the name has in another way, or that change no number
+        *(f"{name}.{key}" for key in ("text", "text_name", "kind", "length", "group", "name")),
+        *(f"{name}.{key}" for key in ("description", "scale", "records", "cache", "memory_gib")),
+        *(f"pretrained.{key}" for key in ("description", "sentence", "licence")),
+    }
+    own = {
+        key: str(value).strip("[]").replace(", ", "+")
+        for key, value in given.items()
+        if value != before.get(key) and key not in apart
+    }
+    text = "".join(
+        f"-{key.rpartition('.')[2]}_{value}"
+        for key, value in own.items()
+        if f"{key.partition('.')[0]}.name" not in own
+    )
+    is_short = len(text) <= 60 and text.isprintable() and not set(text) & set("/\\ '")
+    return text if is_short else f"-{sha256(text.encode()).hexdigest()[:12]}"
 
 
 @cache

@@ -23,8 +23,6 @@ from pipelines.app.hydra_app import write_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from value_aware_study.report.look import Mark
-
 TABLE, PICTURE = "sweep.csv", "sweep.png"
 COLUMNS = {
     "approximation": "method",
@@ -35,8 +33,6 @@ COLUMNS = {
     "relative_output_error": "output_error",
 }
 """Key of a row -> its column; {} is the metric's name, which has the unit."""
-RESULTS = ("value", "low", "high", "count", "relative_output_error", "times_exact", "metric")
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 EXACT: dict[str, object] = {}
 """Row of exact attention that the job of this process was compared with"""
 
@@ -58,38 +54,40 @@ class SweepTable(Callback):
         # imported here, as in write_json: it brings torch
         from value_aware_attention.files import held
 
-        folder = Path(config.hydra.sweep.dir)
-        self.lock, self.lost = ExitStack(), list[str]()
         # jobs of a sweep that was killed may still run, and know their own folder alone
-        self.jobs = folder / "jobs" / uuid4().hex[:12]
+        self.jobs = Path(config.hydra.sweep.dir, "jobs", uuid4().hex[:12])
+        self.lock, self.lost = ExitStack(), list[str]()
         with ending_with_one_line():
-            remedy = "give this one a folder: hydra.sweep.dir=FOLDER"
-            self.lock.enter_context(held(self.jobs.parent, "a sweep", remedy))
+            self.lock.enter_context(
+                held(self.jobs.parent, "a sweep", "give this one a folder: hydra.sweep.dir=FOLDER")
+            )
             shutil.rmtree(self.jobs.parent, ignore_errors=True)
             self.jobs.mkdir(parents=True)
             for name in (TABLE, PICTURE):
-                Path(folder, name).unlink(missing_ok=True)
+                Path(config.hydra.sweep.dir, name).unlink(missing_ok=True)
         if "submitit" in config.hydra.launcher._target_:
             wait_for_every_job(self.lost)
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
         EXACT.clear()
-        log = f"{config.hydra.sweep.dir}/.submitit"
-        self.leave(config.hydra, failure=f"its process died; its log is in {log}")
+        failure = f"its process died; its log is in {config.hydra.sweep.dir}/.submitit"
+        self.leave(config.hydra, failure=failure)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Leaves the row that a job returned, its columns in order, or why there is none."""
         result = job_return.return_value
         row = list(result.items()) if isinstance(result, dict) else []
-        failure = result if isinstance(result, Failure) else None
-        self.leave(config.hydra, row=row, exact=EXACT, failure=failure)
+        self.leave(
+            config.hydra, row=row, exact=EXACT,
+            failure=result if isinstance(result, Failure) else None,
+        )  # fmt: skip
 
     def leave(self, hydra: Any, **outcome: object) -> None:
         """Writes the outcome of a multirun's job; a single job has none."""
         if hydra.mode == RunMode.MULTIRUN:
-            job = {"overrides": list(hydra.overrides.task), **outcome}
             with ending_with_one_line():
+                job = {"overrides": list(hydra.overrides.task), **outcome}
                 write_json(self.jobs / f"{hydra.job.num}.json", job)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
@@ -118,11 +116,8 @@ def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for job, hidden in zip(jobs, hidden_values(jobs), strict=True):
         row, exact = dict(job.get("row") or ()), job.get("exact")
         if exact and "value" in row:
-            of_exact = {
-                key: None if key.startswith("approximation.") else value
-                for key, value in hidden.items()
-            }
-            own = of_exact | beside(dict.fromkeys(row) | exact, exact)
+            of_method = {key: None for key in hidden if key.startswith("approximation.")}
+            own = hidden | of_method | beside(dict.fromkeys(row) | exact, exact)
             rows += [] if own in rows else [own]
             row = {} if row["approximation"] == "exact" else beside(row, exact)
         rows += [hidden | row] if row else []
@@ -130,40 +125,43 @@ def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def hidden_values(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each job, its values of the keys that jobs differ in and no column shows."""
-    values = [values_of(job.get("overrides", ())) for job in jobs]
+    """Returns, for each job, its values of the keys that jobs differ in and no column shows.
+
+    A key that is the name of another column has swept_ before it.
+    """
+    values = [
+        {
+            override.get_key_element().lstrip("+"): override.value()
+            for override in OverridesParser.create().parse_overrides(job["overrides"])
+        }
+        for job in jobs
+    ]
     rows = [dict(job.get("row") or ()) for job in jobs]
-    kernels = [(job.get("exact") or {}).get("kernel") for job in jobs]
-    told = [
-        (row | {"kernel": kernel}, value)
-        for row, kernel, value in zip(rows, kernels, values, strict=True)
-        if row
+    hidden = {
+        key: f"swept_{key}" if any(key in row for row in rows) else key
+        for key in dict.fromkeys(key for of_job in values for key in of_job)
+        if len({repr(of_job.get(key)) for of_job in values}) > 1
+        and not all(
+            shows(row, key, of_job.get(key))
+            for row, of_job in zip(rows, values, strict=True)
+            if row
+        )
+    }
+    return [
+        {
+            column: value
+            if isinstance(value := of_job.get(key), str | int | float)
+            else json.dumps(value)
+            for key, column in hidden.items()
+        }
+        for of_job in values
     ]
-    hidden = [
-        key
-        for key in dict.fromkeys(key for value in values for key in value)
-        if len({repr(value.get(key)) for value in values}) > 1
-        and not all(shows(row, key, value.get(key)) for row, value in told)
-    ]
-    columns = {key: f"swept_{key}" if any(key in row for row in rows) else key for key in hidden}
-    return [{column: cell(value.get(key)) for key, column in columns.items()} for value in values]
-
-
-def values_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the values that overrides give, by their keys."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return {override.get_key_element().lstrip("+"): override.value() for override in parsed}
 
 
 def shows(row: Mapping[str, Any], key: str, value: object) -> bool:
     """Tells whether a row has a swept value under its name, or an option in its model's name."""
-    is_option = "." not in key and str(value) in str(row.get("model")).split("_")
-    return is_option or row.get(key.rpartition(".")[2], ...) == value
-
-
-def cell(value: object) -> object:
-    """Writes a swept value into a column: lists and null as text."""
-    return value if isinstance(value, (str, int, float)) else json.dumps(value)
+    in_model = str(row.get("model")).split("_") if "." not in key else ()
+    return str(value) in in_model or row.get(key.rpartition(".")[2], ...) == value
 
 
 def beside(row: Mapping[str, Any], exact: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,13 +212,13 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
         {
             **row,
             "count": row["r"],
-            "series": name,
+            "series": curve_name(row, rows),
             **{
                 end: row[end] and row[end] / row["value"] * row["times_exact"]
                 for end in ("value", *charts.ENDS)
             },
         }
-        for row, name in zip(rows, curve_names(rows), strict=True)
+        for row in rows
     )
     if drawn.empty:
         return None
@@ -231,7 +229,7 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     )
     panels = [
         charts.figure(
-            [*charts.level(1.0), *charts.curves(frame, curve_marks(frame), x, y)],
+            [*charts.level(1.0), *charts.curves(frame, look.oracle_marks(frame), x, y)],
             model.replace("_", " "),
         )
         for model, frame in drawn.groupby("model", sort=False)
@@ -239,51 +237,32 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     return look.png(panels, math.ceil(len(panels) / 3))
 
 
-def curve_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names the curve of each row: its method, and what else tells its model's curves apart."""
+def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Names the curve of a row: its method, and what tells it from others of its model."""
     from value_aware_study.cards import cards
-    from value_aware_study.report.words import ORACLES, grouped, plain, series_label
+    from value_aware_study.report.words import ORACLES, plain, series_label
 
-    alike = grouped(((row["model"], row["approximation"]), row) for row in rows)
-    names = []
-    for row in rows:
-        method, others = row["approximation"], alike[row["model"], row["approximation"]]
-        in_label = (*RESULTS, "r", *(cards()[method].curves if method in cards() else ()))
-        words = [
-            f"{plain(name.rpartition('.')[2])} {row[name]}"
-            for name in row
-            if name not in in_label and len({repr(other.get(name)) for other in others}) > 1
-        ]
-        label = series_label(row) if words else ORACLES.get(method) or series_label(row)
-        names.append(", ".join([label, *words]))
-    return names
-
-
-def curve_marks(drawn: "pd.DataFrame") -> "dict[str, Mark]":
-    """Returns the marks of a panel's curves; those without one get what the others leave."""
-    from value_aware_study.report import look
-
-    marks = {
-        name: mark
-        for name, mark in look.oracle_marks(drawn).items()
-        if name in set(drawn["series"])
+    model, method, label = row["model"], row["approximation"], series_label(row)
+    alike = [other for other in rows if (other["model"], other["approximation"]) == (model, method)]
+    in_label = {
+        *COLUMNS,
+        "r",
+        "times_exact",
+        *(cards()[method].curves if method in cards() else ()),
     }
-    colours = {mark.colour for mark in marks.values()}
-    free = [
-        look.Mark.of(name, shape)
-        for shape in SHAPES
-        for name in look.SERIES
-        if look.Mark.of(name).colour not in colours
+    words = [
+        f"{plain(name.rpartition('.')[2])} {value}"
+        for name, value in row.items()
+        if name not in in_label and {repr(other.get(name)) for other in alike} != {repr(value)}
     ]
-    unmarked = [name for name, mark in marks.items() if mark == look.OTHER]
-    return marks | dict(zip(unmarked, free, strict=False))
+    return ", ".join([label, *words]) if words else ORACLES.get(method, label)
 
 
 def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
     """Returns the overrides that a job does not share with its sweep; all of a single job."""
     shared = set(config.hydra.overrides.task)
-    own = [text for text in job["overrides"] if text not in shared] or job["overrides"]
-    return [text.removeprefix("++") for text in own]
+    own = [text.removeprefix("++") for text in job["overrides"] if text not in shared]
+    return own or job["overrides"]
 
 
 def wait_for_every_job(lost: list[str]) -> None:

@@ -19,7 +19,9 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> None:
         metavar="MODEL",
         help="a folder, a GGUF file, package:NAME/PATH or a name on the Hugging Face hub",
     )
-    made.add_argument("sentence", metavar="SENTENCE", help="in quotes, of at most 48 tokens")
+    made.add_argument(
+        "sentence", metavar="SENTENCE", help="in quotes, of at most 48 tokens, with special ones"
+    )
     made.add_argument(
         "--output", metavar="FILE", type=Path, default=Path("explained.html"),
         help="the page (explained.html)",
@@ -32,9 +34,10 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> None:
 def explain(model: str, sentence: str, output: Path) -> None:
     """Writes the page of a sentence. Raises ValueError for one that it cannot show whole."""
     from value_aware_attention.files import new_file
+    from value_aware_attention.hugging_face.layers import positions
     from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.probe import loaded
-    from value_aware_study.evaluation.explorer import MOST, exploration
+    from value_aware_study.evaluation.explorer import MOST, ends_of, exploration
     from value_aware_study.report import exhibit, page
     from value_aware_study.report.exhibits.model import explorer
 
@@ -49,17 +52,16 @@ def explain(model: str, sentence: str, output: Path) -> None:
         )
     with new_file(output) as partial:
         name = short_name(model)
-        # the ends of a text are left out, since a window may cut them
         network, tokenizer = loaded(model)
-        explored = exploration(name, network, tokenizer, [f"…\n\n{sentence} …"])
-        ends = tokenizer.all_special_tokens
-        shown_tokens = [piece for piece in explored.models[0].tokens if piece.strip() not in ends]
-        # by their number: a character may be several tokens, each of which shows it whole
-        if len(tokenizer(sentence, add_special_tokens=False)["input_ids"]) > len(shown_tokens):
+        ends = ends_of(network, tokenizer)
+        most = min(MOST, positions(network) or MOST) - sum(map(len, ends))
+        tokens = len(tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"])
+        if not 1 <= tokens <= most:
             raise ValueError(
-                f"the text is too long for the page or the model: give one sentence of at most "
-                f"{MOST} tokens"
+                f"the text has {tokens} tokens; the page and the model take 1 to {most}, beside "
+                f"those that the tokenizer puts around a text"
             )
+        explored = exploration(name, network, tokenizer, [sentence])
         shown = [*filter(None, [explorer(explored, {name: name})])]
         written = exhibit.Page(
             f"{name}, token by token",

@@ -120,15 +120,13 @@ def exploration(
 ) -> Exploration:
     """Explores a passage of whole sentences of the texts, which the model reads alone.
 
-    It has at most `most` tokens. `kernel` None is the model's own; `ends` None are the special
-    tokens that its tokenizer puts around a text. Of a model with more than `HEADS` heads, as many
-    are taken, evenly spaced.
+    It has at most `most` tokens; one text that is no longer is explored whole. `kernel` None is the
+    model's own; `ends` None are the special tokens that its tokenizer puts around a text. Of a
+    model with more than `HEADS` heads, as many are taken, evenly spaced.
     Raises ValueError for texts without a word.
     """
     metric = metric_of(model)
-    if ends is None:
-        before, after = special_tokens(tokenizer)
-        ends = before, [] if metric == "perplexity" else after
+    ends = ends_of(model, tokenizer) if ends is None else ends
     ids, pieces = passage(texts, tokenizer, ends, min(most, positions(model) or most))
     row = torch.tensor([ids])
     calls = Task(model, [Text(row, row)], metric, kernel=kernel).layer_calls()
@@ -137,6 +135,12 @@ def exploration(
     methods = {card.explored: card.method for card in map(cards().__getitem__, EXPLORED)}
     explored = explored_model(name, calls, pieces, methods, SIZES, heads)
     return Exploration(SIZES, tuple(methods), (explored,))
+
+
+def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ends:
+    """Returns the special tokens that a tokenizer puts around a text; a causal model reads on."""
+    before, after = special_tokens(tokenizer)
+    return before, [] if metric_of(model) == "perplexity" else after
 
 
 def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> Exploration:
@@ -180,14 +184,16 @@ def passage(
 ) -> Passage:
     """Takes whole sentences of `FEWEST` to `most` tokens, or else as many whole words as fit.
 
-    Of the first `CONSIDERED` passages it is the one with the most words for its tokens. The first
-    sentence of a text is left out, since a window may begin in its midst; `ends` are the special
-    tokens before and after it. Raises ValueError for texts without a word.
+    One text of at most `most` tokens, special ones included, is taken as it is. Of the first
+    `CONSIDERED` passages it is the one with the most words for its tokens. The first sentence of a
+    text is left out, since a window may begin in its midst; `ends` are the special tokens before
+    and after it. Raises ValueError for texts without a word.
     """
     before, after = ends
     most = max(1, most - len(before) - len(after))
     texts = list(texts)
-    passages = islice(_passages(texts, tokenizer, most), CONSIDERED)
+    is_short = len(texts) == 1 and 0 < _length(texts[0], tokenizer) <= most
+    passages = texts if is_short else islice(_passages(texts, tokenizer, most), CONSIDERED)
     text = max(passages, key=lambda text: len(text.split()) / _length(text, tokenizer), default="")
     inner = _tokenized(text or _words(texts, tokenizer, most), tokenizer, most)
     first, last = ([f" {name}" for name in tokenizer.convert_ids_to_tokens(ids)] for ids in ends)

@@ -1,5 +1,6 @@
 """Measures a pretrained decoder: a grid, parts of its layers, and random weights beside it."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -18,8 +19,11 @@ from value_aware_attention.measurement.matching import SLOT
 from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+from value_aware_study.data.text import HUB
 from value_aware_study.paths import packaged_weights
 
+DEFAULT = "docstrings"
+"""Name of the text of the cards"""
 CONTROLLED = (4, 16)
 """Numbers of keys of methods in all layers that are measured with random weights"""
 READING = 2
@@ -53,6 +57,25 @@ def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
 def weights_of(card: Mapping[str, Any]) -> Path:
     """Finds the packaged weights of a card."""
     return packaged_weights(**{key: card[key] for key in ("requirement", "package", "weights")})
+
+
+def named_text(cfg: Any, sha256: str) -> tuple[str, str]:
+    """Returns the name of a text in files, and its description, from an app's `text` and so on.
+
+    A text of the user is named by its file and the first digits of `sha256`, its content's, where
+    `text_name` does not say otherwise. Raises ValueError for another text under the default's name,
+    and for the default text under another name or description.
+    """
+    source = (cfg.text or DEFAULT).rstrip("/").removesuffix(".gz")
+    stem = re.sub(r"[^\w.+-]+", "_", source if source.startswith(HUB) else Path(source).stem)
+    name = cfg.text_name or "-".join(filter(None, (stem, sha256[:8])))
+    if (name.casefold().partition("-")[0] == DEFAULT) == bool(cfg.text or cfg.description):
+        raise ValueError(
+            f"text is {cfg.text}, text_name {name}: {DEFAULT} is the name of the default text; a "
+            f"text of yours has another one, and it alone (text=FILE) has a name or description"
+        )
+    default = f"{name}, a text of the user" if cfg.text else cfg.model.description
+    return name, cfg.description or default
 
 
 def in_parts(

@@ -109,7 +109,23 @@ RAMP = (
     Mark.of("wine", "triangle-up"),
     Mark.of("orange", "diamond"),
     Mark.of("grey", "cross"),
+    Mark.of("teal", "triangle-down"),
+    Mark.of("sky", "diamond"),
+    Mark.of("olive"),
+    Mark.of("brown", "cross"),
+    Mark.of("deep", "triangle-down"),
+    Mark.of("green", "cross"),
+    Mark.of("vermillion", "triangle-up"),
+    Mark.of("blue", "diamond"),
+    Mark.of("plum", "triangle-down"),
+    Mark.of("orange", "triangle-up"),
+    Mark.of("teal", "square"),
+    Mark.of("purple", "cross"),
+    Mark.of("sky", "triangle-down"),
+    Mark.of("wine", "diamond"),
+    Mark.of("brown", "triangle-down"),
 )
+"""Marks of curves that have none of their own, in the order in which they are given"""
 
 
 def ramp(names: Sequence[str]) -> dict[str, Mark]:
@@ -154,7 +170,10 @@ def model_mark(record: Record) -> Mark:
 
 
 def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
-    """Returns the mark of each curve (`series`) in legend order, from the cards."""
+    """Returns the mark of each curve (`series`) in legend order, from the cards.
+
+    Curves without one of their own get those of `RAMP`.
+    """
     present = set(settings["series"])
     marks: dict[str, Mark] = {}
     shaded: dict[str, Mark] = {}
@@ -163,7 +182,7 @@ def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
             marks |= {name: Mark.of(mark["colour"], mark["shape"])} if name in present else {}
         shaded |= _shades(card, settings)
     marks |= shaded
-    return marks | dict.fromkeys(sorted(present - set(marks)), OTHER)
+    return marks | ramp(sorted(present - set(marks)))
 
 
 def oracle_marks(drawn: pd.DataFrame) -> dict[str, Mark]:
