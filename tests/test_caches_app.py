@@ -30,7 +30,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(site: Path, *more: str) -> str:
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.name=tiny", "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.package=tiny_decoder", "pretrained.name=tiny",
+        "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
         f"text={site}/text.txt", "text_name=made", "description=words", "length=32", "prompts=2",
         "caches.skip=1", "caches.continuation=6", "keep=[0.5]",
     ]  # fmt: skip
@@ -95,10 +96,10 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     names = {file.stem.removeprefix("tiny-practical-running_text-") for file in folder.iterdir()}
     assert len(names) == len(commands)
     docstrings = {"docstrings-512", "docstrings-32", "docstrings-512-seed_3"}
-    assert docstrings | {"docstrings-512-prompts_4-seed_3", "mine-512"} <= names
+    assert docstrings | {"docstrings-512-seed_3-prompts_4", "mine-512"} <= names
     assert {"docstrings-512-keep_0.5+0.25", "docstrings-512-skip_0"} <= names
     written = [json.loads(file.read_text()) for file in folder.iterdir()]
-    assert all(("docstrings" == one["text"]) == ("docstrings" in one["of"]) for one in written)
+    assert all((one["text"] == "docstrings") == ("docstrings" in one["of"]) for one in written)
     assert {one["of"] for one in written if one["text"] == "mine"} == {"mine, a text of the user"}
     for given in (
         f"text={site}/docstrings.txt text_name=docstrings", f"{text} text_name=Docstrings-512",

@@ -32,10 +32,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def command(site: Path, *more: str) -> str:
     """Asks for an evaluation on 32 tokens of a text."""
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.name=tiny", "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.package=tiny_decoder", "pretrained.name=tiny",
+        "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
         "pretrained.parts={early:[0,1]}", f"text={site}/text.txt", "text_name=made",
         "description=words",
-        "extent.name=cut", "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
+        "extent.name=cut",
+        "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
         "extent.value_aware_keys=[1,4]", "extent.control_keys=[4]", "extent.parts_keys=[4]",
         "extent.random_seeds=[0,1]",
     ]  # fmt: skip

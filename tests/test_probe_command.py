@@ -14,6 +14,7 @@ import pytest
 import torch
 from probed import LENGTH, model, tokenizer, words
 
+from tests.refusals import assert_refused
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.measure import measure_own
@@ -21,6 +22,7 @@ from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.terminal import side_by_side, tables
 from value_aware_attention.probe import __main__ as command
 from value_aware_attention.probe import measuring
+from value_aware_study.explain import explain
 from value_aware_study.report.page import OURS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -106,6 +108,47 @@ def test_explain_writes_one_page_of_the_whole_sentence(
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize(
+    ("sentence", "pieces"),
+    [
+        ("w1 <mask> w2.", "w1 <mask> w2."),
+        ("w1 </s> w2 <s> .", "w1 </s> w2 <s> ."),
+        (f"W1 {words(40)}. W2 w3.", None),  # the first sentence could be a passage alone
+        ("w1. w2! w3? w4", None),
+        ("\u200b", ""),
+        (words(46), None),
+        (words(47), ""),
+    ],
+)
+def test_explain_shows_any_text_whole_or_tells_its_tokens(
+    tmp_path: Path, sentence: str, pieces: str | None
+) -> None:
+    from tokenizers import normalizers
+    from transformers import BertConfig, BertForMaskedLM
+
+    tokens = tokenizer()
+    tokens.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokens.save_pretrained(tmp_path)
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    BertForMaskedLM(BertConfig(**sizes, vocab_size=len(tokens))).save_pretrained(tmp_path)
+    page = tmp_path / "page.html"
+    if pieces == "":
+        count = len(tokens(sentence, add_special_tokens=False).input_ids)
+        assert_refused(
+            f"^the text has {count} tokens; .* take 1 to 46, beside",
+            explain,
+            str(tmp_path),
+            sentence,
+            page,
+        )
+        return
+    explain(str(tmp_path), sentence, page)
+    (data,) = re.findall(r'id="explorer-data">([^<]*)<', page.read_text())
+    (shown,) = json.loads(json.loads(zlib.decompress(b64decode(data)))["exploration"])["models"]
+    written = "".join(shown["tokens"]).split()
+    assert "".join(written) == "".join(f"<s> {pieces or sentence} </s>".split())
+
+
 def test_explain_shows_a_character_of_several_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,9 +175,8 @@ def test_explain_shows_a_character_of_several_tokens(
         ("{bert} w1 --output {mine.html}", "mine.html; give a new file or an earlier page"),
         ("{bert} w1 --output {bert}", "bert; give a new file or an earlier page"),
         ("{bert} w1 --output {none/a.html}", "a.html; give a new file or an earlier page"),
-        ("{bert} " + "w1_" * 39, "the text has 39 tokens; the page and the model take 1 to 38, "),
-        ("{gpt2} " + "w1_" * 40, "the text has 40 tokens; the page and the model take 1 to 39, "),
-        ("{bert} \u200b", "the text has 0 tokens"),
+        ("{bert} " + "w1_" * 15, "the text has 15 tokens; the page and the model take 1 to 14, "),
+        ("{gpt2} " + "w1_" * 32, "the text has 32 tokens; the page and the model take 1 to 31, "),
         ("{bare} w1", "has no tokenizer"),
     ],
 )

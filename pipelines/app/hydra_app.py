@@ -181,7 +181,7 @@ def own_values(cfg: DictConfig, name: str) -> str:
         if value != before.get(key) and key not in apart
     }
     text = "".join(
-        f"-{key.rpartition('.')[2]}_{value}"
+        f"-{key.partition('.')[2] or key}_{value}"
         for key, value in own.items()
         if f"{key.partition('.')[0]}.name" not in own
     )

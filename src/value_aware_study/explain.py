@@ -53,15 +53,15 @@ def explain(model: str, sentence: str, output: Path) -> None:
     with new_file(output) as partial:
         name = short_name(model)
         network, tokenizer = loaded(model)
-        ends = ends_of(network, tokenizer)
-        most = min(MOST, positions(network) or MOST) - sum(map(len, ends))
+        around = sum(map(len, ends_of(network, tokenizer)))
+        most = min(MOST, positions(network) or MOST) - around
         tokens = len(tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"])
         if not 1 <= tokens <= most:
             raise ValueError(
                 f"the text has {tokens} tokens; the page and the model take 1 to {most}, beside "
                 f"those that the tokenizer puts around a text"
             )
-        explored = exploration(name, network, tokenizer, [sentence])
+        explored = exploration(name, network, tokenizer, [sentence], whole=True)
         shown = [*filter(None, [explorer(explored, {name: name})])]
         written = exhibit.Page(
             f"{name}, token by token",

@@ -117,17 +117,18 @@ def exploration(
     kernel: Kernel | None = None,
     ends: Ends | None = None,
     most: int = MOST,
+    whole: bool = False,
 ) -> Exploration:
     """Explores a passage of whole sentences of the texts, which the model reads alone.
 
-    It has at most `most` tokens; one text that is no longer is explored whole. `kernel` None is the
-    model's own; `ends` None are the special tokens that its tokenizer puts around a text. Of a
-    model with more than `HEADS` heads, as many are taken, evenly spaced.
+    It has at most `most` tokens. `whole`: there is one text, which fits and is explored as it is.
+    `kernel` None is the model's own; `ends` None are the special tokens that its tokenizer puts
+    around a text. Of a model with more than `HEADS` heads, as many are taken, evenly spaced.
     Raises ValueError for texts without a word.
     """
     metric = metric_of(model)
     ends = ends_of(model, tokenizer) if ends is None else ends
-    ids, pieces = passage(texts, tokenizer, ends, min(most, positions(model) or most))
+    ids, pieces = passage(texts, tokenizer, ends, min(most, positions(model) or most), whole)
     row = torch.tensor([ids])
     calls = Task(model, [Text(row, row)], metric, kernel=kernel).layer_calls()
     places = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
@@ -181,19 +182,19 @@ def passage(
     tokenizer: PreTrainedTokenizerBase,
     ends: Ends,
     most: int = MOST,
+    whole: bool = False,
 ) -> Passage:
     """Takes whole sentences of `FEWEST` to `most` tokens, or else as many whole words as fit.
 
-    One text of at most `most` tokens, special ones included, is taken as it is. Of the first
-    `CONSIDERED` passages it is the one with the most words for its tokens. The first sentence of a
-    text is left out, since a window may begin in its midst; `ends` are the special tokens before
-    and after it. Raises ValueError for texts without a word.
+    `whole`: one text is taken as it is. Of the first `CONSIDERED` passages it is the one with the
+    most words for its tokens. The first sentence of a text is left out, since a window may begin in
+    its midst; `ends` are the special tokens before and after it. Raises ValueError for texts
+    without a word.
     """
     before, after = ends
     most = max(1, most - len(before) - len(after))
     texts = list(texts)
-    is_short = len(texts) == 1 and 0 < _length(texts[0], tokenizer) <= most
-    passages = texts if is_short else islice(_passages(texts, tokenizer, most), CONSIDERED)
+    passages = texts if whole else islice(_passages(texts, tokenizer, most), CONSIDERED)
     text = max(passages, key=lambda text: len(text.split()) / _length(text, tokenizer), default="")
     inner = _tokenized(text or _words(texts, tokenizer, most), tokenizer, most)
     first, last = ([f" {name}" for name in tokenizer.convert_ids_to_tokens(ids)] for ids in ends)
