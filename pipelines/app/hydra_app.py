@@ -166,9 +166,10 @@ def own_values(cfg: DictConfig, name: str) -> str:
     overrides = HydraConfig.get().overrides.task
     usual = composed(name, [*scale_of_params(overrides), *options_of(overrides)])
     sections = [name, "pretrained", "extent", "seed"]
-    given, before = (
+    roots: tuple[Any, Any] = cfg._get_root(), usual
+    values, before = (
         dict(leaves(OmegaConf.to_container(OmegaConf.masked_copy(root, sections))))
-        for root in (cfg._get_root(), usual)
+        for root in roots
     )
     apart = {  # keys that the name has in another way, or that change no number
         *(f"{name}.{key}" for key in ("text", "text_name", "kind", "length", "group", "name")),
@@ -177,7 +178,7 @@ def own_values(cfg: DictConfig, name: str) -> str:
     }
     own = {
         key: str(value).strip("[]").replace(", ", "+")
-        for key, value in given.items()
+        for key, value in values.items()
         if value != before.get(key) and key not in apart
     }
     text = "".join(

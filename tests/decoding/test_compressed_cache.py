@@ -983,7 +983,7 @@ def test_a_context_whose_caches_nobody_read_says_that_its_logits_are_exact(
         pytest.warns(UserWarning, match=line.format(1)),
         compressed_cache(llama, Recent, keep=KEEP),
     ):
-        generated(llama, prompt(), max_new_tokens=1)
+        llama.generate(**prompt(), max_new_tokens=1)
 
 
 @pytest.mark.filterwarnings("error:no token was read over:UserWarning")
@@ -1032,8 +1032,12 @@ def test_a_prompt_that_the_cache_has_seen_is_not_read_again(llama: PreTrainedMod
     inputs = {name: x[1:] for name, x in prompt().items()}
     with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
         cache = llama(**inputs, use_cache=True).past_key_values
-        line = "seen 24 tokens, kept or not, and the call brings 24, .*; generate must be given"
+        line = r"seen 24 tokens, kept or not; generate got 24 with an attention_mask of 24 columns"
         assert_refused(line, llama.generate, **inputs, **NEW, past_key_values=cache)
+        last = {"input_ids": inputs["input_ids"][:, -1:], "past_key_values": cache}
+        mask = torch.ones(2, R + 1, dtype=torch.long)
+        line = f"generate got 1 with an attention_mask of {R + 1} columns: .*, 25 columns"
+        assert_refused(line, llama.generate, **last, **NEW, attention_mask=mask)
 
 
 def test_a_report_names_the_layers_and_the_bytes_of_those_with_windows() -> None:

@@ -32,9 +32,10 @@ class SlidingWindow(SparseFixedPattern):
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         near = self.r - self.sinks
         pattern = window(near - 1, 0) if is_causal else shifted_window(near, 1, keys)
-        if self.sinks:
-            pattern = pattern | first_keys(self.sinks)
-        return pattern & past() if is_causal and self.sinks else pattern
+        if not self.sinks:
+            return pattern
+        pattern = pattern | first_keys(self.sinks)
+        return pattern & past() if is_causal else pattern
 
 
 class DilatedWindow(SparseFixedPattern):
@@ -51,8 +52,6 @@ class DilatedWindow(SparseFixedPattern):
         self.dilation = check_at_least(1, dilation=dilation)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
-        return (
-            window(self.r - 1, 0, self.dilation)
-            if is_causal
-            else shifted_window(self.r, self.dilation, keys)
-        )
+        if is_causal:
+            return window(self.r - 1, 0, self.dilation)
+        return shifted_window(self.r, self.dilation, keys)

@@ -24,7 +24,8 @@ class Strided(FixedPattern):
         self.stride = check_at_least(1, stride=stride)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
-        pattern = window(self.stride - 1, self.stride - 1) | stripes(self.stride)
+        near = window(self.stride - 1, self.stride - 1)
+        pattern = near | stripes(self.stride)
         return pattern & past() if is_causal else pattern
 
 

@@ -356,6 +356,7 @@ class _Compression:
     ) -> object:
         """Reads a prompt as `generate` does; one read in chunks is compressed at its end."""
         arguments = signature(prefill).bind(*inputs, **options).arguments
+        _check_continued(**arguments)
         self.is_chunked = arguments["generation_config"].prefill_chunk_size is not None
         try:
             outputs = prefill(*inputs, **options)
@@ -608,11 +609,29 @@ def _check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str,
         raise ValueError(
             f"attention_mask has {mask.shape[-1]} columns; the cache has seen {before} tokens, "
             f"kept or not, and the call brings {length}, so it must have {before + length}"
-            + "; generate must be given a token that the cache has not seen"
-            * (before >= length > 1)
         )
     if mask.device != tokens.device:
         raise ValueError(f"attention_mask is on {mask.device}; the tokens are on {tokens.device}")
+
+
+def _check_continued(
+    input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: Arguments, **_: object
+) -> None:
+    """Raises ValueError for a cache that `generate` would continue at another place.
+
+    It is given the whole text, whose mask is as long, or the new tokens with the mask of all. Where
+    the cache has the whole text, transformers reads it again behind itself.
+    """
+    cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
+    before = cache.get_seq_length() if isinstance(cache, Cache) else 0
+    columns = getattr(generation_config, "_mask_length", -1) if mask is None else mask.shape[1]
+    tokens = input_ids.shape[1]
+    if before and not (before < tokens == columns or columns in (-1, before + tokens)):
+        raise ValueError(
+            f"the cache has seen {before} tokens, kept or not; generate got {tokens} with an "
+            f"attention_mask of {columns} columns: give it the whole text, longer than what was "
+            f"seen, or the new tokens with a mask of all, {before + tokens} columns"
+        )
 
 
 def _time() -> float:

@@ -14,8 +14,6 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.approximations.block_sparse import QUERIES_AT_ONCE
-from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.arguments import described
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
@@ -39,6 +37,8 @@ from value_aware_attention.kernels import Kernel, check_kernel
 
 OWN = "value_aware_attention"
 """Name under which transformers calls the attention that `set_attention` put into a model"""
+QUERIES_AT_ONCE = 128
+"""Rows of a pattern that are drawn at once, where texts have positions of their own"""
 
 
 def set_attention(
@@ -80,8 +80,8 @@ def set_attention(
 
 def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
     """Computes attention where nothing is replaced: by the module's `approximation`, or Exact."""
-    methods = {module: getattr(module, "approximation", None) or Exact()}
-    return attend(methods, None, None, module, *inputs, **options)
+    method = getattr(module, "approximation", None) or Exact()
+    return attend({module: method}, None, None, module, *inputs, **options)
 
 
 def method_of(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
@@ -143,35 +143,34 @@ def _in_its_text(
     Raises ValueError where the positions of keys in their texts (None: by the mask) cannot be told.
     """
     queries, keys = query.shape[2], key.shape[2]
-    is_pattern, is_whole = isinstance(method, FixedPattern), queries == keys
-    if (attn_mask is None and is_whole) or not (is_pattern or (is_whole and not is_causal)):
+    pattern_of, is_whole = getattr(method, "pattern", None), queries == keys
+    if is_whole and (attn_mask is None or (is_causal and pattern_of is None)):
+        return method, is_causal
+    if pattern_of is None and not is_whole:
         return method, is_causal
     past, shown = causal_pairs(queries, keys, query.device), attn_mask is None or attn_mask
-    visible, shows_later = past & shown, not is_causal and bool((~past & shown).any())
-    if not isinstance(method, FixedPattern) or (is_whole and shows_later):
+    visible = past & shown
+    shows_later = not is_causal and bool((~past & shown).any())
+    if pattern_of is None or (is_whole and shows_later):
         return method, not shows_later
     place = positions_in_texts(visible) if positions is None else positions[..., :keys]
     last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # where the query stands
-    is_told = (
-        visible.sum(dim=-1, keepdim=True) <= last + 1
-        if is_whole or positions is not None
-        else visible == past
-    )
+    if is_whole or positions is not None:
+        is_told = visible.sum(dim=-1, keepdim=True) <= last + 1
+    else:
+        is_told = visible == past
     if shows_later or not is_told.all():
         raise ValueError(
             f"the attention mask does not tell the positions within texts, by which "
             f"{type(method).__name__} chooses keys: give the model a mask (batch, tokens)"
         )
-    if is_whole and bool(
-        (
-            (place == torch.arange(keys, device=place.device)) | ~visible.any(dim=-2, keepdim=True)
-        ).all()
-    ):
+    stands = (place == torch.arange(keys, device=place.device)) | ~visible.any(dim=-2, keepdim=True)
+    if is_whole and bool(stands.all()):  # each key that is seen stands at its place in the text
         return method, True
-    pattern = method.pattern(int(last.max()) + 1, is_causal=True)
-    kept = visible & torch.cat([pattern(x, place) for x in last.split(QUERIES_AT_ONCE, -2)], -2)
-    over = {"attn_mask": kept, "is_causal": False}
-    return lambda *inputs, **options: Exact()(*inputs, **options | over), is_causal
+    pattern = pattern_of(int(last.max()) + 1, is_causal=True)
+    rows = [pattern(x, place) for x in last.split(QUERIES_AT_ONCE, dim=-2)]
+    pairs = {"attn_mask": visible & torch.cat(rows, dim=-2), "is_causal": False}
+    return lambda *inputs, **options: Exact()(*inputs, **options | pairs), is_causal
 
 
 def _in_heads(
@@ -187,7 +186,8 @@ def _in_heads(
     if not heads:
         return output
     chosen = torch.tensor(sorted(set(heads)), device=output.device)
-    if (mask := options["attn_mask"]) is not None and mask.ndim > 2 and mask.shape[-3] > 1:
+    mask = options["attn_mask"]
+    if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
         options["attn_mask"] = mask.index_select(-3, chosen)
     outputs = method(*(x.index_select(1, chosen) for x in inputs), **options)
     return output.index_copy(1, chosen, outputs.to(output.dtype))

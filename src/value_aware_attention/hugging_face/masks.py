@@ -112,8 +112,9 @@ def _visible(attention_mask: Tensor) -> Bool[Tensor, "..."]:
 
 
 def _rows_agree(attention_mask: Tensor, visible: Tensor) -> bool:
-    is_one_row = attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask)
-    return is_one_row or bool((visible == visible[..., :1, :]).all())
+    if attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask):
+        return True
+    return bool((visible == visible[..., :1, :]).all())
 
 
 def _rows_share_memory(mask: Tensor) -> bool:
@@ -125,4 +126,5 @@ def _unless_all(visible: Tensor) -> Tensor | None:
 
 
 def causal_pairs(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "N M"]:
+    """Tells which keys a causal mask shows to each query; queries are the last of the keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
