@@ -9,13 +9,17 @@ from collections.abc import Callable
 from inspect import getdoc, signature
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from playwright.sync_api import sync_playwright
 
 import value_aware_attention
 from docs import stages
+from tests.hugging_face.models import sharp
 from value_aware_attention import approximations, caches, hugging_face, measurement, probe
 
 ROOT = Path(__file__).parents[1]
@@ -138,6 +142,39 @@ def test_the_examples_of_decoding_run_and_check_the_cache(
         exec(compile(example, "decoding.md", "exec"), names)
     said = capsys.readouterr().out
     assert "256 tokens: 64.0 keys a head" in said and "equal over 56 tokens" in said
+
+
+def test_the_class_for_a_harness_scores_over_the_kept_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval is not installed: of its class the page uses `model`, `device` and `max_length`."""
+    model = sharp("llama")
+    harness = SimpleNamespace(HFLM=object)
+    for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface"):
+        monkeypatch.setitem(sys.modules, name, harness)
+    (example,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/harness.md").read_text(), flags=re.DOTALL
+    )
+    names: dict[str, Any] = {}
+    exec(compile(example, "harness.md", "exec"), names)
+    scorer = names["CompressedLM"]()
+    scorer.model, scorer.device, scorer.max_length = model, "cpu", 64
+    tokens = torch.randint(5, 90, (1, 40), generator=torch.Generator().manual_seed(0))
+    context, continuation = tokens[0, :37].tolist(), tokens[0, 37:].tolist()
+    scorer.keep = 1 / 2
+    ((score, is_greedy),) = scorer._loglikelihood_tokens([(None, context, continuation)])
+    method = caches.AfterPrefix(
+        caches.LeaveOneOut(18), prefix=36, observed="continued", pool="model"
+    )
+    with hugging_face.replace_attention(model, method), torch.no_grad():
+        logs = model(tokens, use_cache=False).logits[0, 36:-1].log_softmax(dim=-1)
+    expected = logs.gather(-1, tokens[0, 37:, None]).sum()
+    assert score == pytest.approx(float(expected), rel=1e-4)
+    assert is_greedy == bool((logs.argmax(dim=-1) == tokens[0, 37:]).all())
+    assert scorer.report.caches[0].was_read
+    ((alone, _),) = scorer._loglikelihood_tokens([(None, context[:1], continuation)])
+    with torch.no_grad():
+        logs = model(torch.tensor([[*context[:1], *continuation[:-1]]])).logits[0]
+    exact = logs.log_softmax(dim=-1).gather(-1, tokens[0, 37:, None]).sum()
+    assert alone == pytest.approx(float(exact), rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what DVC imports

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BertConfig, BertModel, GPT2Config, RobertaForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, RobertaForMaskedLM
 
 from tests.refusals import assert_refused
 from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
@@ -184,3 +185,32 @@ def test_width_must_fit_the_heads() -> None:
         block=8,
         dropout=0.0,
     )
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_start_from_an_incomplete_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
+    """A head that the checkpoint never had is drawn; a missing weight of one, or of a layer, not."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 12}
+    whole = BertForMaskedLM(BertConfig(**sizes)) if kind == "bert" else roberta(10, 10)
+    whole.save_pretrained(tmp_path)
+    file, start = tmp_path / "model.safetensors", {"length": 8, "block": 8, "dropout": 0.0}
+    state = load_file(file)
+
+    def without(part: str) -> None:
+        left = {name: weight for name, weight in state.items() if part not in name}
+        assert len(left) < len(state)
+        save_file(left, file, metadata={"format": "pt"})
+
+    for part in ("cls." if kind == "bert" else "lm_head", "embeddings.LayerNorm.bias"):
+        without(part)
+        if part.startswith("embeddings"):
+            line = "lacks weights of its config: .*LayerNorm.bias: give a whole one"
+            assert_refused(line, warm_start, tmp_path, **SIZE, **start)
+        else:
+            assert warm_start(tmp_path, **SIZE, **start).config.num_hidden_layers == 2
+    without("layer.1.attention.self.query.weight")
+    assert_refused("lacks weights of its config", warm_start, tmp_path, **SIZE, **start)
+    if kind == "roberta":
+        without("lm_head.layer_norm.weight")
+        assert_refused("lacks weights of its config", warm_start, tmp_path, **SIZE, **start)

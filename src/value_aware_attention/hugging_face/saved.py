@@ -1,13 +1,18 @@
 """Finds saved models and tokenizers, here or on the hub, and checks their files."""
 
-from contextlib import suppress
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 from huggingface_hub import constants, get_session
 from safetensors import safe_open
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from value_aware_attention.files import check_checksums, load_json, reading
@@ -108,6 +113,8 @@ def why_not(name: str | Path, error: Exception) -> str:
 
 
 DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
+BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
+"""Endings of buffers that older layers saved beside their weights: masks and frequencies"""
 
 
 def check_files(folder: Path, remedy: str = "make it again") -> None:
@@ -129,6 +136,57 @@ def check_files(folder: Path, remedy: str = "make it again") -> None:
         with reading(file, remedy), safe_open(file, "pt"):
             pass
     check_checksums(folder, remedy)
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Silences transformers' table of missing and unused weights, which `check_weights` judges."""
+    log = logging.getLogger("transformers.modeling_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    log.addFilter(is_other)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_other)
+
+
+def check_weights(
+    name: str | Path, model: nn.Module, report: Mapping[str, Any], *, drawn: Collection[str] = ()
+) -> None:
+    """Raises ValueError for weights that were drawn, and for layers that the config leaves out.
+
+    `report` is transformers' of loading the model. Modules named in `drawn` may lack their weights.
+    A checkpoint may have a head that the model has not, and buffers that older models saved.
+    """
+    missing = [key for key in report["missing_keys"] if not {*key.split(".")} & {*drawn}]
+    if missing:
+        raise ValueError(f"{name} lacks weights of its config: {_some(missing)}: give a whole one")
+    if other := [
+        f"{key} ({list(has)}, not {list(to_be)})" for key, has, to_be in report["mismatched_keys"]
+    ]:
+        raise ValueError(f"{name} has weights of other sizes than its config: {_some(other)}")
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    unused = [key for key in report["unexpected_keys"] if _is_in_layers(key, lists)]
+    if unused:
+        raise ValueError(f"{name} has weights that its config has no place for: {_some(unused)}")
+
+
+def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
+    """Tells whether a weight belongs to a layer, whatever name the whole model has before it."""
+    above = re.split(r"\.\d+\.", key)[0]
+    pairs = [(f".{above}", f".{layers}") for layers in lists]
+    ours = any(a.endswith(b) or b.endswith(a) for a, b in pairs)
+    return ours and above != key and not key.endswith(BUFFERS)
+
+
+def _some(keys: Collection[str]) -> str:
+    """Lists the first three keys, and counts the others."""
+    first = sorted(keys)[:3]
+    more = len(keys) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def saved_tokenizer(folder: Path | str, remedy: str = "make it again") -> PreTrainedTokenizerFast:

@@ -1,9 +1,7 @@
 """Loads a language model with its tokenizer: from a folder, a GGUF file, or by its hub name."""
 
 import json
-import logging
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +9,6 @@ from typing import Any, cast
 import torch
 import transformers
 from tokenizers import pre_tokenizers
-from torch.nn import ModuleList
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -29,11 +26,13 @@ from transformers.utils.hub import cached_file
 
 from value_aware_attention.hugging_face.saved import (
     check_files,
+    check_weights,
     gguf_file,
     installed,
     local_folder,
     only_local,
     why_not,
+    without_report,
 )
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
@@ -50,8 +49,6 @@ PRE_TOKENIZERS = {
     )
 }
 """Rules that cut text before its pieces are merged, by their names in llama.cpp"""
-BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
-"""Endings of buffers that older layers saved beside their weights: masks and frequencies"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -82,24 +79,24 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     config.return_dict = True  # transformers' own models cannot do without
     if config._attn_implementation not in (None, "sdpa", "eager"):
         config._attn_implementation = "eager"  # another one may need a package, or a GPU
-    with _loading(name), _without_report():
+    with _loading(name), without_report():
         model, report = build.from_pretrained(
             name, config=config, use_safetensors=True, dtype=dtype or "auto",
             output_loading_info=True, ignore_mismatched_sizes=True, **options,
         )  # fmt: skip
-    _check_weights(name, model, report, has_head=build is not AutoModel)
+    check_weights(name, model, report, drawn=("pooler",) if build is AutoModel else ())
     return model
 
 
 def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a causal LM from a GGUF file as if it had been saved with these weights."""
     build: Any = AutoModelForCausalLM  # its types know of no report
-    with _loading(file), _without_report():
+    with _loading(file), without_report():
         model, report = build.from_pretrained(
             file.parent, gguf_file=file.name, dtype=dtype, output_loading_info=True,
             local_files_only=True, trust_remote_code=False,
         )  # fmt: skip
-    _check_weights(str(file), model, report, has_head=True)
+    check_weights(str(file), model, report)
     model.config.architectures = [type(model).__name__]
     # They are not quantised any more, and transformers would refuse to save or draw them again.
     model.is_quantized, model.hf_quantizer = False, None
@@ -160,21 +157,6 @@ def _loading(name: str | Path) -> Iterator[None]:
         raise ValueError(f"{name} cannot be loaded: {reason}") from error
 
 
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Silences transformers' table of missing and unused weights, which `_check_weights` judges."""
-    log = logging.getLogger("transformers.modeling_utils")
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    log.addFilter(is_other)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_other)
-
-
 def _architecture(name: str, config: PreTrainedConfig) -> str:
     """Returns the class that was saved, as the config names it; ValueError where it names none."""
     saved = config.architectures
@@ -188,42 +170,6 @@ def _architecture(name: str, config: PreTrainedConfig) -> str:
             f"the class that was saved, such as {' or '.join(dict.fromkeys(names))}"
         )
     return str(first)
-
-
-def _check_weights(
-    name: str, model: PreTrainedModel, report: Mapping[str, Any], *, has_head: bool
-) -> None:
-    """Raises ValueError for weights that were drawn, and for layers that the config leaves out.
-
-    A model without a head may lack its pooler, which no hidden state depends on, and may leave the
-    checkpoint's head; buffers that older models saved are left too.
-    """
-    missing = [k for k in report["missing_keys"] if has_head or "pooler" not in k.split(".")]
-    if missing:
-        raise ValueError(f"{name} lacks weights of its config: {_some(missing)}: give a whole one")
-    if other := [
-        f"{key} ({list(has)}, not {list(to_be)})" for key, has, to_be in report["mismatched_keys"]
-    ]:
-        raise ValueError(f"{name} has weights of other sizes than its config: {_some(other)}")
-    lists = [name for name, module in model.named_modules() if isinstance(module, ModuleList)]
-    unused = [key for key in report["unexpected_keys"] if _is_in_layers(key, lists)]
-    if unused:
-        raise ValueError(f"{name} has weights that its config has no place for: {_some(unused)}")
-
-
-def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
-    """Tells whether a weight belongs to a layer, whatever name the whole model has before it."""
-    above = re.split(r"\.\d+\.", key)[0]
-    pairs = [(f".{above}", f".{layers}") for layers in lists]
-    ours = any(a.endswith(b) or b.endswith(a) for a, b in pairs)
-    return ours and above != key and not key.endswith(BUFFERS)
-
-
-def _some(keys: Collection[str]) -> str:
-    """Lists the first three keys, and counts the others."""
-    first = sorted(keys)[:3]
-    more = len(keys) - len(first)
-    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def checkpoint_files(name: str) -> list[Path]:

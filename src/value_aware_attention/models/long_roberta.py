@@ -18,11 +18,18 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from value_aware_attention.hugging_face.saved import installed, only_local, why_not
+from value_aware_attention.hugging_face.saved import (
+    check_weights,
+    installed,
+    only_local,
+    why_not,
+    without_report,
+)
 
 POSITIONS = "roberta.embeddings.position_embeddings"
 TABLE = "embeddings.position_embeddings.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
+HEAD = "lm_head.dense.weight"
 SIZES = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -168,15 +175,26 @@ def _saved_config(checkpoint: str | Path) -> PreTrainedConfig:
 
 
 def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMaskedLM:
-    options: dict[str, Any] = {"use_safetensors": True, "local_files_only": only_local(checkpoint)}
+    """Loads a checkpoint's weights; ValueError where some are missing that would then be drawn.
+
+    The head may be, where the checkpoint has none of it.
+    """
+    is_bert = isinstance(_saved_config(checkpoint), BertConfig)
+    build: Any = BertModel if is_bert else RobertaForMaskedLM
+    options: dict[str, Any] = {} if is_bert else {"config": config}
     try:
-        if not isinstance(_saved_config(checkpoint), BertConfig):
-            return RobertaForMaskedLM.from_pretrained(checkpoint, config=config, **options)
-        bert = BertModel.from_pretrained(checkpoint, **options)
+        with without_report():
+            model, report = build.from_pretrained(
+                checkpoint, use_safetensors=True, local_files_only=only_local(checkpoint),
+                output_loading_info=True, **options,
+            )  # fmt: skip
     except (OSError, SafetensorError) as error:
         reason = why_not(checkpoint, error)
         raise OSError(f"the weights at {checkpoint} cannot be loaded: {reason}") from None
-    return _with_trunk(bert, config)
+    drawn = ("lm_head", "pooler") if is_bert or HEAD in report["missing_keys"] else ()
+    report["unexpected_keys"] = []  # those of another attention stay behind
+    check_weights(checkpoint, model, report, drawn=drawn)
+    return _with_trunk(model, config) if is_bert else model
 
 
 def _with_trunk(bert: BertModel, config: RobertaConfig) -> RobertaForMaskedLM:
