@@ -189,7 +189,7 @@ def test_width_must_fit_the_heads() -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_start_from_an_incomplete_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
-    """A head that the checkpoint never had is drawn; a missing weight of one, or of a layer, not."""
+    """A head that the checkpoint never had is drawn, a missing weight of a head or layer is not."""
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 12}
     whole = BertForMaskedLM(BertConfig(**sizes)) if kind == "bert" else roberta(10, 10)
