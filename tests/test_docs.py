@@ -83,7 +83,6 @@ def test_the_site_is_searched_from_disk_without_a_request(site: Path) -> None:
     "function",
     [
         caches.AfterPrefix,
-        caches.profile,
         hugging_face.compressed_cache,
         hugging_face.replace_attention,
         measurement.measure,

@@ -1,7 +1,6 @@
 """Keys of heads and layers that share a number of them: orders, counts, sets and refusals."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from tests.caches.methods import METHODS, SEEING
 from tests.caches.seen import observed
 from tests.refusals import assert_refused
 from value_aware_attention import caches
-from value_aware_attention.caches import AfterPrefix, CacheProfile, Observed
+from value_aware_attention.caches import AfterPrefix, Observed
 from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.joint_set import Rows
 
@@ -112,57 +111,13 @@ def test_orders_hold_every_key_with_the_protected_first(name: str) -> None:
     assert with_r.indices.shape[-1] == 4 and with_r.indices.diff().gt(0).all()
 
 
-@quick
-@given(
-    st.lists(st.lists(st.floats(0, 9), min_size=4, max_size=4), min_size=2, max_size=3),
-    st.integers(0, 9),
-)
-def test_budgets_are_the_best_of_all(curves: list[list[float]], more: int) -> None:
-    sizes = (2, 3, 4, 5)
-    profile = CacheProfile(sizes, tuple((tuple(curve),) for curve in curves), key_value_heads=1)
-    total = min(2 * len(curves) + more, 5 * len(curves))
-    found = profile.budgets(total)
-    assert found.shape == (len(curves), 1) and found.sum() <= total
-    every = [x for x in product(range(4), repeat=len(curves)) if sum(x) + 2 * len(x) <= total]
-    costs = [sum(max(curve[i], 1e-12) for curve, i in zip(curves, x, strict=True)) for x in every]
-    chosen = [max(curve[int(r) - 2], 1e-12) for curve, r in zip(curves, found[:, 0], strict=True)]
-    assert sum(chosen) == pytest.approx(min(costs))
-
-
-def test_losses_just_below_the_whole_prefix_are_not_taken_for_none() -> None:
-    """The logarithm of no loss at all would draw nine keys of ten near it."""
-    profile = CacheProfile((2, 10, 20), (((1.0, 0.5, 0.0),), ((0.3, 0.02, 0.0),)), 1)
-    assert profile.budgets(30).flatten().tolist() == [20, 10]
-
-
-def test_a_large_total_is_shared_in_steps_and_never_exceeded() -> None:
-    profile = CacheProfile((1, 64, 128), (((1.0, 0.5, 0.0),),) * 64, key_value_heads=1)
-    for total in (5_000, 64 * 128):  # of steps of two keys
-        found = profile.budgets(total)
-        assert found.max() <= 128 and total - 2 * 64 <= found.sum() <= total
-
-
-def test_a_profile_is_read_back_as_it_was_and_says_what_it_cannot_do() -> None:
-    profile = CacheProfile((2, 8), (((0.5, 0.0),), ((1.0, 0.0),)), key_value_heads=3)
-    assert CacheProfile.from_json(profile.to_json()) == profile
-    assert profile.budgets(24).shape == (2, 3)
-    for total in (11, 49):
-        assert_refused(rf"^total is {total}; it must be between 12 and 48$", profile.budgets, total)
-    assert_refused(
-        r"^kl has shape \(1, 2, 1\); [^\n]*$",
-        CacheProfile,
-        (2,),
-        (((0.5,), (0.5,)),),
-        key_value_heads=3,
-    )
-
-
 def test_pools_that_have_no_meaning_are_refused() -> None:
     tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)]
     method = AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer")
     assert_refused(r"^heads are pooled by hugging_face[^\n]*$", method, *tensors, is_causal=True)
     for line, options in (
         (r"^pool [^\n]*layer[^\n]*model[^\n]*$", {"pool": "head"}),
+        (r"^pool is 2; it must be None or one of layer, model, checked$", {"pool": 2}),
         (r"^heads may keep 4 keys; with pool each must keep 5: ", {"pool": "layer", "floor": 5}),
         (r"^every is 2; with pool keys are chosen once: pool=None$", {"pool": "layer", "every": 2}),
     ):

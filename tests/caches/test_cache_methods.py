@@ -168,10 +168,21 @@ def test_critical_values_weigh_half_of_the_keys_by_their_projection(
         assert kept.indices[cache].tolist() == sorted(chosen)
 
 
-@pytest.mark.parametrize("name", ["Press", "as_press"])
-def test_what_exchanged_scores_with_kvpress_says_that_it_is_gone(name: str) -> None:
-    with pytest.raises(ImportError, match=f"^caches.{name} was removed: a score of your own is a"):
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("Press", "a score of your own is a CacheMethod"),
+        ("as_press", "a score of your own is a CacheMethod"),
+        ("CacheProfile", "pool='model' shares one budget among all heads"),
+        ("profile", "pool='model' shares one budget among all heads"),
+    ],
+)
+def test_a_name_that_is_gone_says_what_replaces_it(name: str, instead: str) -> None:
+    line = rf"^caches\.{name} was removed in 1\.1: {instead}[^\n]*$"
+    with pytest.raises(ImportError, match=line):
         getattr(caches, name)
+    with pytest.raises(ImportError, match=line):
+        exec(f"from value_aware_attention.caches import {name}")
 
 
 def test_recent_keys_are_the_last_and_random_ones_the_seeds() -> None:

@@ -5,7 +5,6 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy, deepcopy
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from inspect import signature
@@ -27,7 +26,6 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from tests.hugging_face.models import sharp
 from tests.refusals import assert_refused
-from value_aware_attention import caches
 from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.caches import (
     AfterPrefix,
@@ -287,24 +285,6 @@ def test_a_growing_cache_generates_and_counts_its_time(llama: PreTrainedModel) -
     assert [cache.tokens for cache in report.caches] == [PREFIX] * 2
 
 
-@pytest.mark.parametrize("by", ["layer", "head"])
-def test_a_profile_shares_the_keys(llama: PreTrainedModel, by: str) -> None:
-    profile = caches.profile(
-        llama, [text()["input_ids"]], ValueAware, prefix=PREFIX, by=by, sinks=1, recent=1
-    )
-    options = {"pool": profile, "sinks": 1, "recent": 1}
-    found, _, report = through(llama, ValueAware, text(padding=0), [PREFIX, PREFIX + 1], **options)
-    assert_equal(found, one_pass(llama, text(padding=0), ValueAware(R), **options))
-    (one,) = report.caches
-    assert torch.equal(one.keys, profile.budgets(R * one.keys.numel()).float())
-    for inputs, prefix in ((text(padding=0), 30), (prompt(), 20)):
-        line = f"profile is of a prefix of 24; prefix is {prefix}"
-        assert_refused(line, filled, llama, ValueAware, inputs, **options)
-    options["pool"] = replace(profile, kl=profile.kl[:1])
-    line = "the profile is of 1 layers; the model has 4"
-    assert_refused(line, filled, llama, ValueAware, prompt(), **options)
-
-
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
 
 
@@ -450,7 +430,8 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
             {"pool": "checked"},
             "pool is 'checked'; it reads the prompt again, .* in one pass: model, layer or None",
         ),
-        ({"pool": "heads"}, "pool is 'heads'; it must be"),
+        ({"pool": "heads"}, "pool is 'heads'; it must be None or one of model, layer"),
+        ({"pool": 2}, "pool is 2; it must be None or one of model, layer"),
         ({"rows": 0}, "rows is 0; it must be"),
         ({"every": 0}, "every is 0; it must be"),
         ({"every": 4}, "every is 4 and observed is 'continued'"),

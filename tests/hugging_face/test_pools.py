@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,13 +12,7 @@ from tests.caches.methods import METHODS, Spy
 from tests.hugging_face.models import batch, logits, sharp
 from tests.refusals import assert_refused
 from value_aware_attention import caches
-from value_aware_attention.caches import (
-    AfterPrefix,
-    CacheMethod,
-    CacheProfile,
-    KeptKeys,
-    Observed,
-)
+from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.call import Layer
 from value_aware_attention.decoding.after_prefix import Given
@@ -198,50 +191,6 @@ def test_pools_over_a_part_of_the_model_are_refused() -> None:
         pass
 
 
-@pytest.mark.parametrize("by", ["layer", "head"])
-def test_a_profile_shares_keys_by_what_each_layer_or_head_loses(kind: str, by: str) -> None:
-    model, inputs = sharp(kind), batch("none", rows=2)
-    options = {"observed": "continued", "rows": 9, "sinks": 1, "recent": 2}
-    found = caches.profile(
-        model, [inputs["input_ids"]], caches.ValueAware, prefix=PREFIX, by=by, **options
-    )
-    assert found.sizes[0] == 3 and found.sizes[-1] == PREFIX
-    assert_refused(
-        "^floor is no option of a profile; these are: observed, rows, sinks, recent, seed$",
-        caches.profile, model, [inputs["input_ids"]], caches.ValueAware, prefix=PREFIX, floor=1,
-    )  # fmt: skip
-    assert all(head[-1] == 0 and head[0] > 0 for layer in found.kl for head in layer)
-    kept = kept_by(model, inputs, caches.ValueAware(R), observed="continued", pool=found)
-    budgets = found.budgets(R * found.heads)
-    assert budgets.sum() <= R * found.heads
-    for layer, each in enumerate(kept):
-        assert torch.equal(used(each).flatten(1), budgets[layer].expand(2, -1))
-    if by == "layer":
-        assert (budgets == budgets[:, :1]).all()
-
-
-def test_a_profile_of_a_prefix_of_one_token_has_no_loss(kind: str) -> None:
-    tokens = batch("none", rows=2)["input_ids"]
-    found = caches.profile(sharp(kind), [tokens], caches.Recent, prefix=1, sinks=0, recent=1)
-    assert found.sizes == (1,) and all(head == (0.0,) for layer in found.kl for head in layer)
-
-
-@pytest.mark.parametrize("observed", ["noncausal", "repeat"])
-@torch.no_grad()
-def test_a_profile_has_the_losses_of_each_layer_compressed_alone(kind: str, observed: str) -> None:
-    model, tokens = sharp(kind), batch("none", rows=2)["input_ids"]
-    options = {"prefix": PREFIX, "observed": observed, "rows": 9, "sinks": 1, "recent": 2}
-    found = caches.profile(model, [tokens], caches.ObservedAttention, sizes=[R], **options)
-    assert found.sizes == (R, PREFIX)
-    exact = model(tokens).logits[:, PREFIX:].log_softmax(-1)
-    for layer, ((loss, none),) in enumerate(found.kl):
-        method = caches.AfterPrefix(caches.ObservedAttention(R), **options)
-        with replace_attention(model, method, layers=[layer]):
-            far = model(tokens).logits[:, PREFIX:].log_softmax(-1)
-        expected = (exact.exp() * (exact - far)).sum(-1).mean()
-        assert none == 0 and loss == pytest.approx(float(expected), rel=1e-4)
-
-
 def test_a_checked_pool_is_the_nearer_of_two_on_the_prefix_read_once_more(kind: str) -> None:
     model, inputs = sharp(kind), batch("none")
     spy = Cuts(caches.ValueAware(R))
@@ -299,54 +248,6 @@ def test_a_checked_pool_needs_a_prefix() -> None:
         prefix=None,
         observed="noncausal",
     )
-
-
-def test_a_profile_of_another_model_or_prefix_is_refused(kind: str) -> None:
-    model, inputs = sharp(kind), batch("none")
-    tokens = inputs["input_ids"]
-    found = caches.profile(model, [tokens], caches.Recent, prefix=PREFIX, sizes=[PREFIX])
-    assert_refused(
-        r"^the profile is of a prefix of 9; prefix is 8$",
-        after,
-        caches.Recent(R),
-        prefix=8,
-        pool=found,
-    )
-    assert_refused(
-        r"^heads may keep 2 keys; with pool each must keep 3: ",
-        after,
-        caches.Recent(R),
-        pool=CacheProfile((2, 9), (((1.0, 0.0),),), 1),
-    )
-    fewer = replace(found, kl=found.kl[1:])
-    assert_refused(
-        r"^the profile is of 3 layers; the model has 4$",
-        kept_by,
-        model,
-        inputs,
-        caches.Recent(R),
-        pool=fewer,
-    )
-    other = replace(found, key_value_heads=7)
-    assert_refused(
-        r"^the profile is of 7 key-value heads; the layer has",
-        kept_by,
-        model,
-        inputs,
-        caches.Recent(R),
-        pool=other,
-    )
-    for batches, said in (([tokens, tokens[:, :-1]], "11, 12"), ([tokens[:, :PREFIX]], "9")):
-        assert_refused(
-            rf"^batches have lengths \[{said}\]; they must have",
-            caches.profile,
-            model,
-            batches,
-            caches.Recent,
-            prefix=PREFIX,
-        )
-    with pytest.raises(ValueError, match=r"^method is of type Recent; it must be a function from"):
-        caches.profile(model, [tokens], caches.Recent(R), prefix=PREFIX)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["la_prox", "leave_one_out", "value_aware"])

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Random, Recent
-from value_aware_attention.caches.budgets import CacheProfile
 from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV, LaProx
 from value_aware_attention.caches.expected_attention import CapKV, ExpectedAttention
 from value_aware_attention.caches.layer_budgets import AdaKV, Cake, Lava, PyramidKV
@@ -25,7 +24,6 @@ from value_aware_attention.caches.value_aware import ValueAware
 
 if TYPE_CHECKING:  # of the room above, which imports this one
     from value_aware_attention.decoding.after_prefix import AfterPrefix
-    from value_aware_attention.decoding.profile import profile
 
 __all__ = [
     "RKV",
@@ -34,7 +32,6 @@ __all__ = [
     "AnDPro",
     "AttentionMatching",
     "CacheMethod",
-    "CacheProfile",
     "Cake",
     "CapKV",
     "CriticalValues",
@@ -56,19 +53,19 @@ __all__ = [
     "VaSE",
     "ValueAware",
     "optimal_set",
-    "profile",
 ]
 
-_DECODING = {"AfterPrefix": "after_prefix", "profile": "profile"}  # of the room above
+_OWN_SCORE = "a score of your own is a CacheMethod with `scores` (docs/your-cache-method.md)"
+_POOL = "pool='model' shares one budget among all heads by what their loss costs (docs/caches.md)"
+_REMOVED = {
+    "Press": _OWN_SCORE, "as_press": _OWN_SCORE, "CacheProfile": _POOL, "profile": _POOL,
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what `decoding` defines when it is asked for."""
-    if name in _DECODING:
-        return getattr(import_module(f"value_aware_attention.decoding.{_DECODING[name]}"), name)
-    if name in ("Press", "as_press"):
-        raise ImportError(
-            f"caches.{name} was removed: a score of your own is a CacheMethod with `scores` "
-            f"(docs/your-cache-method.md)"
-        )
+    """Imports what `decoding` defines when it is asked for, and says what replaces old names."""
+    if name == "AfterPrefix":
+        return import_module("value_aware_attention.decoding.after_prefix").AfterPrefix
+    if name in _REMOVED:  # `from caches import` would replace the line of an AttributeError
+        raise ImportError(f"caches.{name} was removed in 1.1: {_REMOVED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from value_aware_attention.arguments import (
     check_seed,
 )
 from value_aware_attention.attention import attention, attention_state, working_precision
-from value_aware_attention.caches.budgets import CacheProfile, Ranking
+from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.method import CacheMethod, available, check_cache_method
 from value_aware_attention.caches.observed import (
     OBSERVED,
@@ -81,7 +81,7 @@ class AfterPrefix(Approximation):
     layers, keep r on average, and of all their keys the one goes that costs least
     (`CacheMethod.rank`), in each text. "checked" does as "model" in texts where the model's
     outputs over the prefix read once more stay nearer to its exact ones than with r keys in every
-    head, and keeps r elsewhere. A `CacheProfile` keeps as many as it found best for the model.
+    head, and keeps r elsewhere.
 
     Args:
         method: Chooses the r keys that a key-value head keeps.
@@ -93,8 +93,7 @@ class AfterPrefix(Approximation):
         recent: Last keys of the prefix that are always kept, counted in r.
         every: Rows after which the method chooses r again, among the kept keys and all keys since
             (a growing cache). None: it chooses once.
-        pool: "layer", "model", "checked" or a `CacheProfile`: these heads keep r on average.
-            None: every head keeps r.
+        pool: "layer", "model" or "checked": these heads keep r on average. None: each keeps r.
         floor: Keys that every head keeps at least, with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
@@ -112,7 +111,7 @@ class AfterPrefix(Approximation):
         sinks: int = 2,
         recent: int = 4,
         every: int | None = None,
-        pool: str | CacheProfile | None = None,
+        pool: str | None = None,
         floor: int = 0,
         seed: int = 0,
     ) -> None:
@@ -126,7 +125,7 @@ class AfterPrefix(Approximation):
         self.rows = check_at_least(1, rows=rows)
         self.sinks, self.recent = check_at_least(0, sinks=sinks), check_at_least(0, recent=recent)
         self.every = every if every is None else check_at_least(1, every=every)
-        self.pool = pool
+        self.pool = check_choice((None, "layer", *OF_MODEL), pool=pool)
         self.floor = check_at_least(0, floor=floor)
         self.seed = check_seed(seed)
         self.kernels = method.kernels
@@ -151,22 +150,17 @@ class AfterPrefix(Approximation):
                 f"be at least {least}"
             )
         if self.pool is not None:
-            self._check_pool(self.pool)
+            self._check_pool()
         if self.every is not None:
             self._check_growing()
 
-    def _check_pool(self, pool: str | CacheProfile) -> None:
-        least = self.method.r
-        if isinstance(pool, CacheProfile):
-            least, whole = pool.sizes[0], pool.sizes[-1]
-            if whole != self.prefix:
-                raise ValueError(f"the profile is of a prefix of {whole}; prefix is {self.prefix}")
-        elif check_choice(("layer", *OF_MODEL), pool=pool) == "checked" and self.prefix is None:
+    def _check_pool(self) -> None:
+        if self.pool == "checked" and self.prefix is None:
             raise ValueError("pool is 'checked'; without a prefix there is none to read again")
-        if least < self._least:
+        if self.method.r < self._least:
             raise ValueError(
-                f"heads may keep {least} keys; with pool each must keep {self._least}: floor, or "
-                f"{self.sinks} sinks and {self.recent} recent keys"
+                f"heads may keep {self.method.r} keys; with pool each must keep {self._least}: "
+                f"floor, or {self.sinks} sinks and {self.recent} recent keys"
             )
 
     def _check_growing(self) -> None:
@@ -328,12 +322,11 @@ class AfterPrefix(Approximation):
     @torch.no_grad()
     def choose_part(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
         """Lets the method choose for texts without padding; indices are those of the call."""
-        choice = self.choose_layer(self.observe_part(call, pool, start), call.layer.number)
-        return _placed(choice, pool)
+        return _placed(self.choose_layer(self.observe_part(call, pool, start)), pool)
 
     @torch.no_grad()
-    def choose_layer(self, observed: Observed, number: int | None) -> KeptKeys:
-        """Keeps keys of one layer, given its number; raises ValueError for a pool of the model."""
+    def choose_layer(self, observed: Observed) -> KeptKeys:
+        """Keeps keys of one layer; raises ValueError for a pool of the model."""
         if self.method.r > observed.keys:
             return self._all_kept(observed)
         if self.pool is None:
@@ -344,22 +337,9 @@ class AfterPrefix(Approximation):
                 f"replace_attention, whose layers are read first"
             )
         ranking = self.method.rank(observed)
-        counts = self._counts(ranking, number)
+        total = self.method.r * ranking.by_head.shape[1]
+        (counts,) = self.method.share([ranking], total, self._least)
         return self.method.cut(observed, ranking, counts.view(ranking.keys.shape[:-1]))
-
-    def _counts(self, ranking: Ranking, layer: int | None) -> Int[Tensor, "B H"]:
-        """Counts the keys that the heads of one layer keep."""
-        texts, heads = ranking.by_head.shape[:2]
-        if isinstance(self.pool, CacheProfile):
-            assert layer is not None
-            if heads != self.pool.key_value_heads:
-                raise ValueError(
-                    f"the profile is of {self.pool.key_value_heads} key-value heads; the layer has "
-                    f"{heads}"
-                )
-            budgets = self.pool.budgets(self.method.r * self.pool.heads)[layer]
-            return budgets.to(ranking.keys.device).repeat(texts, 1)
-        return self.method.share([ranking], self.method.r * heads, self._least)[0]
 
     def _all_kept(self, observed: Observed) -> KeptKeys:
         """Keeps every key of a text that has fewer than r of them."""

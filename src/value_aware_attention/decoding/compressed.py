@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.arguments import check_at_least, check_choice, check_share, described
-from value_aware_attention.caches.budgets import CacheProfile, Ranking
+from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import KeptKeys, Observed
 from value_aware_attention.call import Arguments, Layer, uncompiled
@@ -36,7 +36,7 @@ from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, S
 from value_aware_attention.decoding.padding import Parts
 from value_aware_attention.hugging_face.adapter import named_attention, traits_of
 from value_aware_attention.hugging_face.attending import OWN, set_implementation
-from value_aware_attention.hugging_face.cache_layers import check_profile, grouped
+from value_aware_attention.hugging_face.cache_layers import grouped
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
@@ -131,7 +131,7 @@ def compressed_cache(
     sinks: int = 2,
     recent: int = 4,
     every: int | None = None,
-    pool: str | CacheProfile | None = "model",
+    pool: str | None = "model",
     floor: int = 0,
     seed: int = 0,
 ) -> Iterator[CompressedCaches]:
@@ -162,7 +162,7 @@ def compressed_cache(
         recent: Last keys of the prompt that are always kept, counted in r.
         every: Later tokens after which the method chooses r keys again, without `pool` and not by
             "continued". None: it chooses once.
-        pool: Heads that share their keys: "layer", "model" or a `caches.CacheProfile`. None: none.
+        pool: Heads that share their keys: "layer" or "model". None: none.
         floor: Keys that every head keeps at least, with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
@@ -206,13 +206,11 @@ class _Choices:
                     f"pass: {others}"
                 )
         check_choice(OBSERVED, observed=self.options["observed"])
-        if isinstance(self.options["pool"], str):
-            check_choice(("model", "layer"), pool=self.options["pool"])
+        check_choice(("model", "layer", None), pool=self.options["pool"])
         always = sum(check_at_least(0, **{x: self.options[x]}) for x in ("sinks", "recent"))
         check_at_least(0, floor=self.options["floor"])
-        least, pool = built(self.method, max(1, always)), self.options["pool"]
-        prefix = pool.sizes[-1] if isinstance(pool, CacheProfile) else least.r
-        AfterPrefix(least, prefix=prefix, **self.options | {"floor": 0})
+        least = built(self.method, max(1, always))
+        AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
 
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
         """Returns what keeps r keys of texts with so many tokens."""
@@ -247,7 +245,7 @@ class _Choices:
 
     def _warn_of_few_rows(self, after: AfterPrefix, tokens: int) -> None:
         """Warns where less than half of the prompt's queries decide which heads lose keys."""
-        if after.method.observes and after.pool in ("layer", "model") and 2 * after.rows < tokens:
+        if after.pool is not None and after.method.observes and 2 * after.rows < tokens:
             warnings.warn(
                 f"pool is {after.pool!r} and {after.rows} of the prompt's {tokens} queries are "
                 f"observed: heads that these do not use lose their keys; observed='continued' "
@@ -265,7 +263,6 @@ class _Compression:
         attention = model.config._attn_implementation
         self.attention = "sdpa" if attention in FUSED else attention
         self.numbers = {module: number for number, module in enumerate(attention_layers(model))}
-        check_profile(choices.options["pool"], len(self.numbers))
         self.traits = traits_of(model)
         self.report = CompressedCaches()
         self.thread = current_thread()
@@ -534,8 +531,7 @@ class _Filling:
                 ]
             else:
                 choices = [
-                    each.choose_layer(each.observe_part(*texts), prompt.number)
-                    for each, texts in for_parts
+                    each.choose_layer(each.observe_part(*texts)) for each, texts in for_parts
                 ]
                 self._replace(place, prompt.parts.joined(choices), query)
         self.seconds += _time() - begun

@@ -39,7 +39,7 @@ class SharingMethod(Protocol):
 
     prefix: int | None
     observed: str
-    pool: object
+    pool: str | None
 
     def __call__(self, **call: object) -> Tensor: ...
 
@@ -144,12 +144,6 @@ def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
     )
 
 
-def check_profile(pool: object, layers: int) -> None:
-    """Raises ValueError for a `caches.CacheProfile` of a model with another number of layers."""
-    if (profiled := getattr(pool, "layers", layers)) != layers:
-        raise ValueError(f"the profile is of {profiled} layers; the model has {layers}")
-
-
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
     """Raises ValueError where heads that share a number of keys are not those of one method."""
     pools = [method.pool if shares_keys(method) else None for method in methods]
@@ -157,8 +151,6 @@ def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[in
         return
     if heads is not None:
         raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
-    for pool in pools:
-        check_profile(pool, layers)
     of_model = [pool for pool in pools if pool in ("model", "checked")]
     if not of_model:
         return

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
 
-from value_aware_attention.caches.budgets import LEAST
 from value_aware_attention.decoding.after_prefix import AfterPrefix
 from value_aware_attention.decoding.reading import SharedReading
 from value_aware_attention.measurement.cache_record import FULL
@@ -23,6 +22,9 @@ from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.record import JsonRecord, RunOn
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache
+
+LEAST = 1e-12
+"""KL divergence, in nats, below which caches are not told apart"""
 
 
 @dataclass(frozen=True)
