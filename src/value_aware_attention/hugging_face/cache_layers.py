@@ -110,9 +110,18 @@ def rotations(model: nn.Module) -> list[Rotary]:
             case _:
                 ways = {}
         for layer_type, kind in ways.items():
-            if apply is not None and kind not in ("dynamic", "longrope"):
+            if apply is not None and not _changes(module, layer_type, kind):
                 found.append(partial(_rotated, module, layer_type, apply))
     return found
+
+
+def _changes(module: nn.Module, layer_type: str, kind: str) -> bool:
+    """Tells whether a rotation depends on the length of the text: not by factors that are alike."""
+    if kind != "longrope":
+        return kind == "dynamic"
+    settings: Any = getattr(module.config, "rope_parameters", {})
+    factors = settings.get(layer_type, settings)
+    return factors.get("long_factor", ()) != factors.get("short_factor")
 
 
 def _rotated(

@@ -22,6 +22,8 @@ PACKAGE = "package:"
 """Start of the names of files and folders in installed packages"""
 GGUF = ".gguf"
 """Ending of the files of llama.cpp, which hold a model and its tokenizer"""
+OTHER_PART = re.compile(r"mmproj|-(?!0*1-)\d+-of-\d+\.", re.IGNORECASE)
+"""In the names of files that hold an encoder of images, or a later part of a model"""
 
 
 def installed(name: str | Path) -> str | Path:
@@ -62,16 +64,21 @@ def local_folder(name: str | Path) -> Path | None:
 def gguf_file(name: str | Path) -> Path | None:
     """Returns the GGUF file of that name, or the only one of a folder without other weights.
 
-    Raises FileNotFoundError where the file is missing, ValueError where a folder has several.
+    An encoder of images beside it, and later parts of a model, are not counted. Raises
+    FileNotFoundError where the file is missing, ValueError where a folder has several.
     """
     path = Path(name)
-    if path.suffix == GGUF:
+    if path.suffix.lower() == GGUF:
         if not path.is_file():
             raise FileNotFoundError(f"{name}: no such file")
         return path
     if not path.is_dir() or any(path.glob("*.safetensors")):
         return None
-    files = sorted(path.glob(f"*{GGUF}"))
+    files = [
+        file
+        for file in sorted(path.iterdir())
+        if file.suffix.lower() == GGUF and not OTHER_PART.search(file.name)
+    ]
     if len(files) > 1:
         raise ValueError(f"{name} has {len(files)} GGUF files: give one, such as {files[0]}")
     return files[0] if files else None

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 import transformers
-from tokenizers import pre_tokenizers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -43,12 +42,6 @@ HEADS = {
 """Kinds of models with the classes that transformers has of each, by config"""
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 """Files of which a folder with a tokenizer holds at least one"""
-PRE_TOKENIZERS = {
-    "smollm": pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-    )
-}
-"""Rules that cut text before its pieces are merged, by their names in llama.cpp"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -64,7 +57,13 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     """
     name = str(installed(name))
     if file := gguf_file(name):
-        return _dequantised(file, dtype or torch.float32)
+        # imported here: the package gguf is needed for such files alone
+        from value_aware_attention.models.gguf_files import load_gguf
+
+        with _loading(file), without_report():
+            model, report = load_gguf(file, dtype or torch.float32)
+        check_weights(file, model, report)
+        return cast(PreTrainedModel, model)
     folder = local_folder(name)
     if folder is not None:
         check_files(folder)
@@ -88,32 +87,14 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     return model
 
 
-def _dequantised(file: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Loads a causal LM from a GGUF file as if it had been saved with these weights."""
-    build: Any = AutoModelForCausalLM  # its types know of no report
-    with _loading(file), without_report():
-        model, report = build.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=dtype, output_loading_info=True,
-            local_files_only=True, trust_remote_code=False,
-        )  # fmt: skip
-    check_weights(str(file), model, report)
-    model.config.architectures = [type(model).__name__]
-    # They are not quantised any more, and transformers would refuse to save or draw them again.
-    model.is_quantized, model.hf_quantizer = False, None
-    del model.config.quantization_config
-    return cast(PreTrainedModel, model)
-
-
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a folder, a GGUF file or the hub; OSError where there is none."""
     name = installed(name)
     if file := gguf_file(name):
+        from value_aware_attention.models.gguf_tokenizers import load_gguf_tokenizer
+
         with _loading(file):
-            tokenizer = AutoTokenizer.from_pretrained(
-                file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
-            )
-            _split_as_written(tokenizer, file)
-            return tokenizer
+            return load_gguf_tokenizer(file)
     folder = local_folder(name)
     if folder is not None:
         if not any(any(folder.glob(file)) for file in VOCABULARIES):
@@ -125,15 +106,6 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(
             name, local_files_only=only_local(name), trust_remote_code=False
         )
-
-
-def _split_as_written(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Cuts text by the rule that the file names, where transformers would take GPT-2's for it."""
-    from gguf import GGUFReader
-
-    rule = GGUFReader(file).get_field("tokenizer.ggml.pre")
-    if rule is not None and rule.contents() in PRE_TOKENIZERS:
-        tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule.contents()]
 
 
 @contextmanager
