@@ -63,7 +63,7 @@ NAMES = {
 def drawn(architecture: str, **changed: Any) -> PreTrainedModel:
     """Draws a model with grouped heads, sharp attention and norms and biases of all values."""
     kind, sizes = CONFIGS[architecture], SIZES | {"tie_word_embeddings": True} | changed
-    sizes |= {"n_inner": 64, "query_pre_attn_scalar": sizes["head_dim"]}
+    sizes = {"n_inner": 64, "query_pre_attn_scalar": sizes["head_dim"]} | sizes
     known = {*kind.attribute_map, *(() if kind is GPT2Config else ["head_dim"])}
     sizes = {name: sizes[name] for name in sizes if hasattr(kind, name) or name in known}
     config = kind(**sizes, attn_implementation="eager")

@@ -36,7 +36,7 @@ POISON = {
     "attention.causal": False, "attention.value_length": 4, "attention.shared_kv_layers": 1,
     "rope.scaling.type": "dynamic", "rope.scaling.yarn_ext_factor": 0.5, "rope.scaling.alpha": 2.0,
     "rope.scaling.yarn_attn_factor": 1.5, "rope.dimension_sections": [2, 2, 0, 0],
-    "attention.temperature_scale": 0.1, "attention.query_pre": 3, "use_parallel_residual": True, "nextn_predict_layers": 1,
+    "attention.temperature_scale": 0.1, "use_parallel_residual": True, "nextn_predict_layers": 1,
 }  # fmt: skip
 STRANGE = {
     "blk.0.attn_sinks.weight": (4,), "blk.1.ffn_gate_inp.weight": (4, 32), "cls.weight": (2, 32),
@@ -111,55 +111,59 @@ def set_zero(model: PreTrainedModel, ending: str) -> None:
 
 def rotation(draft: Draft) -> None:
     """Bases, scaling of all kinds, and factors of frequencies, by llama.cpp's formulas."""
-    theta, kind = draft.one(10000.0, 500000.0, 100.0), draft.one("", "linear", "yarn", "factors")
+    theta, near = draft.one(10000.0, 500000.0, 100.0), draft.one(10000.0, 50.0)
     rope = {"rope_type": "default", "rope_theta": theta}
-    near = draft.one(10000.0, 50.0)
     draft.config["rope_parameters"] = rope
     if draft.name == "gemma3":
-        draft.config["rope_parameters"] = {
-            FULL: rope, "sliding_attention": {"rope_type": "default", "rope_theta": near},
-        }  # fmt: skip
-        if near != 10000:
-            draft.add(rope__freq_base_swa=near)
+        local = {"rope_type": "default", "rope_theta": near}
+        draft.config["rope_parameters"] = {FULL: rope, "sliding_attention": local}
+        draft.add(**({} if near == 10000 else {"rope__freq_base_swa": near}))
     if theta == 10000 and draft.one(True, False):
         draft.without.append(rf"{draft.name}\.rope\.freq_base")
-    head_dim = draft.config.get("head_dim", 8)
-    turned = head_dim
+    turned = draft.config.get("head_dim", 8)
     if draft.name == "phi3" and draft.one(True, False):
-        turned = rope["partial_rotary_factor"] = head_dim // 2
-        rope["partial_rotary_factor"] = 0.5
+        turned, rope["partial_rotary_factor"] = turned // 2, 0.5
+    if "partial_rotary_factor" in rope or draft.one(True, False):
         draft.add(rope__dimension_count=turned)
-    elif draft.one(True, False):
-        draft.add(rope__dimension_count=head_dim)
     turns = theta ** -(np.arange(0, turned, 2) / turned)
-    factor, scale = draft.one(1.5, 4.0), 1.0
-    if kind == "linear":
-        typed = draft.one("linear", "none", "longrope", None)
-        if typed:
-            draft.add(rope__scaling__type=typed)
-        draft.add(**{draft.one("rope__scaling__factor", "rope__scale_linear"): factor})
-        turns = turns if typed == "none" else turns / factor
-    elif kind == "yarn":
-        turns, scale = yarn(draft, turns, theta, factor)
-        if draft.name == "phi3":
-            draft.refused.append("yarn")
-    elif kind == "factors":
-        both = draft.one(True, False)
-        names = ["rope_factors_short.weight", "rope_factors_long.weight"]
-        names = names if both else ["rope_freqs.weight"]
-        factors = np.linspace(1, 3, turned // 2)
-        draft.tensors |= dict.fromkeys(names, factors)
-        turns = turns / factors
-        if draft.name.startswith("gemma") and draft.name != "gemma":
-            draft.refused.append(names[0])
-    if kind != "yarn" and draft.one(True, False, False):
+    scaled = draft.one(unscaled, linear, by_factors, yarn)
+    turns, scale = scaled(draft, turns, theta)
+    if scaled is not yarn and draft.one(True, False, False):
         scale = 1.25
         draft.add(rope__scaling__attn_factor=scale)
     draft.changes.append(lambda model: set_rotation(model, turns, scale))
 
 
-def yarn(draft: Draft, turns: Any, theta: float, factor: float) -> tuple[Any, float]:
+def unscaled(draft: Draft, turns: Any, theta: float) -> tuple[Any, float]:
+    return turns, 1.0
+
+
+def linear(draft: Draft, turns: Any, theta: float) -> tuple[Any, float]:
+    kind, factor = draft.one("linear", "none", "longrope", None), draft.one(1.5, 4.0)
+    draft.add(**({"rope__scaling__type": kind} if kind else {}))
+    draft.add(**{draft.one("rope__scaling__factor", "rope__scale_linear"): factor})
+    return turns if kind == "none" else turns / factor, 1.0
+
+
+def by_factors(draft: Draft, turns: Any, theta: float) -> tuple[Any, float]:
+    """Divides each frequency by a factor of its own; Gemma's windows would have others."""
+    long, short = np.linspace(1, 3, len(turns)), np.linspace(1, 2, len(turns))
+    tensors = {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
+    original = draft.one(None, 16, 40)
+    if draft.one(True, False):
+        tensors, short = {"rope_freqs.weight": long}, long
+    draft.tensors |= tensors
+    draft.add(**({"rope__scaling__original_context_length": original} if original else {}))
+    if draft.name in ("gemma2", "gemma3"):
+        draft.refused.append(next(iter(tensors)))
+    return turns / (long if TOKENS.shape[1] > (original or 64) else short), 1.0
+
+
+def yarn(draft: Draft, turns: Any, theta: float) -> tuple[Any, float]:
     """Returns the frequencies and the scale of attention of ggml_rope_yarn."""
+    if draft.name == "phi3":  # transformers has none
+        draft.refused.append("phi3.rope.scaling.type = yarn")
+    factor = draft.one(1.5, 4.0)
     original, fast, slow = draft.one(None, 16, 50), draft.one(None, 8.0), draft.one(None, 2.0)
     share, times = draft.one(None, 0.5), draft.one(None, 1.5)
     options = {

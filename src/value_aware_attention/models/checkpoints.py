@@ -51,16 +51,16 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
     `architectures` says: a masked LM, a causal LM, otherwise the model without a head. Only
     safetensors are read and no code of the checkpoint is run. `dtype` None is the checkpoint's own.
     A GGUF file, or a folder with no other weights than one, holds a causal LM, whose weights are
-    dequantised to float32 (None) or `dtype`. Raises FileNotFoundError or OSError where there is
-    none, ValueError for one that cannot be loaded, a model trained with an approximation, a config
-    without the class of the model, and weights that are not those of the config.
+    dequantised to float32 (None) or `dtype`; each part of it is used, or refused by its name.
+    Raises FileNotFoundError or OSError where there is none, ValueError for one that cannot be
+    loaded, a model trained with an approximation, a config without the class of the model, and
+    weights that are not those of the config.
     """
     name = str(installed(name))
     if file := gguf_file(name):
-        # imported here: the package gguf is needed for such files alone
-        from value_aware_attention.models.gguf_files import load_gguf
-
         with _loading(file), without_report():
+            from value_aware_attention.models.gguf_files import load_gguf  # needs the package gguf
+
             model, report = load_gguf(file, dtype or torch.float32)
         check_weights(file, model, report)
         return cast(PreTrainedModel, model)
@@ -91,9 +91,9 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a folder, a GGUF file or the hub; OSError where there is none."""
     name = installed(name)
     if file := gguf_file(name):
-        from value_aware_attention.models.gguf_tokenizers import load_gguf_tokenizer
-
         with _loading(file):
+            from value_aware_attention.models.gguf_tokenizers import load_gguf_tokenizer
+
             return load_gguf_tokenizer(file)
     folder = local_folder(name)
     if folder is not None:
@@ -125,7 +125,8 @@ def _loading(name: str | Path) -> Iterator[None]:
                 f"{name} needs code of its own, which is not run: give a model that transformers "
                 f"itself has"
             ) from error
-        reason = " ".join(str(error).split()) or type(error).__name__
+        lacking = "it has no " if isinstance(error, KeyError) else ""
+        reason = lacking + " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{name} cannot be loaded: {reason}") from error
 
 

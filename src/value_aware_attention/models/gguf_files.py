@@ -206,14 +206,15 @@ def _rope(
     head_dim, length = settings["head_dim"], settings["max_position_embeddings"]
     rope = {"rope_type": "default", "rope_theta": keys.pop("rope.freq_base", 10000.0)}
     kinds = {"none", "linear", "longrope", "yarn"}
+    scaling = {name: keys.pop(f"rope.scaling.{name}", SCALING[name]) for name in SCALING}
+    original, scale = scaling["original_context_length"] or length, scaling["attn_factor"]
     if architecture == "phi3":
         rope["partial_rotary_factor"] = keys.pop("rope.dimension_count", head_dim) / head_dim
+        settings["original_max_position_embeddings"] = original  # its config takes no other
         kinds.remove("yarn")  # transformers' has none
     if (kind := keys.get("rope.scaling.type", "linear")) in kinds:
         keys.pop("rope.scaling.type", None)
-    scaling = {name: keys.pop(f"rope.scaling.{name}", SCALING[name]) for name in SCALING}
     factor = scaling["factor"] or keys.pop("rope.scale_linear", 0) or 1.0
-    original, scale = scaling["original_context_length"] or length, scaling["attn_factor"]
     if kind == "yarn":
         growth, share = 0.1 * log(max(factor, 1.0)), scaling["yarn_log_multiplier"]
         return rope | {

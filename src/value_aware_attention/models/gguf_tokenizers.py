@@ -1,4 +1,4 @@
-"""Builds the tokenizers of GGUF files: their own vocabulary and merges, cut as they name it."""
+"""Builds the tokenizers of GGUF files: their vocabulary, merged and cut as they say."""
 
 from pathlib import Path
 from typing import Any
@@ -9,67 +9,69 @@ from transformers import PreTrainedTokenizerFast
 
 from value_aware_attention.models.gguf_files import read_gguf
 
-# How text is cut before its pieces are merged, by the names that files have for it.
+# What text is cut into before its bytes are merged, by the names that files have for it.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-QWEN = LLAMA.replace("{1,3}", "")
 CUTS = {
-    "gpt-2": [GPT2], "smollm": [r"\p{N}", GPT2], "starcoder": [r"\p{N}", GPT2], "qwen2": [QWEN],
+    "gpt-2": [GPT2], "smollm": [r"\p{N}", GPT2], "starcoder": [r"\p{N}", GPT2],
+    "qwen2": [LLAMA.replace("{1,3}", "")],
     "llama-bpe": [LLAMA], "llama-v3": [LLAMA], "llama3": [LLAMA],
 }  # fmt: skip
 BLANK = "▁"
-CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
 
 
 def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerFast:
-    """Builds the tokenizer of a file, which adds its BOS and EOS where the file says so.
+    """Builds the tokenizer of a file, which adds tokens before and after a text as the file says.
 
     Raises ValueError where the file names no way of cutting text that is known here.
     """
-    values = read_gguf(file)[0]
+    values, _ = read_gguf(file)
     keys = {key.removeprefix("tokenizer.ggml."): value for key, value in values.items()}
-    pieces, cut = keys.get("model") == "llama", str(keys.get("pre"))
-    if not pieces and (keys.get("model") != "gpt2" or cut not in CUTS):
+    model, cut = keys.get("model"), str(keys.get("pre"))
+    if model != "llama" and (model != "gpt2" or cut not in CUTS):
         raise ValueError(
-            f"its tokenizer.ggml.model is {keys.get('model')} and its tokenizer.ggml.pre is {cut}: "
-            f"read are llama, and gpt2 with {', '.join(CUTS)}; give a folder with a tokenizer"
+            f"its tokenizer.ggml.model is {model} and its tokenizer.ggml.pre is {cut}: read are "
+            f"llama, and gpt2 with {', '.join(CUTS)}; give a folder that has a tokenizer"
         )
-    tokens = keys["tokens"]
-    backend = _of_pieces(tokens, keys) if pieces else _of_bytes(tokens, keys)
-    kinds = list(zip(tokens, keys["token_type"], strict=True))
-    backend.add_special_tokens([token for token, kind in kinds if kind in (CONTROL, UNKNOWN)])
-    plain = [token for token, kind in kinds if kind == USER_DEFINED]
-    backend.add_tokens([AddedToken(token, normalized=False) for token in plain])
+    backend = _of_pieces(keys) if model == "llama" else _of_bytes(keys)
+    kinds = list(zip(keys["tokens"], keys.get("token_type", ()), strict=False))
+    backend.add_special_tokens(
+        [token for token, kind in kinds if kind in (2, 3)]
+    )  # unknown, control
+    whole = [AddedToken(token, normalized=False) for token, kind in kinds if kind == 4]
+    backend.add_tokens(whole)  # user-defined
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    places = {name: keys.get(f"{key}_token_id") for name, key in names.items()}
+    places = {f"{name}_token": keys.get(f"{names[name]}_token_id") for name in names}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=values.get("tokenizer.chat_template"),
-        add_bos_token=keys.get("add_bos_token", pieces or CUTS[cut] == [LLAMA]),
+        # llama.cpp begins these two with BOS where an older file does not tell
+        add_bos_token=keys.get("add_bos_token", model == "llama" or CUTS[cut] == [LLAMA]),
         add_eos_token=keys.get("add_eos_token", False),
-        **{f"{name}_token": tokens[place] for name, place in places.items() if place is not None},
+        **{name: keys["tokens"][place] for name, place in places.items() if place is not None},
     )  # fmt: skip
 
 
-def _of_bytes(tokens: list[str], keys: dict[str, Any]) -> Tokenizer:
-    """Builds a tokenizer of GPT-2's kind, which merges bytes. Qwen's composes characters first."""
-    merges = [tuple(merge.split(" ")) for merge in keys["merges"]]
-    places, cuts = {token: place for place, token in enumerate(tokens)}, CUTS[keys["pre"]]
-    backend = Tokenizer(BPE(places, merges, ignore_merges=cuts == [LLAMA]))
-    if cuts == [QWEN]:
+def _of_bytes(keys: dict[str, Any]) -> Tokenizer:
+    """Builds a tokenizer of GPT-2's kind, which merges the bytes of what text is cut into."""
+    places = {token: place for place, token in enumerate(keys["tokens"])}
+    merges, cuts = [tuple(merge.split(" ")) for merge in keys["merges"]], CUTS[keys["pre"]]
+    backend = Tokenizer(BPE(places, merges, ignore_merges=cuts == [LLAMA]))  # words taken whole
+    if keys["pre"] == "qwen2":
         backend.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    splits = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _of_pieces(tokens: list[str], keys: dict[str, Any]) -> Tokenizer:
+def _of_pieces(keys: dict[str, Any]) -> Tokenizer:
     """Builds a tokenizer of SentencePiece's kind, which merges to the piece of the best score."""
-    places, scores = {token: place for place, token in enumerate(tokens)}, keys["scores"]
+    tokens, scores, begins = keys["tokens"], keys["scores"], keys.get("add_space_prefix", True)
+    places = {token: place for place, token in enumerate(tokens)}
     merges = [
         (token[:end], token[end:])
         for token in sorted(places, key=lambda token: -scores[places[token]])
@@ -78,9 +80,8 @@ def _of_pieces(tokens: list[str], keys: dict[str, Any]) -> Tokenizer:
     ]
     unknown = tokens[keys.get("unknown_token_id", 0)]
     backend = Tokenizer(BPE(places, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    begins = keys.get("add_space_prefix", True)
-    blank = normalizers.Replace(" ", BLANK)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK)] * begins + [blank])
+    blanks = [normalizers.Prepend(BLANK)] * begins + [normalizers.Replace(" ", BLANK)]
+    backend.normalizer = normalizers.Sequence(blanks)
     steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * begins)
     return backend
