@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import runpy
 import shutil
 import sys
 from collections.abc import Callable
@@ -367,3 +368,14 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
     assert methods[1] >= {"orf", "linformer"} and "linear_attention" not in methods[1]
     seeds = [c.parameters["seed"] for c in masked.cells if c.approximation == "orf"]
     assert len(seeds) == len(set(seeds)) == 3
+
+
+def test_a_removed_app_names_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module("pipelines.decode", run_name="__main__")
+    assert stop.value.code == 2
+    assert capsys.readouterr() == (
+        "",
+        "error: pipelines.decode was removed in 1.1: python -m pipelines.probe model=PATH "
+        "text=FILE caches=true measures compressed caches of your model\n",
+    )

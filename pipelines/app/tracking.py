@@ -16,7 +16,6 @@ from pipelines.app.hydra_app import plain
 from pipelines.app.summary import SHORT, row, summary
 from pipelines.app.sweep import EXACT
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.cache_record import DecodingRecord
 
 if TYPE_CHECKING:  # they bring W&B and what draws
     from wandb import Run
@@ -132,16 +131,12 @@ def key(name: str) -> str:
     return re.sub(r"\W+", "_", NAMES.get(name, name)).strip("_")
 
 
-def log_curves(
-    run: "Run | None", points: Iterable[tuple[float, str, Mapping[str, float | None]]]
-) -> None:
+def log_curves(run: "Run", points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:
     """Logs (number of keys, method, its numbers by name) as a curve a number and method.
 
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
     of them. The step of a row is the number of keys, by which every reader of W&B draws.
     """
-    if run is None:
-        return
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
         logged = by_keys.setdefault(int(keys), {})
@@ -150,17 +145,6 @@ def log_curves(
                 logged[f"{key(name)}/{key(method)}"] = value
     for keys in sorted(by_keys):
         run.log(by_keys[keys], step=keys)
-
-
-def log_decoding_record(run: "Run | None", record: DecodingRecord) -> None:
-    """Logs what every cache loses, in KL, and its time a token against its keys."""
-    log_curves(
-        run,
-        (
-            (cell.r, cell.cache, {"KL": cell.kl.value, "ms a token": cell.milliseconds})
-            for cell in record.cells
-        ),
-    )
 
 
 def log_page(run: "Run | None", page: "Page", folder: Path) -> None:

@@ -171,7 +171,6 @@ RULES = {
     "publish.seeds": FOLDER,
     "*seeds": many(SEED),
     "*seed": SEED,
-    "*.parts": COUNTS,
     "*.budgets": COUNTS,
     "probe.sizes": null_or(COUNTS),
     "*lengths": many(LENGTH),
@@ -179,8 +178,6 @@ RULES = {
     "approximation.length": COUNT_OR_NULL,
     "*.iterations": COUNT_OR_NULL,
     "probe.length": COUNT_OR_NULL,
-    "decode.length": COUNT_OR_NULL,
-    "decode.rows": COUNT_OR_NULL,
     "caches.skip": COUNT_OR_ZERO,
     "caches.kind": PROMPTS,
     "caches.keep": many(number("above 0 and at most 1", lambda v: 0 < v <= 1)),
@@ -274,7 +271,7 @@ RULES_OF_TYPES = {
 }
 """Rules of values that `RULES` does not name, by the type of the shipped one."""
 ADDED = (
-    *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*", "decode.caches.*"),
+    *("trainer.*", "corpus.sources.*", "*.texts.*", "*.methods.*"),
     *("caches.compared.*", "evaluate.axes.*", "survey.vary.*"),
 )
 """Patterns of the keys that users may add, by names of their own."""

@@ -1,6 +1,7 @@
 """A model that decodes with a compressed cache computes what one pass of `AfterPrefix` does."""
 
 import io
+import itertools
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from value_aware_attention.caches import (
     Recent,
     ValueAware,
 )
+from value_aware_attention.decoding import compressed
 from value_aware_attention.decoding.compressed import CompressedCaches
 from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.hugging_face import (
@@ -275,14 +277,19 @@ def test_a_growing_cache_is_chosen_again_as_in_one_pass(
     assert_equal(found, expected[[2, 2, 0, 0, 1, 1], 3:])
 
 
-def test_a_growing_cache_generates_and_counts_its_time(llama: PreTrainedModel) -> None:
+def test_a_growing_cache_generates_and_counts_its_time(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on by a second whenever it is read, so that a choice takes one."""
+    monkeypatch.setattr(compressed, "_time", map(float, itertools.count()).__next__)
     options = EVEN | {"observed": "last", "every": 2}
     with compressed_cache(llama, Recent, keep=KEEP, **options) as report:
         found = generated(llama, prompt(), do_sample=False, num_beams=2)
-        before = report.caches[0].seconds
         generated(llama, prompt(), do_sample=False)
-    assert found.sequences.shape == (3, PREFIX + LATER) and before > 0
+    assert found.sequences.shape == (3, PREFIX + LATER)
     assert [cache.tokens for cache in report.caches] == [PREFIX] * 2
+    choices = len(attention_layers(llama)) * (1 + (LATER - 1) // 2)
+    assert [cache.seconds for cache in report.caches] == [choices + 1] * 2  # and of the report
 
 
 NEW = {"max_new_tokens": LATER, "min_new_tokens": LATER, "pad_token_id": 0, "eos_token_id": None}
