@@ -25,20 +25,25 @@ def or_overflow(
 
 
 def top_keys(
-    scores: Float[Tensor, "*batch N M"], allowed: Bool[Tensor, "*#batch #N #M"] | None, r: int
+    scores: Float[Tensor, "*batch N M"],
+    allowed: Bool[Tensor, "*#batch #N #M"] | None,
+    r: int,
+    *,
+    is_sorted: bool = True,
 ) -> Int[Tensor, "*batch N R"]:
-    """Returns the min(r, M) keys with the largest scores, the lowest index first among equals.
+    """Returns the min(r, M) keys with the largest scores, the lowest indices among equals.
 
+    They are in the order of their scores, or in any with `is_sorted` False, which is faster.
     Keys that are not allowed come last: they are named only in rows with fewer than r others.
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    top = scores.topk(min(r, scores.shape[-1]), dim=-1)
+    top = scores.topk(min(r, scores.shape[-1]), dim=-1, sorted=is_sorted)
     if not top.indices.numel():
         return top.indices
     # topk breaks ties as it likes. That matters where equals are left out, and only there a
     # stable sort decides: sorting every row would cost several times the attention itself.
-    last = top.values[..., -1:]
+    last = top.values[..., -1:] if is_sorted else top.values.amin(dim=-1, keepdim=True)
     cut = (scores == last).sum(dim=-1) > (top.values == last).sum(dim=-1)
     cut &= last[..., 0] > -torch.inf
     ranked = scores[cut].argsort(dim=-1, descending=True, stable=True)

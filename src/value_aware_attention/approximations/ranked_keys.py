@@ -18,10 +18,14 @@ NORMS = (1, 2)
 class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
 
+    is_sorted = True
+    """Whether the keys are named in the order of their scores."""
+
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         alpha = call.weights.expand(*call.batch, -1, -1)
         with torch.no_grad():
-            indices = top_keys(self.scores(call, alpha), usable(alpha), self.r)
+            scores = self.scores(call, alpha)
+            indices = top_keys(scores, usable(alpha), self.r, is_sorted=self.is_sorted)
         return indices, or_overflow(renormalised(alpha.gather(-1, indices)), alpha)
 
     @abstractmethod
@@ -33,6 +37,8 @@ class RankedKeys(SparseApproximation):
 
 class OptimalValueOblivious(RankedKeys):
     """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate (Eq. 2)."""
+
+    is_sorted = False
 
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
