@@ -133,10 +133,11 @@ def test_tensors_that_are_missing_are_named(architecture: str, tmp_path: Path) -
     ("keys", "without", "line"),
     [
         ({"general.architecture": "falcon"}, "", "the architecture falcon is not read .*only lla"),
-        ({"llama.attention.head_count_kv": [2, 4]}, "", r"num_key_value_heads.*\[2, 4\]"),
+        ({"llama.attention.head_count_kv": [2, 4]}, "", r"head_count_kv = \[2, 4\]"),
+        ({"llama.attention.head_count": [4, 4]}, "", "no single llama.attention.head_count"),
         ({"llama.embedding_length": 64}, "", "weights of other sizes than its config"),
         ({}, "llama.rope.freq_base", None),
-        ({}, "llama.attention.layer_norm_rms_epsilon", "it has no llama.attention.layer_norm_rms"),
+        ({}, "llama.attention.layer_norm_rms_epsilon", "no single llama.attention.layer_norm_rms"),
         ({"split.count": 3}, "", r"is one of 3 parts: join a-00001-of-00003\.gguf, a-00002-of-0"),
     ],
 )  # fmt: skip

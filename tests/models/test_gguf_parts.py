@@ -245,7 +245,7 @@ def poison(draft: Draft) -> None:
         case "no key":
             key = draft.one("embedding_length", "block_count", "attention.head_count")
             draft.without.append(re.escape(f"{draft.name}.{key}"))
-            draft.refused.append(f"it has no {draft.name}.{key}")
+            draft.refused.append(f"it has no single {draft.name}.{key}")
 
 
 @st.composite

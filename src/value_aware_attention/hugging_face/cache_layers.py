@@ -115,13 +115,12 @@ def rotations(model: nn.Module) -> list[Rotary]:
     return found
 
 
-def _changes(module: nn.Module, layer_type: str, kind: str) -> bool:
+def _changes(module: Any, layer_type: str, kind: str) -> bool:
     """Tells whether a rotation depends on the length of the text: not by factors that are alike."""
-    if kind != "longrope":
-        return kind == "dynamic"
-    settings: Any = getattr(module.config, "rope_parameters", {})
+    settings = getattr(module.config, "rope_parameters", {}) if kind == "longrope" else {}
     factors = settings.get(layer_type, settings)
-    return factors.get("long_factor", ()) != factors.get("short_factor")
+    alike = "long_factor" in factors and factors["long_factor"] == factors["short_factor"]
+    return kind in ("dynamic", "longrope") and not alike
 
 
 def _rotated(

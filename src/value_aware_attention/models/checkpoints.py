@@ -126,7 +126,7 @@ def _loading(name: str | Path) -> Iterator[None]:
                 f"itself has"
             ) from error
         lacking = "it has no " if isinstance(error, KeyError) else ""
-        reason = lacking + " ".join(str(error).split()) or type(error).__name__
+        reason = f"{lacking}{' '.join(str(error).split())}" or type(error).__name__
         raise ValueError(f"{name} cannot be loaded: {reason}") from error
 
 

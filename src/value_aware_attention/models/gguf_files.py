@@ -5,20 +5,23 @@ of what is not. Keys that change nothing of what a model computes are left out.
 """
 
 import re
-from math import log
+import struct
+from math import log, prod
+from mmap import ACCESS_READ, mmap
+from os import SEEK_CUR
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import (
+    GGML_QUANT_SIZES,
     MODEL_ARCH,
     GGMLQuantizationType,
-    GGUFReader,
     dequantize,
     get_tensor_name_map,
 )
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from value_aware_attention.files import reading
@@ -66,6 +69,8 @@ NEUTRAL = {
     "attention.causal": True, "attention.sliding_window": 0, "expert_count": 0,
     "expert_used_count": 0,
 }  # fmt: skip
+HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 # Settings that give a bias to all of these modules.
 BIASES = {
@@ -75,15 +80,41 @@ BIASES = {
 }
 
 
+def _take(stream: mmap, form: str) -> tuple[Any, ...]:
+    return struct.unpack(f"<{form}", stream.read(struct.calcsize(f"<{form}")))
+
+
+def _value(stream: mmap, kind: int) -> Any:
+    """Reads a value of the type of that number: a text, a list, or one of struct's letters."""
+    if kind == 8:
+        return _take(stream, f"{_take(stream, 'Q')[0]}s")[0].decode()
+    if kind != 9:
+        return _take(stream, "BbHhIif?__Qqd"[kind])[0]
+    kind, count = _take(stream, "IQ")
+    return [_value(stream, kind) for _ in range(count)]
+
+
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Packed]]:
     """Reads the keys of a file with their values, and its tensors as they are packed.
 
     Raises ValueError for a damaged file, and for a part of a model with the names of all parts.
     """
-    with reading(file, "fetch it again"):
-        content = GGUFReader(file)
-        values = {name: field.contents() for name, field in content.fields.items()}
-        packed = {str(x.name): (int(x.tensor_type), np.asarray(x.data)) for x in content.tensors}
+    with reading(file, "fetch it again"), file.open("rb") as opened:
+        stream = mmap(opened.fileno(), 0, access=ACCESS_READ)
+        magic, version, tensors, keys = _take(stream, "4sIQQ")
+        if magic != b"GGUF" or version not in (2, 3):
+            raise ValueError(f"it begins with {magic!r} and version {version}")
+        values = {_value(stream, 8): _value(stream, *_take(stream, "I")) for _ in range(keys)}
+        rows = [
+            (_value(stream, 8), _take(stream, f"{_take(stream, 'I')[0]}Q"), *_take(stream, "IQ"))
+            for _ in range(tensors)
+        ]
+        stream.seek(-stream.tell() % values.get("general.alignment", 32), SEEK_CUR)
+        data, packed = np.frombuffer(stream, np.uint8)[stream.tell() :], {}
+        for name, (width, *others), kind, start in rows:
+            elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            shape = (*others[::-1], width // elements * size)
+            packed[name] = kind, data[start : start + prod(shape)].reshape(shape)
     if (count := values.get("split.count", 1)) > 1:
         parts = {re.sub(r"\d+(?=-of-)", f"{part:05}", file.name) for part in range(1, count + 1)}
         raise ValueError(
@@ -133,19 +164,18 @@ def _array(kind: int, data: np.ndarray) -> np.ndarray:
     return np.array(dequantize(data, GGMLQuantizationType(kind)), np.float32)
 
 
-def _config(
-    architecture: str, values: dict[str, Any], packed: dict[str, Packed]
-) -> PreTrainedConfig:
+def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]) -> Any:
     """Builds the config that keys and tensors describe; ValueError for keys that are left over.
 
     Tensors that are part of the config are taken out of `packed`.
     """
     (kind, needed, optional), start = ARCHITECTURES[architecture], f"{architecture}."
     keys = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
-    if lacking := needed.keys() - keys:
-        raise ValueError(f"it has no {start}{min(lacking)}")
-    names = needed | optional
-    settings: dict[str, Any] = {names[key]: keys.pop(key) or None for key in names if key in keys}
+    single = {key for key in keys if not isinstance(keys[key], list)}  # not one for each layer
+    if lacking := needed.keys() - single:
+        raise ValueError(f"it has no single {start}{min(lacking)}")
+    names = {key: name for key, name in (needed | optional).items() if key in single}
+    settings: dict[str, Any] = {name: keys.pop(key) or None for key, name in names.items()}
     heads = settings["num_attention_heads"]
     head_dim = settings.get("head_dim", settings["hidden_size"] // heads)
     if optional:
@@ -153,46 +183,37 @@ def _config(
         settings["rope_parameters"] = _rope(architecture, keys, packed, settings)
     if architecture in LOCAL:
         settings |= _local(architecture, keys, settings)
-    sizes = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-    neutral = NEUTRAL | dict.fromkeys(sizes, head_dim) | {"attention.head_count_kv": heads}
+    neutral = NEUTRAL | dict.fromkeys(HEAD_SIZES, head_dim) | {"attention.head_count_kv": heads}
     left = sorted(key for key in keys.keys() - HARMLESS if neutral.get(key) != keys[key])
     if left:
         listed = ", ".join(f"{start}{key} = {keys[key]}" for key in left[:3])
         raise ValueError(f"{listed} may change what the model computes, and is not read")
     biased = {name.split(".")[-2] for name in packed if name.endswith(".bias")}
-    if kind in (
-        "llama",
-        "qwen2",
-    ):  # alike but for biases: of all four projections or none, of three
+    if kind in ("llama", "qwen2"):  # alike but for biases: of four projections or none, of three
         kind = "qwen2" if "attn_q" in biased and "attn_output" not in biased else "llama"
     build: Any = CONFIG_MAPPING[kind]
-    settings |= {name: bool(biased & BIASES[name]) for name in BIASES if hasattr(build, name)}
-    for name, token in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        settings[f"{name}_token_id"] = values.get(f"tokenizer.ggml.{token}_token_id")
-    model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[build]
-    config: PreTrainedConfig = build(
-        **settings, architectures=[model.__name__],
-        tie_word_embeddings="output.weight" not in packed,
-        vocab_size=len(packed.get("token_embd.weight", (0, [0]))[1]),
-    )  # fmt: skip
-    return config
+    flags = {name: bool(biased & BIASES[name]) for name in BIASES if hasattr(build, name)}
+    tokens = {name: values.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKENS.items()}
+    rows = len(packed.get("token_embd.weight", (0, [0]))[1])
+    tied = "output.weight" not in packed
+    return build(**settings, **flags, **tokens, vocab_size=rows, tie_word_embeddings=tied)
 
 
 def _local(architecture: str, keys: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Returns the windows, the rotations and the scale of queries of Gemma's layers."""
     window, period, largest = LOCAL[architecture]
-    window, layers = settings.get("sliding_window", window), settings["num_hidden_layers"]
+    window, rope = settings.get("sliding_window", window), settings["rope_parameters"]
+    layers, width = settings["num_hidden_layers"], settings["hidden_size"]
     period = keys.pop("attention.sliding_window_pattern", period)
     local = period if isinstance(period, list) else [i % period < period - 1 for i in range(layers)]
-    rope = settings["rope_parameters"]
     if architecture == "gemma3":
         near = {"rope_type": "default", "rope_theta": keys.pop("rope.freq_base_swa", 10000.0)}
         rope = {"full_attention": rope, "sliding_attention": near}
-    width = settings["hidden_size"] // settings["num_attention_heads"]
+    share = width // settings["num_attention_heads"]
     return {
         "layer_types": [f"{'sliding' if window and near else 'full'}_attention" for near in local],
         "sliding_window": window or settings["max_position_embeddings"], "rope_parameters": rope,
-        "query_pre_attn_scalar": width if layers == largest else settings["head_dim"],
+        "query_pre_attn_scalar": share if layers == largest else settings["head_dim"],
     }  # fmt: skip
 
 

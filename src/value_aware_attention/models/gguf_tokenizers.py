@@ -38,11 +38,9 @@ def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerFast:
         )
     backend = _of_pieces(keys) if model == "llama" else _of_bytes(keys)
     kinds = list(zip(keys["tokens"], keys.get("token_type", ()), strict=False))
-    backend.add_special_tokens(
-        [token for token, kind in kinds if kind in (2, 3)]
-    )  # unknown, control
-    whole = [AddedToken(token, normalized=False) for token, kind in kinds if kind == 4]
-    backend.add_tokens(whole)  # user-defined
+    # Tokens that are never cut: 2 is unknown, 3 control, 4 user-defined.
+    backend.add_special_tokens([token for token, kind in kinds if kind in (2, 3)])
+    backend.add_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == 4])
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     places = {f"{name}_token": keys.get(f"{names[name]}_token_id") for name in names}
     return PreTrainedTokenizerFast(
@@ -61,8 +59,8 @@ def _of_bytes(keys: dict[str, Any]) -> Tokenizer:
     backend = Tokenizer(BPE(places, merges, ignore_merges=cuts == [LLAMA]))  # words taken whole
     if keys["pre"] == "qwen2":
         backend.normalizer = normalizers.NFC()
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     splits = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -26,8 +26,6 @@ DEFAULT = "docstrings"
 """Name of the text of the cards"""
 CONTROLLED = (4, 16)
 """Numbers of keys of methods in all layers that are measured with random weights"""
-READING = 2
-"""In the name of a dequantised folder: older ones have a tokenizer that cuts blanks otherwise"""
 ZERO = "zero_output"
 """Name of attention switched off in records"""
 GAP_SIZES = (2, 3)
@@ -45,7 +43,8 @@ def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
     weights = weights_of(card)
     if weights.is_dir():
         return str(weights)
-    folder = Path(cache) / f"{weights.stem}-{checksum(weights)[:12]}-{READING}"
+    # 2: before, folders had a tokenizer that cut blanks otherwise
+    folder = Path(cache) / f"{weights.stem}-{checksum(weights)[:12]}-2"
     if not folder.exists():
         disable_progress_bar()
         with new_folder(folder) as partial:
