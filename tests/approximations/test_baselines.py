@@ -56,6 +56,8 @@ def slow(name: str, alpha: Tensor, value: Tensor, visible: Tensor, r: int, row: 
     """Computes the reference's weights on every key for one query."""
     if name == "oblivious_keys_optimal_weights":
         return reference.oblivious_keys_optimal_weights(alpha, value, visible, r)
+    if name == "optimal_v_oblivious":
+        return reference.optimal_value_oblivious(alpha, r)
     if name in ("kobayashi", "vatp"):
         return reference.norm_weighted_keys(alpha, value, r, 1 if name == "vatp" else 2)
     if name == "sampled_keys":

@@ -172,7 +172,7 @@ def model_mark(record: Record) -> Mark:
 def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
     """Returns the mark of each curve (`series`) in legend order, from the cards.
 
-    Curves without one of their own get those of `RAMP`.
+    Curves without one of their own get those of `RAMP` that no method has.
     """
     present = set(settings["series"])
     marks: dict[str, Mark] = {}
@@ -182,7 +182,9 @@ def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
             marks |= {name: Mark.of(mark["colour"], mark["shape"])} if name in present else {}
         shaded |= _shades(card, settings)
     marks |= shaded
-    return marks | ramp(sorted(present - set(marks)))
+    others, free = sorted(present - set(marks)), set(RAMP) - set(marks.values())
+    unused = [mark for mark in RAMP if mark in free] or [OTHER]
+    return marks | {name: unused[n % len(unused)] for n, name in enumerate(others)}
 
 
 def oracle_marks(drawn: pd.DataFrame) -> dict[str, Mark]:
