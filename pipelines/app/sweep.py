@@ -117,8 +117,8 @@ def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         row, exact = dict(job.get("row") or ()), job.get("exact")
         if exact and "value" in row:
             of_method = {key: None for key in hidden if key.startswith("approximation.")}
-            own = hidden | of_method | beside(dict.fromkeys(row) | exact, exact)
-            rows += [] if own in rows else [own]
+            exact_row = hidden | of_method | beside(dict.fromkeys(row) | exact, exact)
+            rows += [] if exact_row in rows else [exact_row]
             row = {} if row["approximation"] == "exact" else beside(row, exact)
         rows += [hidden | row] if row else []
     return rows

@@ -144,9 +144,8 @@ def compressed_cache(
     The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
     r = keep * tokens keys, padding apart; later tokens see these, and all later keys. Logits are
     those of one pass of `caches.AfterPrefix` with the same options, and gradients flow through the
-    kept keys. A cache can be read within the context alone, and copied, not saved. One pass over a
-    context and its continuation is exact, so a context whose caches nobody read ends with a
-    warning; `logits_after` reads the continuation over the kept keys.
+    kept keys. A cache can be read within the context alone, and copied, not saved. A context whose
+    caches nobody read ends with a warning, for one pass is exact: `logits_after` reads in two.
     docs/decoding.md says what that means for padding, windows, memory and several turns, and lists
     the models, caches and calls that raise ValueError.
 
