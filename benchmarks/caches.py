@@ -27,7 +27,7 @@ from benchmarks.record import finish, header, markdown, options, setting
 from benchmarks.rounds import seconds
 from value_aware_attention import attention, caches
 from value_aware_attention.caches import refit
-from value_aware_attention.hugging_face.adapter import recording
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.kernels import Exponential
 
 HEAD_DIM, ROWS, PART = 64, 128, 8

@@ -27,8 +27,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.memory import in_fresh_process, resident_peak
 from benchmarks.record import finish, header, markdown, options, setting
+from value_aware_attention.call import seconds_now
 from value_aware_attention.hugging_face import compressed_cache
-from value_aware_attention.measurement.run_on import seconds_now
 from value_aware_attention.probe import loaded
 from value_aware_study.cache_cards import CacheCard, cache_cards
 from value_aware_study.data.text import Docstrings

@@ -8,7 +8,7 @@ import pytest
 
 from tests.apps import refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
-from value_aware_attention.measurement.prompted import PromptRecord
+from value_aware_attention.records.prompt_record import PromptRecord
 from value_aware_study.report import records
 from value_aware_study.report.contents import caches_section
 from value_aware_study.report.exhibits import caches

@@ -10,7 +10,7 @@ from tests.apps import refusal, run_app
 from tests.test_cluster import write_run
 from tests.test_distributed import write_masked
 from value_aware_attention.kernels import Elu, Exponential
-from value_aware_attention.measurement.record import Cell
+from value_aware_attention.records.record import Cell
 from value_aware_study.cards import cards
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

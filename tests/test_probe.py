@@ -31,13 +31,13 @@ from tests.apps import refusal, run_app
 from tests.refusals import assert_refused
 from value_aware_attention import kernels, probe
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.task import Task, UnitSums
-from value_aware_attention.measurement.terminal import cache_table
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.records.cache_record import CacheRecord
+from value_aware_attention.records.headline import headline
+from value_aware_attention.records.terminal import cache_table
 from value_aware_study.report.contents import write_probe
 
 # Warnings of libraries that tests of our own code cannot mend.

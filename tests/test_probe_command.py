@@ -16,12 +16,12 @@ from probed import LENGTH, model, tokenizer, words
 
 from tests.refusals import assert_refused
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.headline import headline
 from value_aware_attention.measurement.measure import measure_own
 from value_aware_attention.measurement.task import Task, Text
-from value_aware_attention.measurement.terminal import side_by_side, tables
 from value_aware_attention.probe import __main__ as command
 from value_aware_attention.probe import measuring
+from value_aware_attention.records.headline import headline
+from value_aware_attention.records.terminal import side_by_side, tables
 from value_aware_study.explain import explain
 from value_aware_study.report.page import OURS
 
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["value-aware-probe", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["value-aware probe", *map(str, arguments)])
     command.main()
 
 

@@ -1,8 +1,8 @@
 """Summarises a record for the comparison of runs, and its cells as rows of a table."""
 
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.headline import match
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell
+from value_aware_attention.records.headline import match
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Cell
 
 SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 

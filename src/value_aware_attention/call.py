@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from time import perf_counter
 from typing import Any, Self
 
 import torch
@@ -281,3 +282,10 @@ class Call:
             return
         for first in range(0, queries, rows):
             yield self.take(slice(first, first + rows))
+
+
+def seconds_now() -> float:
+    """Reads the clock when all work is done, a GPU's too."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return perf_counter()

@@ -30,7 +30,7 @@ from value_aware_attention.caches import (
     Recent,
 )
 from value_aware_attention.call import Layer
-from value_aware_attention.hugging_face.cache_layers import rotations
+from value_aware_attention.hugging_face.traits import rotations
 
 WRITTEN = load_file(Path(__file__).with_name("kvpress.safetensors"))
 LAYERS, HEADS, LENGTH, HEAD_DIM = WRITTEN["key"].shape

@@ -13,7 +13,7 @@ from tests.caches.seen import kinds, observed
 from value_aware_attention import caches
 from value_aware_attention.caches import AttentionMatching, KeptKeys, Observed, ValueAware, refit
 from value_aware_attention.caches.joint_set import Rows
-from value_aware_attention.caches.observed import kept_state
+from value_aware_attention.caches.kept import kept_state
 from value_aware_attention.caches.refit import refitted
 
 quick = settings(deadline=None, max_examples=15)

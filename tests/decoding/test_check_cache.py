@@ -23,7 +23,7 @@ from tests.decoding.test_compressed_cache import (
 from tests.hugging_face.models import sharp
 from value_aware_attention.caches import AfterPrefix, KeptKeys, ObservedAttention, ValueAware
 from value_aware_attention.hugging_face import check_cache, compressed_cache
-from value_aware_attention.hugging_face.adapter import recording
+from value_aware_attention.hugging_face.recording import recording
 
 
 class Evicting(DynamicLayer):

@@ -37,7 +37,7 @@ from value_aware_attention.caches import (
     ValueAware,
 )
 from value_aware_attention.decoding import compressed
-from value_aware_attention.decoding.compressed import CompressedCaches
+from value_aware_attention.decoding.filling import CompressedCaches
 from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.hugging_face import (
     CompressedGeneration,

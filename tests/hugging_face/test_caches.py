@@ -17,8 +17,9 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.call import Layer
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
-from value_aware_attention.hugging_face.adapter import recording, traits_of
-from value_aware_attention.hugging_face.cache_layers import Traits, grouped, output_projection
+from value_aware_attention.hugging_face.recording import recording
+from value_aware_attention.hugging_face.sharing import grouped
+from value_aware_attention.hugging_face.traits import Traits, output_projection, traits_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PREFIX, R = 9, 6

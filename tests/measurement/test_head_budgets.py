@@ -8,8 +8,8 @@ from value_aware_attention import probe
 from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement.head_budgets import HeadBudgets
-from value_aware_attention.measurement.record import SHARES
 from value_aware_attention.measurement.task import joined
+from value_aware_attention.records.record import SHARES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "control": False}

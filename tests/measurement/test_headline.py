@@ -7,14 +7,9 @@ from probed import LENGTH, VOCABULARY, model, tokenizer, words
 from synthetic import AWARE, match, probed, with_attention, with_cells
 
 from value_aware_attention import probe
-from value_aware_attention.measurement.headline import (
-    by_layer,
-    headline,
-    shown_size,
-    with_ratio,
-)
-from value_aware_attention.measurement.record import Baseline
-from value_aware_attention.measurement.terminal import tables
+from value_aware_attention.records.headline import by_layer, headline, shown_size, with_ratio
+from value_aware_attention.records.record import Baseline
+from value_aware_attention.records.terminal import tables
 
 
 def with_counts(record, *counts):

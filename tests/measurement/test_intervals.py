@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from value_aware_attention.measurement.estimate import Estimate, estimate, ratio_of_sums
 from value_aware_attention.measurement.measure import end_metric
 from value_aware_attention.measurement.task import UnitSums
+from value_aware_attention.records.estimate import Estimate, estimate, ratio_of_sums
 
 
 def test_with_equal_units_it_is_the_paired_t_interval() -> None:

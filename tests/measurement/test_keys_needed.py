@@ -11,7 +11,7 @@ from value_aware_attention.measurement.layers import (
     matching_keys,
     matching_keys_of_queries,
 )
-from value_aware_attention.measurement.record import ratio_of_sums
+from value_aware_attention.records.estimate import ratio_of_sums
 
 # Two units of norms 1 and 9 and eight keys: summed, their errors are 9.9, 8.8, 4.7, 3.6, ...
 OBLIVIOUS = np.array(

@@ -18,9 +18,10 @@ from value_aware_attention.measurement.layers import (
     layer_errors,
     output_error,
 )
-from value_aware_attention.measurement.record import OBLIVIOUS, SHARES, OutputError, ratio_of_sums
 from value_aware_attention.measurement.recorded import sample_rows
 from value_aware_attention.measurement.task import arrays, joined, plain
+from value_aware_attention.records.estimate import ratio_of_sums
+from value_aware_attention.records.record import OBLIVIOUS, SHARES, OutputError
 
 HEADS, KEYS, DIM = 3, 10, 4
 KERNELS = [kernels.Exponential(), kernels.Polynomial(), kernels.Elu()]

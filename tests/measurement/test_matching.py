@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import t as student
 from synthetic import AWARE, OBLIVIOUS, probed
 
-from value_aware_attention.measurement.matching import SLOT, EndMatch, end_matches
-from value_aware_attention.measurement.record import Cell
+from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
+from value_aware_attention.records.record import Cell
 
 SIZES = (1, 2, 4, 8, 16, 65)
 

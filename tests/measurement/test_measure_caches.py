@@ -9,13 +9,13 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from tests.refusals import assert_refused
 from value_aware_attention import caches, hugging_face
-from value_aware_attention.hugging_face.adapter import recording
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import caches as measuring
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord
 from value_aware_attention.measurement.caches import _Result, cache_settings, measure_caches
-from value_aware_attention.measurement.record import ratio_of_sums
 from value_aware_attention.measurement.recorded import ExactRows
+from value_aware_attention.records.cache_record import CacheCell, CacheRecord
+from value_aware_attention.records.estimate import ratio_of_sums
 
 DOCS = Path(__file__).parents[2] / "docs"
 PREFIX, LENGTH = 12, 20

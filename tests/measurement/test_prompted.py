@@ -15,8 +15,9 @@ from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import prompted
-from value_aware_attention.measurement.prompted import Prompt, PromptRecord, measure_prompts
+from value_aware_attention.measurement.prompted import Prompt, measure_prompts
 from value_aware_attention.measurement.store import RecordCache
+from value_aware_attention.records.prompt_record import PromptRecord
 
 PREFIX, QUESTION, ANSWER = 24, 3, 4
 CACHES: dict[str, Callable[[int, int], AfterPrefix]] = {

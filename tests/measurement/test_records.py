@@ -11,8 +11,8 @@ from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import cache_record
 from tests.report.synthetic import probed
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.records.cache_record import CacheRecord
+from value_aware_attention.records.record import Record
 from value_aware_study.evaluation.exploration import Exploration
 
 Edit = Callable[[dict[str, Any]], object]

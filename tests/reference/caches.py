@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import available, protected
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed import Observed
 
 
 def plain(seen: Observed, indices: Tensor) -> KeptKeys:

@@ -15,7 +15,7 @@ from synthetic import (
     record,
 )
 
-from value_aware_attention.measurement.record import Cell
+from value_aware_attention.records.record import Cell
 
 R_GRID = (1, 2, 4, 8, 16, 32, 64, 65, 128, 256)
 METHODS = (

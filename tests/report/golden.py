@@ -17,7 +17,7 @@ from surveyed import (
 from synthetic import ends, gap_cell, probed, trained_again, with_attention, with_cells
 
 from tests.report.pages import exploration
-from value_aware_attention.measurement.record import Baseline, SkewnessGap
+from value_aware_attention.records.record import Baseline, SkewnessGap
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.records import read
 

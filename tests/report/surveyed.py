@@ -2,8 +2,8 @@
 
 from synthetic import RUN_ON, ends, error, record
 
-from value_aware_attention.measurement.cache_record import CacheCell, CacheRecord, Estimate
-from value_aware_attention.measurement.record import Cell, Panel, Picture, TextRead
+from value_aware_attention.records.cache_record import CacheCell, CacheRecord, Estimate
+from value_aware_attention.records.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.frame import Results
 
 LENGTHS = (128, 256, 512, 1024, 2048)

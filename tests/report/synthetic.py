@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from value_aware_attention.measurement.record import (
+from value_aware_attention.records.record import (
     Attention,
     Cell,
     CellError,

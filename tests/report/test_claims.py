@@ -9,7 +9,7 @@ import pytest
 from scipy.special import stdtrit
 from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
 
-from value_aware_attention.measurement.record import Baseline, Cell
+from value_aware_attention.records.record import Baseline, Cell
 from value_aware_study.report.claim import (
     Answer,
     Effect,

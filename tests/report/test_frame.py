@@ -12,10 +12,10 @@ from golden import with_units
 from synthetic import TEXT, curve, output_error, probed, trained_again
 from synthetic import match as match_of
 
-from value_aware_attention.measurement.headline import match as matching_keys
+from value_aware_attention.records.headline import match as matching_keys
 from value_aware_study.report import captions
 from value_aware_study.report.claim import Effect, over_trainings
-from value_aware_study.report.exhibits import every_r, layers, paper
+from value_aware_study.report.exhibits import every_r, hyperparameters, layers, tables
 from value_aware_study.report.frame import (
     Results,
     error_rows,
@@ -288,7 +288,7 @@ def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
 
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):
-    for exhibit in (paper.table_2(results), every_r.figure_5(results)):
+    for exhibit in (tables.table_2(results), every_r.figure_5(results)):
         assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
         assert "One training of each model" in exhibit.caption
         assert "training_" not in exhibit.table.csv()
@@ -313,6 +313,6 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
         for model in ("causal_elu", "masked_short")
         for name, seed in numbered.items()
     }
-    tables = [exhibit.table.data for exhibit in paper.table_4(trainings)]
+    tables = [exhibit.table.data for exhibit in hyperparameters.table_4(trainings)]
     rows = [data.set_index("hyperparameter").loc["seed"] for data in tables]
     assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")

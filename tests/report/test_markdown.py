@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from synthetic import probed
 
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.records.record import Record
 from value_aware_study.markdown import escaped
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results

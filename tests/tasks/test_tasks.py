@@ -33,11 +33,11 @@ from value_aware_attention.call import Call
 from value_aware_attention.measurement import store
 from value_aware_attention.measurement.layers import skewness, skewness_of
 from value_aware_attention.measurement.measure import Setting, cell_error, measure, setting_key
-from value_aware_attention.measurement.record import ratio_of_sums
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
+from value_aware_attention.records.estimate import ratio_of_sums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.evaluation.grid import expand_axes
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Random, Recent
 from value_aware_attention.caches.critical_values import CriticalValues, DefensiveKV, LaProx
 from value_aware_attention.caches.expected_attention import CapKV, ExpectedAttention
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.layer_budgets import AdaKV, Cake, Lava, PyramidKV
 from value_aware_attention.caches.leave_one_out import LeaveOneOut, OBCache
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import RKV, AnDPro, ObservedAttention, VaSE
 from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.refit import AttentionMatching

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.budgets import Ranking, first_of
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import CacheMethod, Refinement, candidates, protected
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import by_layer, candidate_weights, pooled
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
 from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.kept import KeptKeys
+from value_aware_attention.caches.observed import Observed
 from value_aware_attention.kernels import check_kernel
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.joint_set import Rows
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import CacheMethod, Refinement
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from value_aware_attention.attention import finite, working_precision
 from value_aware_attention.caches.method import available
-from value_aware_attention.caches.observed import ELSEWHERE, Observed
+from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.ways import ELSEWHERE
 from value_aware_attention.error import typical_unit
 
 BLOCK = {"cpu": 2**18}

@@ -16,9 +16,10 @@ from value_aware_attention.caches.critical_values import CriticalValues
 from value_aware_attention.caches.elimination import SHARE, eliminate, measured_in_order
 from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.joint_set import Rows, exchange, extend
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.leave_one_out import LeaveOneOut
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 from value_aware_attention.caches.refit import refitted
 

@@ -18,16 +18,11 @@ from value_aware_attention.arguments import (
 )
 from value_aware_attention.attention import attention, attention_state, working_precision
 from value_aware_attention.caches.budgets import Ranking
+from value_aware_attention.caches.groups import Groups, visible_pairs
+from value_aware_attention.caches.kept import KeptKeys, kept_state
 from value_aware_attention.caches.method import CacheMethod, available, check_cache_method
-from value_aware_attention.caches.observed import (
-    OBSERVED,
-    Choice,
-    Groups,
-    KeptKeys,
-    Observed,
-    kept_state,
-    visible_pairs,
-)
+from value_aware_attention.caches.observed import OBSERVED, Observed
+from value_aware_attention.caches.ways import Choice
 from value_aware_attention.call import Arguments, Call, Layer
 from value_aware_attention.decoding.padding import Part, Parts
 from value_aware_attention.error import Sizes

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from value_aware_attention.arguments import described
-from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.call import Arguments
 from value_aware_attention.decoding.after_prefix import AfterPrefix, Given
 from value_aware_attention.hugging_face.adapter import replace_attention

@@ -16,7 +16,7 @@ from value_aware_attention.attention import (
     finite,
     working_precision,
 )
-from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.call import uncompiled
 from value_aware_attention.kernels import Kernel
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from value_aware_attention.caches.observed import KeptKeys
+from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.call import Call
 
 Part = tuple[Call, Int[Tensor, "*part K"], int]

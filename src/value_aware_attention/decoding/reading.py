@@ -12,12 +12,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.cache_utils import DynamicLayer
 
 from value_aware_attention.caches.budgets import Ranking
-from value_aware_attention.caches.observed import KeptKeys, Observed
+from value_aware_attention.caches.kept import KeptKeys
+from value_aware_attention.caches.observed import Observed
 from value_aware_attention.decoding.after_prefix import OF_MODEL, AfterPrefix
 from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
-from value_aware_attention.hugging_face.adapter import named_attention, recording
 from value_aware_attention.hugging_face.attending import set_implementation
+from value_aware_attention.hugging_face.contexts import named_attention
 from value_aware_attention.hugging_face.layers import layer_kernel
+from value_aware_attention.hugging_face.recording import recording
 
 
 class SharedReading:

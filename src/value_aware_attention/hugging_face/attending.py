@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.arguments import described
+from value_aware_attention.call import Call
 from value_aware_attention.hugging_face.layers import (
     attends_causally,
     attention_layers,
@@ -89,6 +90,14 @@ def method_of(approximation: nn.Module | Callable[[int], nn.Module], layer: int)
     if isinstance(approximation, nn.Module | type) or not callable(approximation):
         return check_method(approximation=approximation)
     return check_method(**{f"approximation({layer})": approximation(layer)})
+
+
+def exact(call: Call) -> Float[Tensor, "*batch N V"]:
+    """Computes exact attention as the model does."""
+    arguments = call.arguments()
+    for name in ("key", "value"):
+        arguments[name] = arguments[name].expand(*call.batch, -1, -1)
+    return Exact()(**arguments)
 
 
 def attend(

@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from value_aware_attention.measurement.measure import LayerOptions, Setting, measure
-    from value_aware_attention.measurement.record import Record
     from value_aware_attention.measurement.task import Task, Text
+    from value_aware_attention.records.record import Record
 
 __all__ = ["LayerOptions", "Record", "Setting", "Task", "Text", "measure"]
 
-_HOMES = {"Record": "record", "Task": "task", "Text": "task"}
+_HOMES = {"Record": "records.record", "Task": "measurement.task", "Text": "measurement.task"}
 """Modules of the names above; the others are of `measure`"""
 
 
 def __getattr__(name: str) -> object:
     """Imports a name only when it is asked for, so that records are read without torch."""
     if name in __all__:
-        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'measure')}"), name)
+        home = _HOMES.get(name, "measurement.measure")
+        return getattr(import_module(f"value_aware_attention.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -23,17 +23,17 @@ from value_aware_attention.caches import (
     Recent,
     ValueAware,
 )
-from value_aware_attention.call import Call
+from value_aware_attention.call import Call, seconds_now
 from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import own_kernel, replace_attention
-from value_aware_attention.hugging_face.adapter import recording
-from value_aware_attention.measurement.cache_record import CacheCell, CacheGaps, CacheRecord
-from value_aware_attention.measurement.estimate import Array, Estimate, estimate, mean
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement.layers import POOLS
 from value_aware_attention.measurement.recorded import ExactRows
-from value_aware_attention.measurement.run_on import run_on, seconds_now
+from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.task import Task, Text, kl_from_exact, measured_by_text
 from value_aware_attention.measurement.windows import vocabulary_size
+from value_aware_attention.records.cache_record import CacheCell, CacheGaps, CacheRecord
+from value_aware_attention.records.estimate import Array, Estimate, estimate, mean
 
 MOST = {"accuracy": 1.0, "exact_match": 1.0, "cosine_distance": 2.0}
 """Largest values of end metrics that have one"""

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from value_aware_attention.measurement.measure import end_metric
-from value_aware_attention.measurement.record import Baseline, EndMetric, Record
 from value_aware_attention.measurement.task import Task, UnitSums
 from value_aware_attention.measurement.windows import vocabulary_size
+from value_aware_attention.records.record import Baseline, EndMetric, Record
 
 
 def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from value_aware_attention.measurement.headline import keys_by_head
 from value_aware_attention.measurement.measure import Method, Setting
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, OutputError
+from value_aware_attention.records.headline import keys_by_head
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, OutputError
 
 WINDOW, SINKS_AND_WINDOW = "sliding_window", "first_tokens_and_window"
 NEEDED_BY = {OBLIVIOUS: OBLIVIOUS, AWARE: AWARE} | dict.fromkeys(

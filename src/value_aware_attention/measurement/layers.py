@@ -22,8 +22,9 @@ from value_aware_attention.approximations import (
 from value_aware_attention.call import Call, max_elements
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.kernels import Polynomial
-from value_aware_attention.measurement.estimate import Array, ratio_of_sums
-from value_aware_attention.measurement.record import (
+from value_aware_attention.measurement.recorded import error_rows, sample_rows
+from value_aware_attention.records.estimate import Array, ratio_of_sums
+from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
     SHARES,
@@ -38,7 +39,6 @@ from value_aware_attention.measurement.record import (
     OutputError,
     SkewnessGap,
 )
-from value_aware_attention.measurement.recorded import error_rows, sample_rows
 
 
 def keys_needed(curve: Array, share: float) -> int | None:

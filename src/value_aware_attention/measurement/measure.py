@@ -34,20 +34,6 @@ from value_aware_attention.measurement.layers import (
     skewness_gap,
 )
 from value_aware_attention.measurement.progress import Progress
-from value_aware_attention.measurement.record import (
-    TASKS,
-    Attention,
-    Cell,
-    CellError,
-    Parameters,
-    Prediction,
-    Record,
-    Skewness,
-    TextRead,
-    estimate,
-    ratio_of_sums,
-    read,
-)
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
@@ -59,6 +45,19 @@ from value_aware_attention.measurement.task import (
     exactly,
     joined,
     plain,
+)
+from value_aware_attention.records.estimate import estimate, ratio_of_sums
+from value_aware_attention.records.record import (
+    TASKS,
+    Attention,
+    Cell,
+    CellError,
+    Parameters,
+    Prediction,
+    Record,
+    Skewness,
+    TextRead,
+    read,
 )
 from value_aware_attention.weights import weighted_sum
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.call import Call
 from value_aware_attention.error import squared_output_error
-from value_aware_attention.hugging_face.adapter import exact
+from value_aware_attention.hugging_face.attending import exact
 
 QUERIES = 64
 """Limit of the queries of each head and unit that errors and skewness are measured on."""

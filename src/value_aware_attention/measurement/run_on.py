@@ -5,13 +5,12 @@ import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
 from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.distributed import processes
-from value_aware_attention.measurement.record import RunOn
+from value_aware_attention.records.record import RunOn
 
 CPUINFO = Path("/proc/cpuinfo")
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
@@ -59,10 +58,3 @@ def cores_of(used: dict[str, str | None]) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
     return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"
-
-
-def seconds_now() -> float:
-    """Reads the clock when all work is done, a GPU's too."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return perf_counter()

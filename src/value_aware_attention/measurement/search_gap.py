@@ -6,7 +6,7 @@ import torch
 
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.call import Call
-from value_aware_attention.measurement.record import SearchGap
+from value_aware_attention.records.record import SearchGap
 
 
 def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> SearchGap:

@@ -19,7 +19,7 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.call import Call
 from value_aware_attention.distributed import shared_map
 from value_aware_attention.hugging_face import attention_layers, own_kernel, replace_attention
-from value_aware_attention.hugging_face.adapter import recording
+from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.measurement.progress import Progress

@@ -1,12 +1,12 @@
 """The console command value-aware, and its probe: value-aware probe MODEL --text FILE."""
 
 from argparse import REMAINDER, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from value_aware_attention.files import reading, write_text
-from value_aware_attention.measurement.record import Record
-from value_aware_attention.measurement.terminal import side_by_side
+from value_aware_attention.records.record import Record
+from value_aware_attention.records.terminal import side_by_side
 from value_aware_attention.searches import SEARCHES
 from value_aware_attention.texts import read_texts
 
@@ -23,28 +23,28 @@ reach. Only safetensors are read, and no code of a model's folder is run.
 
 
 DTYPES = ("float32", "bfloat16", "float16")
-COMMANDS = {
-    "probe": "value_aware_attention.probe.__main__",
-    "explain": "value_aware_study.explain",  # of a checkout: the wheel does without
-}
+COMMANDS = "value_aware.commands"
+"""Entry points by which an installed package adds commands"""
 
 
 def value_aware() -> None:
-    """Runs `value-aware probe` or `value-aware explain`; ends with one line where it cannot."""
+    """Runs `value-aware probe` or a command of another package; ends with one line on errors."""
+    commands = {entry.name: entry.load for entry in entry_points(group=COMMANDS)}
     made = ArgumentParser(
         prog="value-aware",
         description="Attention approximations judged by the attention output, on your model.",
         epilog="value-aware COMMAND --help has the options of each",
     )
     made.add_argument(
-        "command", choices=COMMANDS, metavar="COMMAND",
+        "command", choices=["probe", *commands], metavar="COMMAND",
         help="probe: how many keys the heads of a model need on a text; explain: which keys they "
         "keep for each token of a sentence, as a page",
     )  # fmt: skip
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
     given = made.parse_args()
     try:
-        import_module(COMMANDS[given.command]).main(given.options, f"value-aware {given.command}")
+        run_command = commands.get(given.command, lambda: main)()
+        run_command(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         hint = (
             "; in a checkout: pip install -e '.[study]'"
@@ -54,7 +54,12 @@ def value_aware() -> None:
         raise SystemExit(f"error: {error}{hint}") from None
 
 
-def main(arguments: list[str] | None = None, prog: str = "value-aware-probe") -> None:
+def renamed() -> None:
+    """Names the command that took the place of value-aware-probe."""
+    raise SystemExit("error: value-aware-probe was removed in 1.1: value-aware probe")
+
+
+def main(arguments: list[str] | None = None, prog: str = "value-aware probe") -> None:
     """Reads the command line, measures or reads every model, and prints tables.
 
     Ends with one line where a model or text does not fit.

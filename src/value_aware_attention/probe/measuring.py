@@ -32,7 +32,6 @@ from value_aware_attention.hugging_face.layers import (
     positions,
 )
 from value_aware_attention.kernels import Kernel
-from value_aware_attention.measurement.cache_record import CacheRecord
 from value_aware_attention.measurement.caches import cache_settings, measure_caches
 from value_aware_attention.measurement.control import ZeroOutput, chance
 from value_aware_attention.measurement.control import control as measure_control
@@ -41,9 +40,7 @@ from value_aware_attention.measurement.head_budgets import (
     WINDOW,
     budget_settings,
 )
-from value_aware_attention.measurement.headline import headline, keys_by_head, needed
 from value_aware_attention.measurement.masking import IGNORED
-from value_aware_attention.measurement.matching import SLOT
 from value_aware_attention.measurement.measure import (
     LayerOptions,
     Method,
@@ -51,9 +48,7 @@ from value_aware_attention.measurement.measure import (
     measure,
     sizes_of,
 )
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SHARES, Record
 from value_aware_attention.measurement.task import Task
-from value_aware_attention.measurement.terminal import cache_table, tables
 from value_aware_attention.measurement.windows import (
     TextWindows,
     metric_of,
@@ -62,6 +57,11 @@ from value_aware_attention.measurement.windows import (
     windows_task,
 )
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+from value_aware_attention.records.cache_record import CacheRecord
+from value_aware_attention.records.headline import headline, keys_by_head, needed
+from value_aware_attention.records.matching import SLOT
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, Record
+from value_aware_attention.records.terminal import cache_table, tables
 
 DEFAULT_LENGTH = 512
 

@@ -15,7 +15,7 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import budget
 from value_aware_attention.measurement import Record, Setting, Task
 from value_aware_attention.measurement.layers import rounded
-from value_aware_attention.measurement.record import Panel, Picture
+from value_aware_attention.records.record import Panel, Picture
 from value_aware_study.evaluation.grid import setting
 
 POINTS = 16

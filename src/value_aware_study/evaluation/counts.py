@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from value_aware_attention.measurement.measure import end_metric
-from value_aware_attention.measurement.record import Baseline
 from value_aware_attention.measurement.task import Task, UnitSums
+from value_aware_attention.records.record import Baseline
 from value_aware_study.data.batches import CausalBatches, MaskedSequences
 from value_aware_study.data.tokens import Tokens, read_tokens
 

@@ -12,10 +12,10 @@ from hydra.utils import instantiate
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.measurement import Record, Setting, Task
 from value_aware_attention.measurement.measure import end_metric, measure_own
-from value_aware_attention.measurement.record import Baseline, Cell, read
 from value_aware_attention.measurement.store import RecordCache, source_hash
 from value_aware_attention.measurement.task import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
+from value_aware_attention.records.record import Baseline, Cell, read
 
 
 def grid(

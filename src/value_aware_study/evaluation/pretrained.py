@@ -15,10 +15,10 @@ from value_aware_attention.approximations import Exact
 from value_aware_attention.files import checksum, new_folder
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
 from value_aware_attention.measurement.control import ZeroOutput, control
-from value_aware_attention.measurement.matching import SLOT
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
 from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
+from value_aware_attention.records.matching import SLOT
+from value_aware_attention.records.record import AWARE, OBLIVIOUS
 from value_aware_study.data.text import HUB
 from value_aware_study.paths import packaged_weights
 

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from value_aware_attention.measurement.estimate import rounded
-from value_aware_attention.measurement.prompted import PromptRecord
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.records.estimate import rounded
+from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.record import Record
 from value_aware_study.report.frame import Measured, Results
 from value_aware_study.report.words import grouped, plain, plural
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import stdtrit
 
-from value_aware_attention.measurement.estimate import CONFIDENCE, number, ratio_of_sums, signed
+from value_aware_attention.records.estimate import CONFIDENCE, number, ratio_of_sums, signed
 from value_aware_study.report.words import grouped, missing
 
 MARKS = {True: "✓", False: "✗", None: "?"}

@@ -6,10 +6,10 @@ from pathlib import Path
 import pandas as pd
 
 from value_aware_attention.files import with_checksum
-from value_aware_attention.measurement.cache_record import CacheRecord
-from value_aware_attention.measurement.headline import headline
-from value_aware_attention.measurement.prompted import PromptRecord
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.records.cache_record import CacheRecord
+from value_aware_attention.records.headline import headline
+from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.record import Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, words
 from value_aware_study.report.exhibit import Exhibit, Page, Section
@@ -19,11 +19,13 @@ from value_aware_study.report.exhibits import (
     claims,
     drawing,
     every_r,
+    figures,
+    hyperparameters,
     layers,
     model,
-    paper,
     pretrained,
     survey,
+    tables,
 )
 from value_aware_study.report.frame import Results, of_kernels, of_models
 from value_aware_study.report.page import write_page
@@ -175,13 +177,13 @@ def _paper(results: Results) -> Section:
         "attention, not the levels. Hollow marks are the paper's.",
         [
             ("", claimed),
-            ("Table 1", paper.table_1(results)),
-            ("Figure 1", paper.figure_1(results)),
-            ("Table 2", paper.table_2(results)),
-            ("Figure 2", paper.figure_2(results)),
-            ("Figure 3", paper.figure_3(results)),
-            ("Table 3", paper.table_3(results.tokens)),
-            ("Table 4", paper.table_4(results.training)),
+            ("Table 1", tables.table_1(results)),
+            ("Figure 1", figures.figure_1(results)),
+            ("Table 2", tables.table_2(results)),
+            ("Figure 2", figures.figure_2(results)),
+            ("Figure 3", figures.figure_3(results)),
+            ("Table 3", tables.table_3(results.tokens)),
+            ("Table 4", hyperparameters.table_4(results.training)),
         ],
     )
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import Array, Estimate, ratio_of_sums
-from value_aware_attention.measurement.prompted import PromptRecord
-from value_aware_attention.measurement.record import (
+from value_aware_attention.records.estimate import Array, Estimate, ratio_of_sums
+from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
     Attention,

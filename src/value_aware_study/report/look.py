@@ -17,7 +17,7 @@ import pandas as pd
 import vl_convert
 from PIL import Image
 
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import Card, cards
 from value_aware_study.report.words import KERNEL_LABELS, ORACLES
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import yaml
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
-from value_aware_attention.measurement.prompted import PromptRecord
-from value_aware_attention.measurement.record import JsonRecord, Record
-from value_aware_attention.measurement.record import read as check_kind
+from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.record import JsonRecord, Record
+from value_aware_attention.records.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread, key_of
 from value_aware_study.report.frame import Results, Row

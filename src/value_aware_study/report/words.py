@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import DASH, Writer, interval, number, rounded
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Record
+from value_aware_attention.records.estimate import DASH, Writer, interval, number, rounded
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import cards
 
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from value_aware_attention.measurement.cache_record import FULL
-from value_aware_attention.measurement.estimate import DASH
-from value_aware_attention.measurement.prompted import PromptCell, PromptRecord
 from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.records.cache_record import FULL
+from value_aware_attention.records.estimate import DASH
+from value_aware_attention.records.prompt_record import PromptCell, PromptRecord
 from value_aware_study.report.exhibits.caches import (
     BESIDE,
     USES,

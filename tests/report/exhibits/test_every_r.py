@@ -10,7 +10,7 @@ from synthetic import with_cells
 from value_aware_study.cards import cards
 from value_aware_study.report import look
 from value_aware_study.report.exhibits.every_r import SMALLEST, figure_4, figure_5
-from value_aware_study.report.exhibits.paper import figure_1, figure_2, figure_3
+from value_aware_study.report.exhibits.figures import figure_1, figure_2, figure_3
 from value_aware_study.report.frame import Results
 from value_aware_study.report.words import method_label
 

@@ -8,7 +8,7 @@ import pytest
 from drawn import rows
 from synthetic import AWARE, OBLIVIOUS, probed, with_attention
 
-from value_aware_attention.measurement.record import Record
+from value_aware_attention.records.record import Record
 from value_aware_study.report.contents import model_section, write_probe
 from value_aware_study.report.exhibits.model import two_digits
 from value_aware_study.report.words import ORACLES

@@ -8,19 +8,16 @@ import pandas as pd
 import pytest
 from synthetic import UNKNOWN, ends, record, with_cells
 
-from value_aware_attention.measurement.estimate import DASH, interval, number, signed, with_interval
-from value_aware_attention.measurement.record import Baseline, Cell
+from value_aware_attention.records.estimate import DASH, interval, number, signed, with_interval
+from value_aware_attention.records.record import Baseline, Cell
 from value_aware_study.report.exhibits import pretrained
-from value_aware_study.report.exhibits.paper import (
+from value_aware_study.report.exhibits.figures import figure_1, figure_2, figure_3
+from value_aware_study.report.exhibits.hyperparameters import setting_value, table_4
+from value_aware_study.report.exhibits.tables import (
     OF_DIFFERENCE,
-    figure_1,
-    figure_2,
-    figure_3,
-    setting_value,
     table_1,
     table_2,
     table_3,
-    table_4,
     tokens_count,
 )
 from value_aware_study.report.frame import Results

@@ -9,7 +9,7 @@ from drawn import rows
 from surveyed import survey_record, survey_results
 from synthetic import UNKNOWN, with_cells
 
-from value_aware_attention.measurement.estimate import DASH
+from value_aware_attention.records.estimate import DASH
 from value_aware_study.report.exhibits import survey
 from value_aware_study.report.exhibits.survey import budget_settings, findings
 from value_aware_study.report.frame import FLOOR, Results

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import DASH, number
+from value_aware_attention.records.estimate import DASH, number
 from value_aware_study.report import charts, look, words
 from value_aware_study.report.captions import machine
 from value_aware_study.report.exhibit import Exhibit, Table

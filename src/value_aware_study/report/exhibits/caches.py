@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
-from value_aware_attention.measurement.estimate import short
-from value_aware_attention.measurement.prompted import PromptRecord
+from value_aware_attention.records.estimate import short
+from value_aware_attention.records.prompt_record import PromptRecord
 from value_aware_study.report import charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import Row

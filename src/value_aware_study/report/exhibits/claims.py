@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import DASH, number, rounded
-from value_aware_attention.measurement.record import EndMetric, Record
+from value_aware_attention.records.estimate import DASH, number, rounded
+from value_aware_attention.records.record import EndMetric, Record
 from value_aware_study.report import words
 from value_aware_study.report.claim import (
     CORRECTED,

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS
+from value_aware_attention.records.record import AWARE, OBLIVIOUS
 from value_aware_study.report import look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 

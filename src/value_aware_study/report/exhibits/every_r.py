@@ -3,11 +3,11 @@
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import number, short, signed
+from value_aware_attention.records.estimate import number, short, signed
 from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.exhibits.paper import (
+from value_aware_study.report.exhibits.figures import (
     change_table,
     loss_axis,
     loss_panel,

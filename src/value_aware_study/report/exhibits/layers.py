@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import (
+from value_aware_attention.records.estimate import (
     NONE,
     interval,
     number,
@@ -16,7 +16,7 @@ from value_aware_attention.measurement.estimate import (
     whole,
     with_interval,
 )
-from value_aware_attention.measurement.headline import (
+from value_aware_attention.records.headline import (
     NAMES,
     count_text,
     match,
@@ -25,8 +25,8 @@ from value_aware_attention.measurement.headline import (
     shown_size,
     with_keys,
 )
-from value_aware_attention.measurement.matching import NOT_DETERMINED, SLOT
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, SLOTS, OutputError, Record
+from value_aware_attention.records.matching import NOT_DETERMINED, SLOT
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, SLOTS, OutputError, Record
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits.model import METRICS

@@ -8,16 +8,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import NONE, counted, interval, number, short, whole
-from value_aware_attention.measurement.headline import (
-    SHARE,
-    by_layer,
-    exact_ratio,
-    factor,
-    shown_size,
-)
-from value_aware_attention.measurement.matching import SLOT, end_matches
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, KeysNeeded, Record
+from value_aware_attention.records.estimate import NONE, counted, interval, number, short, whole
+from value_aware_attention.records.headline import SHARE, by_layer, exact_ratio, factor, shown_size
+from value_aware_attention.records.matching import SLOT, end_matches
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, KeysNeeded, Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table

@@ -11,17 +11,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import in_unit, number, short
-from value_aware_attention.measurement.headline import exact_ratio
-from value_aware_attention.measurement.matching import SLOT, EndMatch, end_matches
-from value_aware_attention.measurement.record import (
-    AWARE,
-    OBLIVIOUS,
-    Cell,
-    KeyCount,
-    Record,
-    ratio_of_sums,
-)
+from value_aware_attention.records.estimate import in_unit, number, ratio_of_sums, short
+from value_aware_attention.records.headline import exact_ratio
+from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Cell, KeyCount, Record
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import DIRECTION, FLOOR, Results, Row

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.measurement.estimate import (
+from value_aware_attention.records.estimate import (
     DASH,
     interval,
     number,
@@ -17,8 +17,8 @@ from value_aware_attention.measurement.estimate import (
     signed,
     with_interval,
 )
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Picture, Record
-from value_aware_attention.measurement.record import Panel as Weights
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Picture, Record
+from value_aware_attention.records.record import Panel as Weights
 from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table

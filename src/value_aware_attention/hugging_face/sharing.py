@@ -1,7 +1,6 @@
-"""Gives cache methods a model's grouped heads, output projections, rotation and second pass."""
+"""Gives a cache method the key-value heads of a model as they are, which its groups share."""
 
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,18 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
-from value_aware_attention.call import Arguments, Layer, Rotary
+from value_aware_attention.call import Arguments, Layer
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import positions
-
-PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
-"""Names of the output projection in attention modules"""
-TENSORS = ("query", "key", "value")
-ROTATED = 256
-"""Queries that are rotated at once, in fp64"""
+from value_aware_attention.hugging_face.traits import TENSORS, Traits, is_rotary, output_projection
 
 
 class Kept(Protocol):
@@ -50,106 +43,6 @@ class SharingMethod(Protocol):
 def shares_keys(method: object) -> TypeGuard[SharingMethod]:
     """Tells whether a method is given key-value heads as the model has them."""
     return getattr(method, "shares_keys", False)
-
-
-def output_projection(
-    layer: nn.Module, heads: tuple[int, int], value_dim: int
-) -> Float[Tensor, "heads G V E"] | None:
-    """Finds the output projection of an attention module, by key-value head and group.
-
-    None where it is elsewhere, or reads more or fewer numbers than the heads have. A module may
-    gate or normalise these before: `Traits.projects` tells.
-    """
-    for name in PROJECTIONS:
-        module = getattr(layer, name, None)
-        if isinstance(module, nn.Linear):
-            weight = module.weight.T
-        elif isinstance(module, Conv1D):
-            weight = module.weight
-        else:
-            continue
-        if weight.shape[0] == heads[0] * heads[1] * value_dim:
-            return weight.detach().unflatten(0, (*heads, value_dim))
-    return None
-
-
-@dataclass(frozen=True)
-class Traits:
-    """Tells how a layer makes its queries and its output.
-
-    Attributes:
-        rotary: None: it does not turn queries by their positions. One that is not known raises
-            ValueError when it is called.
-        projects: Its output is that of its heads through `output_projection`, up to a bias.
-    """
-
-    rotary: Rotary | None = None
-    projects: bool = True
-
-
-def is_rotary(module: nn.Module) -> bool:
-    """Tells whether a module is a rotary embedding."""
-    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
-
-
-def rotations(model: nn.Module) -> list[Rotary]:
-    """Lists the ways in which a model's layers may turn queries by their positions.
-
-    The model's own rotary embeddings and functions are used. Those that depend on the length of the
-    text are left out, and kinds that are not known.
-    """
-    found: list[Rotary] = []
-    for module in filter(is_rotary, model.modules()):
-        apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
-        kinds = getattr(module, "rope_type", "default")
-        match list(signature(module.forward).parameters):
-            case ["x", "position_ids"]:
-                ways = {"": kinds}
-            case ["x", "position_ids", "layer_type"] if isinstance(kinds, dict):
-                ways = kinds
-            case _:
-                ways = {}
-        for layer_type, kind in ways.items():
-            if apply is not None and not _changes(module, layer_type, kind):
-                found.append(partial(_rotated, module, layer_type, apply))
-    return found
-
-
-def _changes(module: Any, layer_type: str, kind: str) -> bool:
-    """Tells whether a rotation depends on the length of the text: not by factors that are alike."""
-    settings = getattr(module.config, "rope_parameters", {}) if kind == "longrope" else {}
-    factors = settings.get(layer_type, settings)
-    alike = "long_factor" in factors and factors["long_factor"] == factors["short_factor"]
-    return kind in ("dynamic", "longrope") and not alike
-
-
-def _rotated(
-    module: nn.Module, layer_type: str, apply: Callable[..., Any],
-    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, " N"],
-) -> Float[Tensor, "*batch N D"]:  # fmt: skip
-    """Turns each query by a number of positions, with the rotary embedding of a type of layers."""
-    scaling = f"{layer_type}_attention_scaling".lstrip("_")
-    tensors = list(signature(apply).parameters).index("cos")  # of queries and keys, or of either
-
-    def turned(query: Tensor, shift: Tensor) -> Tensor:
-        angles = module(query.float(), shift[None], *filter(None, [layer_type]))
-        cos, sin = (x.double() / getattr(module, scaling, 1.0) for x in angles)
-        part = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
-        rotated = apply(*[part] * tensors, cos[0], sin[0], unsqueeze_dim=0)
-        rotated = rotated if isinstance(rotated, Tensor) else rotated[0]
-        return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
-
-    blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
-    return torch.cat([turned(*block) for block in blocks], dim=-2)
-
-
-def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
-    """Refuses to turn queries of a model, by its class's name."""
-    raise ValueError(
-        f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
-        f"'continued', ExpectedAttention and CapKV cannot turn them to later positions; observed "
-        f"'last' and 'causal' need not"
-    )
 
 
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:

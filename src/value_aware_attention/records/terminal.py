@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from value_aware_attention.measurement.cache_record import DISTANCES, CacheCell, CacheRecord
-from value_aware_attention.measurement.estimate import counted, in_unit
-from value_aware_attention.measurement.headline import (
+from value_aware_attention.records.cache_record import DISTANCES, CacheCell, CacheRecord
+from value_aware_attention.records.estimate import counted, in_unit
+from value_aware_attention.records.headline import (
     NAMES,
     SHARE,
     by_layer,
@@ -22,14 +22,8 @@ from value_aware_attention.measurement.headline import (
     with_keys,
     with_ratio,
 )
-from value_aware_attention.measurement.matching import SLOT, end_matches, whole_cells
-from value_aware_attention.measurement.record import (
-    AWARE,
-    OBLIVIOUS,
-    SHARES,
-    Cell,
-    Record,
-)
+from value_aware_attention.records.matching import SLOT, end_matches, whole_cells
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, Cell, Record
 
 WIDTH = 26
 """Of a column, in characters"""

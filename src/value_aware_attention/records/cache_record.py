@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from value_aware_attention.measurement.record import Estimate, JsonRecord, RunOn
+from value_aware_attention.records.estimate import Estimate
+from value_aware_attention.records.record import JsonRecord, RunOn
 
 FULL = "full cache"
 DISTANCES = ("kl", "cosine_distance")

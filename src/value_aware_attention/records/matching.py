@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from value_aware_attention.measurement.estimate import CONFIDENCE, Array, Estimate, number
-from value_aware_attention.measurement.record import AWARE, OBLIVIOUS, Cell, Record
+from value_aware_attention.records.estimate import CONFIDENCE, Array, Estimate, number
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Cell, Record
 
 NOT_DETERMINED = "not determined"
 """Stands for the end of an interval beyond all numbers of keys that were measured"""

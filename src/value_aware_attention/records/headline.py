@@ -3,20 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from value_aware_attention.measurement.estimate import (
-    Estimate,
-    in_unit,
-    number,
-    whole,
-    with_interval,
-)
-from value_aware_attention.measurement.matching import (
-    NOT_DETERMINED,
-    SLOT,
-    end_matches,
-    whole_cells,
-)
-from value_aware_attention.measurement.record import (
+from value_aware_attention.records.estimate import Estimate, in_unit, number, whole, with_interval
+from value_aware_attention.records.matching import NOT_DETERMINED, SLOT, end_matches, whole_cells
+from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
     Cell,

@@ -1,0 +1,60 @@
+"""The keys that a cache keeps, and attention over them."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from value_aware_attention.attention import AttentionState, attention_state
+from value_aware_attention.kernels import Kernel
+
+
+@dataclass(frozen=True)
+class KeptKeys:
+    """Holds the R slots that one cache keeps for all queries after its choice."""
+
+    indices: Int[Tensor, "*batch R"]
+    """Keys, ascending and each in range; an unused slot has log-weight -inf."""
+    log_weight: Float[Tensor, "*batch R"]
+    """Added to log kappa of its key: 0 = as it was, log 2 = counted twice, -inf = unused."""
+    value: Float[Tensor, "*batch R V"] | None = None
+    """In the place of the values of these keys; None = the originals."""
+
+    def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
+        """Takes the slots of each text, the first dimension, from one of two choices."""
+        a, b = self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])
+        is_mine = mine.to(a.indices.device).view(-1, *(1,) * (a.indices.ndim - 1))
+        value = None
+        if a.value is not None and b.value is not None:
+            value = a.value.where(is_mine[..., None], b.value)
+        return KeptKeys(
+            a.indices.where(is_mine, b.indices), a.log_weight.where(is_mine, b.log_weight), value
+        )
+
+    def padded(self, slots: int) -> "KeptKeys":
+        """Returns at least so many slots; those added are unused copies of the last one."""
+        more = max(0, slots - self.indices.shape[-1])
+        value = None if self.value is None else pad(self.value, (0, 0, 0, more))
+        last = self.indices[..., -1:].expand(*self.indices.shape[:-1], more)
+        weight = pad(self.log_weight, (0, more), value=-torch.inf)
+        return KeptKeys(torch.cat([self.indices, last], dim=-1), weight, value)
+
+
+def kept_state(
+    query: Float[Tensor, "*batch #G W D"],
+    key: Float[Tensor, "*batch M D"],
+    value: Float[Tensor, "*batch M V"],
+    kernel: Kernel,
+    visible: Bool[Tensor, "*#batch #G #W M"] | None,
+    choice: KeptKeys,
+) -> AttentionState:
+    """Computes the attention state of queries over the kept keys that they see."""
+    at = choice.indices[..., None]
+    taken = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
+    scores = kernel.log_similarity(query, key.take_along_dim(at, dim=-2)[..., None, :, :])
+    scores = scores + choice.log_weight[..., None, None, :].to(scores.dtype)
+    if visible is not None:
+        visible = visible.take_along_dim(choice.indices[..., None, None, :], dim=-1)
+    return attention_state(scores, taken.to(scores.dtype)[..., None, :, :], visible)

@@ -1,0 +1,369 @@
+"""Fills a compressed cache: what each layer has read, and the choice of its keys."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+from value_aware_attention.arguments import check_at_least, check_choice, described
+from value_aware_attention.caches.budgets import Ranking
+from value_aware_attention.caches.kept import KeptKeys
+from value_aware_attention.caches.method import CacheMethod
+from value_aware_attention.caches.observed import Observed
+from value_aware_attention.call import Arguments, Layer, seconds_now
+from value_aware_attention.decoding.after_prefix import AfterPrefix
+from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, Slots, filled
+from value_aware_attention.decoding.padding import Parts
+from value_aware_attention.hugging_face.masks import split_mask
+from value_aware_attention.hugging_face.sharing import grouped
+from value_aware_attention.hugging_face.traits import Traits
+from value_aware_attention.kernels import Kernel
+
+OBSERVED = ("last", "causal", "noncausal", "continued")
+"""Ways to observe that need one pass over a prompt"""
+
+
+@dataclass
+class CompressedCache:
+    """Tells what one cache kept of its prompt."""
+
+    tokens: int
+    """Length of the prompt, its padding included"""
+    keys: Float[Tensor, "L H"]
+    """Keys kept by layer and key-value head, the mean of the texts, each of its own tokens"""
+    slots: int
+    """Slots that hold the kept keys of all texts, layers and heads, unused ones included"""
+    bytes_before: int
+    """Of the keys and values of the prompt, in the layers that are compressed"""
+    bytes_after: int
+    bytes_of_queries: int
+    """Of the prompt's queries that are held for later choices"""
+    seconds: float
+    """Time of choosing keys and of copying them, later choices included"""
+    layers: list[int]
+    """Numbers of the layers that are compressed, as `attention_layers` has them"""
+    bytes_of_others: int
+    """Of the keys and values in layers with windows, which stay as they are"""
+    was_read: bool = False
+    """Whether any token was read over the kept keys"""
+
+    def __str__(self) -> str:
+        mib, heads = 2**20, [[f"{x:6,.0f}" for x in row] for row in self.keys.tolist()]
+        lines = [
+            f"{self.tokens:,} tokens: {self.keys.mean():,.1f} keys a head, "
+            f"{self.bytes_before / mib:.1f} MiB -> {self.bytes_after / mib:.1f} MiB "
+            f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s"
+        ]
+        if self.bytes_of_others:
+            others = f"{self.bytes_of_others / mib:.1f} MiB in layers with windows"
+            lines.append(f"{len(self.layers)} layers are compressed; {others} stay as they are")
+        if not self.was_read:
+            lines.append("no token was read over these keys: all logits are the exact model's")
+        if (self.keys != self.keys[0, 0]).any():
+            rows = zip(self.layers, heads, strict=True)
+            lines += [f"keys of layer {number}: {' '.join(row)}" for number, row in rows]
+        return "\n".join(lines)
+
+
+@dataclass
+class CompressedCaches:
+    """Reports the caches that were compressed within a context, in their order."""
+
+    caches: list[CompressedCache] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            "\n\n".join(map(str, self.caches)) or "no layer with full attention has filled a cache"
+        )
+
+    def warn_of_unread(self) -> None:
+        """Warns where the model gave the logits of a prompt, and no other, after a compression."""
+        if unread := sum(not cache.was_read for cache in self.caches):
+            warnings.warn(
+                f"no token was read over {unread} of {len(self.caches)} compressed caches, so all "
+                f"logits are the exact model's: read the context first, then the rest with "
+                f"past_key_values, as hugging_face.logits_after does",
+                stacklevel=2,
+            )
+
+
+def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
+    """Returns the cache method that `method` builds for r keys; ValueError where it builds none."""
+    is_function = callable(method) and not isinstance(method, nn.Module)
+    cache_method = method(r) if is_function else None
+    if not isinstance(cache_method, CacheMethod):
+        raise ValueError(
+            f"method is {described(method)}; it must be a function from a number of keys to a "
+            f"cache method, such as caches.ValueAware"
+        )
+    return cache_method
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Tells by which method, and how many keys, texts of any length keep."""
+
+    method: Callable[[int], CacheMethod]
+    keep: float
+    options: Arguments
+    """Those of `AfterPrefix`"""
+
+    def __post_init__(self) -> None:
+        for name, again, others in (
+            ("observed", "repeat", ", ".join(OBSERVED)),
+            ("pool", "checked", "model, layer or None"),
+        ):
+            if self.options[name] == again:
+                raise ValueError(
+                    f"{name} is {again!r}; it reads the prompt again, and a cache is filled in one "
+                    f"pass: {others}"
+                )
+        check_choice(OBSERVED, observed=self.options["observed"])
+        check_choice(("model", "layer", None), pool=self.options["pool"])
+        always = sum(check_at_least(0, **{x: self.options[x]}) for x in ("sinks", "recent"))
+        check_at_least(0, floor=self.options["floor"])
+        least = built(self.method, max(1, always))
+        AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
+
+    def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
+        """Returns what keeps r keys of texts with so many tokens."""
+        return AfterPrefix(self.method(r), prefix=tokens, **self.options | changed)
+
+    def of_prompt(self, lengths: Sequence[int]) -> dict[int, AfterPrefix]:
+        """Returns what compresses texts of a prompt, by their number of tokens.
+
+        A text keeps what is always kept, if that is more than its share.
+        """
+        sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
+        always, longest = max(1, sinks + recent), max(lengths)
+        if (r := round(self.keep * longest)) < min(always, longest):
+            warnings.warn(
+                f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
+                f"{min(always, longest)} are kept, as {sinks} sinks and {recent} recent keys "
+                f"always are",
+                stacklevel=2,
+            )
+        if longest < (least := always if every else 1):
+            raise ValueError(
+                f"the prompt has {longest} tokens; it must have at least {least}"
+                + f", with every: {sinks} sinks and {recent} recent keys" * bool(every)
+            )
+        after = {}
+        for tokens in filter(None, lengths):
+            share = max(round(self.keep * tokens), min(always, tokens))
+            floor = min(self.options["floor"], longest if tokens == longest else share)
+            after[tokens] = self.after(tokens, share, every=None, floor=floor)
+        self._warn_of_few_rows(after[longest], longest)
+        return after
+
+    def _warn_of_few_rows(self, after: AfterPrefix, tokens: int) -> None:
+        """Warns where less than half of the prompt's queries decide which heads lose keys."""
+        if after.pool is not None and after.method.observes and 2 * after.rows < tokens:
+            warnings.warn(
+                f"pool is {after.pool!r} and {after.rows} of the prompt's {tokens} queries are "
+                f"observed: heads that these do not use lose their keys; observed='continued' "
+                f"with rows=None observes all, and pool=None keeps as many keys in every head",
+                stacklevel=2,
+            )
+
+
+@dataclass(eq=False)
+class Context:
+    """Holds what the layers of a model share within a `compressed_cache`."""
+
+    choices: Choices
+    numbers: Mapping[nn.Module, int]
+    """The place of each layer in the model"""
+    traits: Mapping[nn.Module, Traits]
+    filling: "Filling | None" = None
+    """The cache that a pass fills, or has filled; None between passes"""
+    is_chunked: bool = False
+    """True while `generate` reads a prompt in chunks"""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self  # a copy of a cache is read in the same context
+
+    def __reduce__(self) -> str:
+        raise ValueError(
+            "a compressed cache is read in its compressed_cache alone, so it cannot be saved or "
+            "pickled; copy.deepcopy copies it"
+        )
+
+
+@dataclass
+class Prompt:
+    """Holds what one layer has read of a prompt, and chooses again among its keys."""
+
+    context: Context
+    module: nn.Module
+    kernel: Kernel
+    queries: list[Tensor] = field(default_factory=list)
+    visible: Tensor | None = None
+    """The keys that the last query sees, all but padding; None = all"""
+    parts: Parts | None = None
+    """Its texts without their padding"""
+    ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)
+    """Of each part, where the model's keys are chosen together"""
+    report: CompressedCache | None = None
+    """Of the cache that this is a layer of, once its keys are chosen"""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Prompt":
+        return self  # a copy of a cache is of the same model
+
+    @property
+    def number(self) -> int:
+        """Returns the layer's place in the model."""
+        return self.context.numbers[self.module]
+
+    def reads(self) -> bool:
+        """Tells whether the context's model reads the kept keys now, and reports that it did."""
+        if self.report is not None and self.context.filling is not None:
+            self.report.was_read = True
+        return self.context.filling is not None
+
+    def read(self, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> None:
+        """Reads a prompt, or a chunk of one; ValueError where the cache held other tokens."""
+        earlier = key.shape[2] - query.shape[2]
+        if earlier and not self.queries:
+            raise ValueError(
+                f"the cache holds {earlier} tokens that were not compressed; within "
+                f"compressed_cache a model must fill its cache from empty, and a new one after a "
+                f"call that was interrupted"
+            )
+        self.queries.append(query.detach())
+        mask, is_causal = split_mask(attention_mask, query, key, is_causal=True)
+        if mask is not None:
+            if not (is_causal or mask.shape[-2] == 1 or self.context.is_chunked):
+                raise ValueError(
+                    "the prompt's mask is not causal with padding alone; compressed_cache could "
+                    "not tell which keys later tokens see"
+                )
+            mask = mask[..., -1:, :].repeat(len(query) // len(mask), 1, 1, 1)
+        self.visible = mask
+
+    def call(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Arguments:
+        """Returns the arguments of an `AfterPrefix` for this layer."""
+        traits, layer = self.context.traits[self.module], Layer(number=self.number)
+        return grouped(
+            self.module, traits, layer, query, key, value, kernel=self.kernel, attn_mask=visible,
+            is_causal=True,
+        )  # fmt: skip
+
+    def choose_again(
+        self, share: Int[Tensor, " B"], pool: Tensor, query: Tensor, key: Tensor, value: Tensor,
+        visible: Tensor | None,
+    ) -> KeptKeys:  # fmt: skip
+        """Lets the method choose among a pool of keys before the next token is read."""
+        begun, tokens, choices = seconds_now(), key.shape[2], self.context.choices
+        always = choices.options["sinks"] + choices.options["recent"]
+        share = share.clamp_min(max(1, always))
+        after = {r: choices.after(tokens, r) for r in share.unique().tolist()}
+        with torch.autocast(query.device.type, enabled=False):
+            parts, cut = next(iter(after.values())).parted(
+                pool=pool, share=share, **self.call(query, key, value, visible)
+            )
+            of_parts = zip(parts.of_first(share), cut, strict=True)
+            choice = parts.joined([after[r].choose_part(*texts) for r, texts in of_parts])
+        assert self.report is not None
+        self.report.seconds += seconds_now() - begun
+        return choice
+
+
+class Filling:
+    """Holds a cache whose prompt is being read, from a pass's first layer to its end.
+
+    Where the pass is interrupted it is dropped, and with it all that was read.
+    """
+
+    def __init__(self, context: Context, cache: Cache) -> None:
+        self.context, self.cache = context, cache
+        self.prompts: dict[int, Prompt] = {}  # by their layer's place in the cache
+        self.kept: dict[int, KeptLayer] = {}
+        self.after: dict[int, AfterPrefix] = {}  # by the number of a text's tokens
+        self.bytes_before, self.seconds = 0, 0.0
+
+    def observe(self, place: int) -> None:
+        """Chooses a layer's keys, or observes it where the model's are chosen together."""
+        begun, prompt = seconds_now(), self.prompts[place]
+        layer = cast(DynamicLayer, self.cache.layers[place])
+        key, value = filled(layer)
+        query = prompt.queries[0] if len(prompt.queries) == 1 else torch.cat(prompt.queries, dim=2)
+        prompt.queries.clear()
+        lengths = [key.shape[2]]
+        if prompt.visible is not None:  # what a model computes for padding may be NaN
+            query, key, value = (x.where(prompt.visible.mT, 0.0) for x in (query, key, value))
+            layer.keys, layer.values = key, value
+            lengths = prompt.visible.sum(dim=-1).flatten().tolist()
+        self.after = self.after or self.context.choices.of_prompt(lengths)
+        after = next(iter(self.after.values()))
+        with torch.autocast(query.device.type, enabled=False):
+            prompt.parts, cut = after.parted(
+                start=key.shape[2], **prompt.call(query, key, value, prompt.visible)
+            )
+            for_parts = [(self.after[texts[0].keys], texts) for texts in cut]
+            if after.pool == "model":
+                prompt.ranked = [
+                    each.ranked(each.observe_part(*texts)) for each, texts in for_parts
+                ]
+            else:
+                choices = [
+                    each.choose_layer(each.observe_part(*texts)) for each, texts in for_parts
+                ]
+                self._replace(place, prompt.parts.joined(choices), query)
+        self.seconds += seconds_now() - begun
+
+    def _replace(self, place: int, choice: KeptKeys, query: Tensor | None = None) -> None:
+        """Lets the cache hold the kept keys in the place of a layer."""
+        key, value = filled(self.cache.layers[place])
+        options, prompt = self.context.choices.options, self.prompts[place]
+        self.bytes_before += key.nbytes + value.nbytes
+        if options["every"] is None or query is None:
+            layer = KeptLayer(Slots.of(choice, key, value), key.shape[2], prompt.reads)
+        else:
+            after = next(iter(self.after.values()))
+            layer = GrowingLayer(
+                choice, key, value, prompt.reads, every=options["every"], query=query,
+                visible=prompt.visible, choose=prompt.choose_again,
+                rows=after.rows if options["observed"] == "last" else None,
+            )  # fmt: skip
+        self.kept[place] = self.cache.layers[place] = layer
+
+    def finished(self) -> CompressedCache:
+        """Chooses the keys that are not chosen yet, and reports what was kept."""
+        for place in [place for place, prompt in self.prompts.items() if prompt.queries]:
+            self.observe(place)  # it was read in chunks
+        begun = seconds_now()
+        if self.context.choices.options["pool"] == "model":
+            self._choose_model()
+        layers = list(self.kept.values())
+        others = [x for x in self.cache.layers if isinstance(x, DynamicSlidingWindowLayer)]
+        report = CompressedCache(
+            tokens=layers[0].prefix,
+            keys=torch.stack([layer.counts.float().mean(dim=0).cpu() for layer in layers]),
+            slots=sum(layer.held for layer in layers),
+            bytes_before=self.bytes_before,
+            bytes_after=sum(layer.nbytes for layer in layers),
+            bytes_of_queries=sum(x.query.nbytes for x in layers if isinstance(x, GrowingLayer)),
+            seconds=self.seconds + seconds_now() - begun,
+            layers=[prompt.number for prompt in self.prompts.values()],
+            bytes_of_others=sum(x.nbytes for layer in others for x in filled(layer)),
+        )
+        for prompt in self.prompts.values():
+            prompt.report = report
+        return report
+
+    def _choose_model(self) -> None:
+        """Chooses the keys of all layers together."""
+        choices = []
+        for layers in zip(*(prompt.ranked for prompt in self.prompts.values()), strict=True):
+            observed, _ = layers[0]
+            with torch.autocast(observed.key.device.type, enabled=False):
+                choices.append(self.after[observed.keys].choose_model(layers)[0])
+        for number, (place, prompt) in enumerate(self.prompts.items()):
+            assert prompt.parts is not None
+            self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))

@@ -1,0 +1,228 @@
+"""How a model's layers turn their queries and project their heads."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from value_aware_attention.approximations import Exact
+from value_aware_attention.call import Call, Rotary
+from value_aware_attention.hugging_face.attending import exact
+from value_aware_attention.hugging_face.contexts import attending_by
+from value_aware_attention.hugging_face.layers import attention_layers, cross_attention_layers
+
+PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
+"""Names of the output projection in attention modules"""
+TENSORS = ("query", "key", "value")
+ROTATED = 256
+"""Queries that are rotated at once, in fp64"""
+
+
+def output_projection(
+    layer: nn.Module, heads: tuple[int, int], value_dim: int
+) -> Float[Tensor, "heads G V E"] | None:
+    """Finds the output projection of an attention module, by key-value head and group.
+
+    None where it is elsewhere, or reads more or fewer numbers than the heads have. A module may
+    gate or normalise these before: `Traits.projects` tells.
+    """
+    for name in PROJECTIONS:
+        module = getattr(layer, name, None)
+        if isinstance(module, nn.Linear):
+            weight = module.weight.T
+        elif isinstance(module, Conv1D):
+            weight = module.weight
+        else:
+            continue
+        if weight.shape[0] == heads[0] * heads[1] * value_dim:
+            return weight.detach().unflatten(0, (*heads, value_dim))
+    return None
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Tells how a layer makes its queries and its output.
+
+    Attributes:
+        rotary: None: it does not turn queries by their positions. One that is not known raises
+            ValueError when it is called.
+        projects: Its output is that of its heads through `output_projection`, up to a bias.
+    """
+
+    rotary: Rotary | None = None
+    projects: bool = True
+
+
+_TRAITS: WeakKeyDictionary[nn.Module, dict[nn.Module, Traits]] = WeakKeyDictionary()
+
+
+TOKENS, SHIFT = 6, 5
+"""Tokens that a model reads for its traits, and how many positions later it reads them again"""
+NEAR = 0.1
+"""Relative distance of tensors that count as equal: half precision moves them by a hundredth"""
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Tells whether a module is a rotary embedding."""
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+
+
+def rotations(model: nn.Module) -> list[Rotary]:
+    """Lists the ways in which a model's layers may turn queries by their positions.
+
+    The model's own rotary embeddings and functions are used. Those that depend on the length of the
+    text are left out, and kinds that are not known.
+    """
+    found: list[Rotary] = []
+    for module in filter(is_rotary, model.modules()):
+        apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+        kinds = getattr(module, "rope_type", "default")
+        match list(signature(module.forward).parameters):
+            case ["x", "position_ids"]:
+                ways = {"": kinds}
+            case ["x", "position_ids", "layer_type"] if isinstance(kinds, dict):
+                ways = kinds
+            case _:
+                ways = {}
+        for layer_type, kind in ways.items():
+            if apply is not None and not _changes(module, layer_type, kind):
+                found.append(partial(_rotated, module, layer_type, apply))
+    return found
+
+
+def _changes(module: Any, layer_type: str, kind: str) -> bool:
+    """Tells whether a rotation depends on the length of the text: not by factors that are alike."""
+    settings = getattr(module.config, "rope_parameters", {}) if kind == "longrope" else {}
+    factors = settings.get(layer_type, settings)
+    alike = "long_factor" in factors and factors["long_factor"] == factors["short_factor"]
+    return kind in ("dynamic", "longrope") and not alike
+
+
+def _rotated(
+    module: nn.Module, layer_type: str, apply: Callable[..., Any],
+    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, " N"],
+) -> Float[Tensor, "*batch N D"]:  # fmt: skip
+    """Turns each query by a number of positions, with the rotary embedding of a type of layers."""
+    scaling = f"{layer_type}_attention_scaling".lstrip("_")
+    tensors = list(signature(apply).parameters).index("cos")  # of queries and keys, or of either
+
+    def turned(query: Tensor, shift: Tensor) -> Tensor:
+        angles = module(query.float(), shift[None], *filter(None, [layer_type]))
+        cos, sin = (x.double() / getattr(module, scaling, 1.0) for x in angles)
+        part = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
+        rotated = apply(*[part] * tensors, cos[0], sin[0], unsqueeze_dim=0)
+        rotated = rotated if isinstance(rotated, Tensor) else rotated[0]
+        return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
+
+    blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
+    return torch.cat([turned(*block) for block in blocks], dim=-2)
+
+
+def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
+    """Refuses to turn queries of a model, by its class's name."""
+    raise ValueError(
+        f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
+        f"'continued', ExpectedAttention and CapKV cannot turn them to later positions; observed "
+        f"'last' and 'causal' need not"
+    )
+
+
+def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
+    """Tells how each attention layer turns its queries and projects its heads.
+
+    The model reads a few tokens, and again at later positions: a layer turns queries by the
+    rotation that takes those of the first reading nearest to those of the second, or by none; one
+    that none of them takes there refuses to. Layers of a model that cannot read so refuse too.
+    """
+    layers = attention_layers(model)
+    if set(layers) == set(_TRAITS.get(model, ())):
+        return _TRAITS[model]
+    is_turning = any(map(is_rotary, model.modules()))
+    rotaries, refused = rotations(model), partial(refuse_rotation, type(model).__name__)
+    try:
+        readings = [_reading(model, shift) for shift in ((0, SHIFT) if is_turning else (None,))]
+    except Exception:  # models raise all kinds for inputs that they do not take
+        return dict.fromkeys(layers, Traits(refused if is_turning else None))
+    traits = {}
+    for layer, *calls in zip(layers, *readings, strict=True):
+        rotary = _nearest(rotaries, refused, *(call.query for call, _ in calls))
+        traits[layer] = Traits(rotary, _projects(layer, *calls[0]))
+    _TRAITS[model] = traits
+    return traits
+
+
+@torch.no_grad()
+def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tensor]]:
+    """Lets a model read a few tokens; returns the call and the output of each layer.
+
+    `shift`: the position of the first token, None = the model's default positions.
+    """
+    modes = {module: module.training for module in model.modules()}
+    layers, outputs = attention_layers(model), {}
+    tokens = torch.arange(TOKENS, device=model.device)[None]
+    inputs = {"input_ids": 1 + tokens} | ({} if shift is None else {"position_ids": tokens + shift})
+
+    def keep(module: nn.Module, _: object, output: Any) -> None:
+        outputs[module] = output[0] if isinstance(output, tuple) else output
+
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    model.eval()
+    calls: dict[nn.Module, Call] = {}
+
+    def recorded(layer: nn.Module, *tensors: Tensor, **options: Any) -> Tensor:
+        calls[layer] = Call.of(*tensors, **options)
+        return exact(calls[layer])
+
+    methods: dict[nn.Module, Callable[..., Tensor]]
+    methods = {layer: partial(recorded, layer) for layer in layers}
+    methods |= dict.fromkeys(cross_attention_layers(model), Exact())
+    try:
+        with attending_by(model, methods):
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, is_training in modes.items():
+            module.training = is_training
+    return [(calls[layer], outputs[layer]) for layer in layers]
+
+
+def _nearest(rotaries: Sequence[Rotary], refused: Rotary, *queries: Tensor) -> Rotary | None:
+    """Finds the rotation between queries at two positions; None where there is one position."""
+    if len(queries) == 1:
+        return None
+    here, later = queries
+    shift = torch.full((TOKENS,), SHIFT, device=here.device)
+    distances: dict[Rotary | None, float] = {None: _distance(here, later)}
+    for rotary in rotaries:
+        with suppress(RuntimeError, TypeError, ValueError):  # for other heads, or of another kind
+            distances[rotary] = _distance(rotary(here, shift), later)
+    nearest = min(distances, key=lambda rotary: distances[rotary])
+    return nearest if distances[nearest] < NEAR else refused
+
+
+def _projects(layer: nn.Module, call: Call, output: Tensor) -> bool:
+    """Tells whether the output is that of the heads through the layer's output projection."""
+    groups = (call.query.shape[1], 1)
+    projection = output_projection(layer, groups, call.value.shape[-1])
+    if projection is None:
+        return False
+    mixed = torch.einsum("bhnv,hve->bne", exact(call).float(), projection[:, 0].float())
+    if mixed.shape != output.shape:
+        return False
+    mixed, output = (x - x.mean(dim=-2, keepdim=True) for x in (mixed, output.float()))
+    return _distance(mixed, output) < NEAR
+
+
+def _distance(x: Tensor, y: Tensor) -> float:
+    return float((x - y).norm() / y.norm())

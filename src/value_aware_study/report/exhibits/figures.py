@@ -1,0 +1,299 @@
+"""The paper's figures, drawn of our models."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from value_aware_attention.records.estimate import interval, number, signed, whole
+from value_aware_study.report import captions, charts, look, published
+from value_aware_study.report.exhibit import Exhibit, Table
+from value_aware_study.report.exhibits import pretrained
+from value_aware_study.report.exhibits.hyperparameters import model_trainings
+from value_aware_study.report.exhibits.tables import CAUSAL_LENGTH, MASKED_LENGTH
+from value_aware_study.report.frame import KERNELS, Results, averaged
+from value_aware_study.report.words import (
+    KERNEL_LABELS,
+    intervals,
+    of_trainings,
+    plain,
+    range_over,
+    sentences,
+    series_label,
+)
+
+AXES = {
+    "r": ("r, keys per query (log scale)", "r = {r:,.0f}"),
+    "features": ("random features (log scale)", "{features:,.0f} features"),
+    "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
+}
+"""Columns that a change is drawn against, with the axis' title and the words of a sentence"""
+PUBLISHED = "paper, "
+"""Begins the sentence of a hollow mark"""
+
+
+def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
+    """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
+    title, around = (
+        (charts.direction("nats per token above exact", "lower"), 0.1)
+        if task == "causal"
+        else (charts.direction("points of error above exact", "lower"), 1.0)
+    )
+    return charts.change_axis(title, values, around)
+
+
+def loss_panel(
+    ours: pd.DataFrame,
+    theirs: pd.DataFrame,
+    of: str = "r",
+    title: str = "",
+    marks: Mapping[str, look.Mark] | None = None,
+    others: pd.DataFrame | None = None,
+    thin: bool = False,
+) -> look.Panel:
+    """Draws changes from exact attention against keys, features or the share of keys (`of`).
+
+    The paper's are hollow. In grey behind all, from the best to the worst of the `others`.
+    """
+    (label, at), task, keys = AXES[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
+    frames = {"": ours.dropna(subset=of), PUBLISHED: theirs.dropna(subset=of)}
+    unit, others = (
+        " nats" if task == "causal" else " points",
+        ours.head(0) if others is None else others,
+    )
+    drawn, hollow = (
+        frame.assign(
+            count=frame[of].astype(float),
+            said=sentences(frame, f"{whose}{{series}}, {at}", unit, "+"),
+        )
+        for whose, frame in frames.items()
+    )
+    counts = [*drawn["count"], *hollow["count"]]
+    x = (
+        charts.powers(alt.X, "count", label, counts)
+        if of == "share"
+        else charts.count_axis(label, counts)
+    )
+    y = loss_axis(task, charts.extent(drawn, hollow, others[["value"]]))
+    ends = others.groupby(of)["value"].agg(low="min", high="max").rename_axis("count").reset_index()
+    band = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
+    marks = marks or look.method_marks(pd.concat([drawn, hollow]))
+    return charts.figure(
+        [
+            *([band.encode(x=x, y=charts.of_field(y, "low"), y2="high:Q")] if len(ends) else []),
+            *charts.level(0.0),
+            *(charts.upright(keys) if of == "r" and max(counts) >= keys else []),
+            *charts.curves(drawn, marks, x, y, hollow, thin),
+        ],
+        title,
+    )
+
+
+def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
+    """Tabulates all that is drawn, ours first; the paper's values have no interval."""
+    whose, single = (
+        ours["scale"].eq("").map({True: "pretrained", False: "ours"}),
+        of_trainings(ours),
+    )
+    numbers = ["r", "share", "features", "value", "low", "high", *single]
+    data = pd.concat(
+        [
+            frame.reindex(columns=["model", "series", *numbers])
+            .astype(dict.fromkeys(numbers, float))
+            .assign(whose=name)
+            for name, frame in ((whose, ours), ("paper", theirs))
+        ],
+        ignore_index=True,
+    )
+    ranges = [interval(*range_over(row), 2, signed) for row in data.to_dict("records")]
+    of_seeds = {"range over trainings": ranges} if single else {}
+    return Table(
+        data,
+        {
+            "whose": data["whose"],
+            "model": data["model"].fillna("").map(plain),
+            "method": data["series"].fillna(""),
+            "r or features": [whole(n) for n in data["r"].fillna(data["features"])],
+            "keys, % of the length": [number(share) for share in data["share"]],
+            "change from exact": [signed(value, 2) for value in data["value"]],
+            "95% interval": intervals(data, 2, signed),
+            **of_seeds,
+        },
+    )
+
+
+def figure_1(results: Results) -> Exhibit | None:
+    """Shows every setting with its interval, and the paper's; None where none was evaluated."""
+    frame = results.changes[results.changes["model"] == "masked_long"]
+    methods = ["optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf"]
+    ours, theirs = frame[frame["approximation"].isin(methods)], published_errors()
+    if ours.empty:
+        return None
+    others = results.changes[results.changes["scale"] == ""]
+    decoder = others[(others["length"] == CAUSAL_LENGTH) & others["approximation"].isin(methods)]
+    beside = published_losses()[lambda frame: frame["kernel"] == "exponential"]
+    panels = [
+        loss_panel(of_ours, of_theirs, of, title)
+        for of_ours, of_theirs, of, title in (
+            (ours, theirs, "r", "sparse methods"),
+            (ours, theirs, "features", "ORF"),
+            (ours, theirs, "share", "sparse methods, by share of keys"),
+            (decoder, beside, "share", " ".join(decoder["model"].unique())),
+        )
+        if of_ours[of].notna().any()
+    ]
+    return Exhibit(
+        "figure_1",
+        "Figure 1. Masked-LM error of the long model under approximate attention",
+        "What each method adds to exact attention's error, by keys, features, or keys as a share "
+        "of the length; hollow: the paper."
+        f"{captions.seeds(results, captions.PALE, ['masked'])}",
+        [
+            "Differences from exact attention, ours from ours and the paper's (Table 1, hollow) "
+            "from the paper's; the axis is even up to one point and logarithmic beyond. LSH of "
+            "more than one round sees more keys than r.",
+            "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
+            f"and with Performer's scaling. {captions.BEST_FOUND}",
+            *(
+                [f"{pretrained.BESIDE} Its loss is in nats; hollow: Table 2."]
+                if len(decoder)
+                else []
+            ),
+            f"{captions.INTERVAL} {captions.SEEDS} {captions.NOT_JOINED}",
+        ],
+        panels,
+        change_table(pd.concat([ours, decoder]), theirs),
+        choices=["keys and features", "keys as a share of the length"] if len(panels) == 4 else (),
+    )
+
+
+def published_errors() -> pd.DataFrame:
+    """Computes Table 1's changes from the paper's exact error, in points."""
+    rows = [
+        {"approximation": cell.approximation, **cell.parameters}
+        | {"value": cell.error - published.TABLE_1[0].error}
+        for cell in published.TABLE_1[1:]
+    ]
+    return (
+        pd.DataFrame(rows)
+        .assign(series=[series_label(row) for row in rows])
+        .astype({"r": float, "features": float})
+        .eval(f"share = 100 * r / {MASKED_LENGTH}")
+    )
+
+
+def figure_2(results: Results) -> Exhibit | None:
+    """Shows the change of each kernel's loss, and the paper's; None where none was evaluated."""
+    ours = results.changes
+    causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNELS)
+    ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
+    if ours.empty:
+        return None
+    series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
+    ours = ours.assign(series=series).drop_duplicates(["series", "r"])
+    theirs = published_losses("optimal_v_oblivious").assign(
+        series=lambda losses: losses["kernel"].map(KERNEL_LABELS)
+    )
+    marks = look.KERNEL_MARKS | look.ramp(ours[ours["scale"] == ""]["model"].unique())
+    return Exhibit(
+        "figure_2",
+        "Figure 2. Loss of keys chosen by weight, for each kernel",
+        "What the r largest weights add to the loss of each kernel's model, by keys and by their "
+        "share of the length; hollow: the paper."
+        f"{captions.seeds(results, captions.PALE, ['causal'])}",
+        [
+            "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
+            "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the "
+            "axis is even up to 0.1 nats and logarithmic beyond. The paper's order of loss is "
+            "polynomial, elu, exponential; whether ours is the same is among the claims.",
+            *([pretrained.BESIDE] if "" in set(ours["scale"]) else []),
+            captions.INTERVAL,
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+        ],
+        [loss_panel(ours, theirs, of, marks=marks) for of in ("r", "share")],
+        change_table(ours, theirs),
+    )
+
+
+def published_losses(approximation: str | None = None) -> pd.DataFrame:
+    """Computes Table 2's changes from the paper's exact loss, in nats, of one or all methods."""
+    return pd.DataFrame(
+        [
+            {
+                "kernel": kernel,
+                "approximation": name,
+                "series": series_label({"approximation": name}),
+            }
+            | {
+                "r": float(r),
+                "share": 100 * r / CAUSAL_LENGTH,
+                "value": math.log(perplexity / row[0]),
+            }
+            for kernel, row in published.TABLE_2.items()
+            for (_, name, r), perplexity in zip(published.TABLE_2_COLUMNS, row, strict=True)
+            if r is not None and approximation in (None, name)
+        ]
+    )
+
+
+def figure_3(results: Results) -> Exhibit | None:
+    """Shows learning curves, masked models and causal ones apart; None where none was kept."""
+    lengths = {record.model: f", {record.length} tokens" for record in results.records}
+    drawn = [
+        (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
+        for name, mark in (("short", look.SHORT), ("long", look.LONG))
+    ]
+    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNELS]
+    rows = [
+        {"series": name, "metric": metric, "count": point["step"], "value": value}
+        | {"training": training, "units": 1, "low": math.nan, "high": math.nan}
+        for model, metric, name, _ in drawn
+        for training, metrics in model_trainings(results.training, model).items()
+        for point in metrics.get("curve", [])
+        if (value := point.get("error_percent" if metric == "error" else metric)) is not None
+    ]
+    if not rows:
+        return None
+    data = averaged(pd.DataFrame(rows), ["series", "count"], "value").dropna(axis=1, how="all")
+    marks = {name: mark for _, _, name, mark in drawn}
+    return Exhibit(
+        "figure_3",
+        "Figure 3. Learning curves with exact attention",
+        "The metric of every model while it was trained"
+        f"{f', mean of its trainings{captions.PALE}' if of_trainings(data) else ''}.",
+        [
+            "The long masked model starts from the trained short one, with new positions; a step "
+            "of one model need not see as many tokens as a step of another."
+        ],
+        [_figure_3_panel(rows, str(metric), marks) for metric, rows in data.groupby("metric")],
+        Table(
+            data.rename(columns={"count": "step"}),
+            {
+                "model": data["series"],
+                "metric": data["metric"],
+                "optimizer step": [whole(step) for step in data["count"]],
+                "value": [number(value, 2) for value in data["value"]],
+            },
+        ),
+    )
+
+
+def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, look.Mark]) -> look.Panel:
+    unit, title = (
+        ("% wrong", "masked tokens predicted wrongly, %")
+        if metric == "error"
+        else (" nats per token", "evaluation loss, nats per token")
+    )
+    frame = frame.assign(said=sentences(frame, "{series}, step {count:,.0f}", unit))
+    x = alt.X(
+        "count:Q",
+        title="optimizer steps",
+        axis=alt.Axis(
+            grid=False, tickCount=5, format=",d", labelOverlap="greedy", labelSeparation=8
+        ),
+        scale=alt.Scale(domainMin=0),
+    )
+    y = alt.Y("value:Q", title=charts.direction(title, "lower"), scale=alt.Scale(zero=False))
+    return charts.figure(charts.curves(frame, marks, x, y))
