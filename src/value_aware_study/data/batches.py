@@ -86,7 +86,7 @@ class MaskedSequences:
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
         """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""
-        # torch takes neighbouring integers as seeds, but (1, 2) and (2, 1) must differ
+        # neighbouring integers are good seeds for torch, but (1, 2) and (2, 1) must differ
         entropy = np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1)
         generator = torch.Generator().manual_seed(int(entropy))
         inputs, labels = mask_tokens(
