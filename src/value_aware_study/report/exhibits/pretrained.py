@@ -1,4 +1,4 @@
-"""Pretrained models with few keys in every layer, next to the strongest rules that ignore the input.
+"""Pretrained models with few keys in every layer, next to the best rules that ignore the input.
 
 A record is one model on one text at one length; a row of the frame is one of its cells.
 """
@@ -80,7 +80,7 @@ def label(record: Record) -> str:
 
 
 def beside(results: Results) -> Results:
-    """Adds the decoders on the paper's text, a model per length, with cells without parameters but r."""
+    """Adds the decoders on the paper's text, a model per length; only cells with r alone."""
     decoders = [
         replace(
             record,
