@@ -77,8 +77,8 @@ def matching_keys_of_queries(
 ) -> NDArray[np.int64]:
     """Finds, for each query, the fewest keys by weight with at most its value-aware error.
 
-    `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2. All of a query's `visible` keys
-    suffice by definition.
+    `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2. All of a query's `visible`
+    keys suffice by definition.
     """
     enough = oblivious <= aware[:, None]
     enough[np.arange(len(enough)), visible - 1] = True
@@ -284,7 +284,7 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
 def _means_of_others(
     ranked: Float[Tensor, "Q M D"], others: Int[Tensor, "Q M"]
 ) -> Float[Tensor, "Q M D"]:
-    """Averages vectors from each place of a ranking to the last visible one; `others` counts them."""
+    """Averages vectors from each place of a ranking to the last visible one; `others` of them."""
     visible = ranked.where((others > 0)[..., None], 0.0)
     return visible.flip(1).cumsum(dim=1).flip(1) / others.clamp_min(1)[..., None]
 
@@ -417,7 +417,7 @@ Matched = tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | Non
 
 
 def _matched(layers: Sequence[LayerErrors], choices: Mapping[str, str]) -> Iterator[Matched]:
-    """Counts `matching_keys` of each choice (name -> path), for all layers pooled, then for each."""
+    """Counts `matching_keys` of each choice (name -> path), in all layers pooled, then in each."""
     pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
     for (layer, pool), (name, path) in product(pools, choices.items()):
         few, aware, norm = (
@@ -481,8 +481,8 @@ def skewness_gap(
     value-aware key is argmin ||v_i||, as section 3 derives for orthogonal values, and argmin
     ||v_i||^2 - 2 <v_i, mean v>, as Eq. 3 gives for all values.
 
-    Keys come in a random order, different in every head. Tied weights, such as all at degree 0, are
-    taken in order, and a text's first tokens differ from the others.
+    Keys come in a random order, different in every head, because tied weights (all of them at degree
+    0) are taken in order, and a text's first tokens differ from the others.
     """
     count = rows * len(calls[0].query) * calls[0].query.shape[1]
 

@@ -238,7 +238,7 @@ def layers_of(record: Record) -> OutputError:
 
 
 def by_layer(record: Record) -> str:
-    """Names the layers where training changes the keys by weight for `SHARE` error most and least."""
+    """Names the layers where training adds most and least keys by weight for `SHARE` error."""
     if record.control is None:
         return ""
     nets = (record, record.control)
@@ -262,7 +262,7 @@ def by_layer(record: Record) -> str:
 def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKeys | None:
     """Finds how many keys by weight match r value-aware ones; None if not measured.
 
-    The interval is cut at r: fewer keys by weight cannot match, even if a test on few units says so.
+    The interval is cut at r: fewer keys by weight cannot match, even if few units suggest it.
     """
     rows = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
     row = next(rows, None)

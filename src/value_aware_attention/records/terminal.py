@@ -225,7 +225,7 @@ def _method(cell: CacheCell) -> tuple[str, str]:
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:
     """Yields the lines of a table with a column per model, and a line for each difference in setup.
 
-    Counts of keys depend on the length of the windows, so those of different lengths do not compare.
+    Counts of keys depend on the windows' length, so those of different lengths do not compare.
     """
     columns = [dict(_column(record)) for record in records]
     names = dict.fromkeys(name for column in columns for name in column)
