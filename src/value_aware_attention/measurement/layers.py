@@ -481,8 +481,8 @@ def skewness_gap(
     value-aware key is argmin ||v_i||, as section 3 derives for orthogonal values, and argmin
     ||v_i||^2 - 2 <v_i, mean v>, as Eq. 3 gives for all values.
 
-    Keys come in a random order, different in every head, because tied weights (all of them at degree
-    0) are taken in order, and a text's first tokens differ from the others.
+    Keys come in a random order, different in every head, because tied weights (all are at degree 0)
+    are taken in order, and a text's first tokens differ from the others.
     """
     count = rows * len(calls[0].query) * calls[0].query.shape[1]
 
