@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SUMMARY, TIMES = "summary.json", "seconds.json"
-"""Files of a published run beside its page: end metrics of each model, seconds of each stage"""
+"""Files of a published run next to its page: end metrics of each model, seconds of each stage"""
 WEIGHTS = "model.safetensors"
 LONGEST = 200
 """Most bytes of a name: file systems allow 255, and endings and unfinished files need some"""

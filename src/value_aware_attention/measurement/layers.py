@@ -552,7 +552,7 @@ def _smallest(
     visible: Bool[Tensor, "B H N M"] | None,
     chosen: Int[Tensor, "B H N"],
 ) -> Bool[Tensor, "B H N"]:
-    """Returns where no visible key's score is below the chosen one's, up to rounding."""
+    """Marks queries without a visible key of a score below the chosen key's, up to rounding."""
     if visible is not None:
         score = score.masked_fill(~visible, torch.inf)
     # bounds the difference between sums of these numbers in different orders

@@ -75,7 +75,7 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """Names a method: `build` makes that of a layer; reports sort and plot by `parameters`."""
+    """Names a method: `build` makes a layer's method; reports sort and plot by `parameters`."""
 
     approximation: str
     parameters: Parameters

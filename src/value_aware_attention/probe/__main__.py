@@ -127,7 +127,7 @@ def run(options: Namespace) -> None:
 
 
 def is_record(name: str) -> bool:
-    """Distinguishes a record of an earlier probe from a model, whose folder may end alike."""
+    """Returns whether this is an earlier probe's record; a model's folder may end alike."""
     return name.endswith(".json") and not Path(name).is_dir()
 
 
@@ -141,7 +141,7 @@ def earlier(file: str) -> Record:
 
 
 def texts_of(options: Namespace) -> list[str]:
-    """Reads the texts after creating the cache folder. Raises ValueError if either is missing."""
+    """Creates the cache folder and reads the texts. Raises ValueError if either fails."""
     try:
         Path(options.cache or ".").mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -24,8 +24,8 @@ Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the
 class CausalBatches(Dataset[Tensor]):
     """Yields training batches of a causal LM: int64 (batch_size, length + 1).
 
-    Inputs are [:-1] and targets [1:]. The stream is cut into blocks of `length` tokens, each with
-    one token more. Each epoch starts the cut at another offset and shuffles the blocks anew.
+    Inputs are [:-1] and targets [1:]. The stream is cut into blocks of `length` tokens plus the
+    next one. Each epoch starts the cut at another offset and shuffles the blocks anew.
     """
 
     def __init__(self, path: Path, *, length: int, batch_size: int, steps: int, seed: int) -> None:
@@ -103,7 +103,7 @@ class MaskedSequences:
 def masked_sequences(
     *, folder: Path | str, split: str, length: int, fraction: float, block: int | None = None
 ) -> MaskedSequences:
-    """Reads all the sequences for the masked LM that `write_tokens` left in `folder`.
+    """Reads the masked LM's sequences of all sources that `write_tokens` left in `folder`.
 
     Instances of exactly `length` tokens are used as they are (the L - 2 chunks of A.1). Without
     them, shorter ones are joined (Table 4). Raises ValueError if none has the length `block`;

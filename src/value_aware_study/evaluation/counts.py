@@ -23,7 +23,7 @@ Integers = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 UNKNOWN = -1
-"""Token without information, such as a mask. A context starts after its last one."""
+"""Stands for a token without information, such as a mask; a context starts after the last one."""
 CAUSAL_ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3, "5gram": 5}
 CLOZE_ORDER = 4
 CANDIDATES = 512

@@ -37,8 +37,8 @@ CONTROL_TEXTS = 4
 def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
     """Returns the folder of a model whose weights come with the package that its card names.
 
-    A GGUF file is dequantised once, into a folder of `cache` named by its sha256. Raises what
-    `packaged_weights` and `load_model` raise.
+    A GGUF file is dequantised once, into a folder of `cache` with its sha256 in the name. Raises
+    what `packaged_weights` and `load_model` raise.
     """
     weights = weights_of(card)
     if weights.is_dir():

@@ -329,7 +329,7 @@ def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: 
 
     For one training it covers the text. `errors` are standard errors over the units of text: one
     for the mean over trainings on the same units, or one per training if that is not known. All
-    numbers next to the claims follow this rule, and only from here (docs/statistics.md).
+    intervals besides those of the claims come from here (docs/statistics.md).
     """
     error = math.sqrt(fmean(error**2 for error in errors))
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else None

@@ -40,8 +40,8 @@ class LanguageModeling(LightningModule):
     """Trains a model. Subclasses define the loss and the metrics; `optimizer` takes the steps.
 
     `optimizer` builds an optimizer of parameter groups with lr = 1, multiplied by `schedule`. The
-    groups are the 2-D parameters of the layers (`hidden` true), other matrices, and vectors
-    (`hidden` false).
+    groups are the 2-D parameters of the layers (`hidden` true), other matrices (`hidden` false),
+    and vectors (`hidden` false).
 
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
     train/gradient_norm (before any clipping), train/tokens_per_second and, if the peak speed of the

@@ -80,7 +80,7 @@ def label(record: Record) -> str:
 
 
 def beside(results: Results) -> Results:
-    """Adds the decoders on the paper's text, a model per length; only cells with r alone."""
+    """Adds the decoders on the paper's text, a model per length, without parameters besides r."""
     decoders = [
         replace(
             record,

@@ -52,7 +52,7 @@ CAUSAL_COUNTS = {
     "5gram_tokens_read": "5-gram, tokens read",
 }
 OF_DIFFERENCE, OF_RATIO = "95% interval (±: of the difference)", "95% interval (×: of the ratio)"
-"""Columns of the paired intervals; for exact attention and counts, of their own intervals"""
+"""Columns of the paired intervals; exact attention and counts have their own intervals there"""
 
 
 def table_1(results: Results) -> Exhibit | None:
