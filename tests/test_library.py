@@ -62,9 +62,11 @@ def test_the_library_imports_its_dependencies_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("folder", [LIBRARY, STUDY], ids=lambda folder: folder.name)
-def test_no_package_imports_one_that_uses_it(folder: Path) -> None:
+def test_no_package_imports_one_that_uses_it_nor_names_it_in_a_string(folder: Path) -> None:
     users = {STUDY.name, "pipelines", "benchmarks", "checks"} - {folder.name}
     assert not users & packages(folder)
+    for file in LIBRARY.rglob("*.py"):
+        assert f'"{STUDY.name}' not in file.read_text(), file
 
 
 def test_no_file_imports_one_that_imports_it_nor_does_a_folder_of_the_library() -> None:

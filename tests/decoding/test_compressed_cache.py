@@ -36,7 +36,7 @@ from value_aware_attention.caches import (
     Recent,
     ValueAware,
 )
-from value_aware_attention.decoding import compressed
+from value_aware_attention.decoding import filling
 from value_aware_attention.decoding.filling import CompressedCaches
 from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.hugging_face import (
@@ -281,7 +281,7 @@ def test_a_growing_cache_generates_and_counts_its_time(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock goes on by a second whenever it is read, so that a choice takes one."""
-    monkeypatch.setattr(compressed, "_time", map(float, itertools.count()).__next__)
+    monkeypatch.setattr(filling, "seconds_now", map(float, itertools.count()).__next__)
     options = EVEN | {"observed": "last", "every": 2}
     with compressed_cache(llama, Recent, keep=KEEP, **options) as report:
         found = generated(llama, prompt(), do_sample=False, num_beams=2)

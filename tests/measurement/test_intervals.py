@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from value_aware_attention import records
 from value_aware_attention.measurement.measure import end_metric
 from value_aware_attention.measurement.task import UnitSums
 from value_aware_attention.records.estimate import Estimate, estimate, ratio_of_sums
@@ -83,8 +85,11 @@ def test_an_estimate_is_written_in_its_unit(ends: tuple, unit: str, text: str) -
     assert f"{Estimate(value=value, low=low, high=high):{unit}}" == text
 
 
-def test_records_are_read_and_written_without_torch() -> None:
-    names = ("record", "cache_record", "headline", "terminal")
-    modules = ", ".join(f"value_aware_attention.measurement.{name}" for name in names)
-    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+def test_records_and_the_page_are_read_and_written_without_torch() -> None:
+    names = [file.stem for file in Path(records.__file__).parent.glob("[a-z]*.py")]
+    modules = ", ".join(f"value_aware_attention.records.{name}" for name in sorted(names))
+    page = "value_aware_study.report.contents, value_aware_study.report.records"
+    code = (
+        f"import sys, {modules}, {page}; assert not {{'torch', 'transformers'}} & {{*sys.modules}}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

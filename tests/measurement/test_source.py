@@ -25,7 +25,7 @@ def test_a_closure_has_what_a_method_runs_and_no_other_method() -> None:
 
 def test_a_closure_follows_names_that_a_face_offers_lazily() -> None:
     closure = import_closure("benchmarks.decoding")
-    rooms = {"caches.refit", "hugging_face.adapter", "decoding.after_prefix", "decoding.padding"}
+    rooms = {"caches.refit", "hugging_face.traits", "decoding.after_prefix", "decoding.padding"}
     rooms |= {"decoding.filling", "decoding.kept_layer"}
     assert {f"value_aware_attention.{name}" for name in rooms} <= closure.keys()
 
