@@ -34,7 +34,8 @@ def code_hashes(
 ) -> dict[str, str]:
     """Hashes the syntax tree of each module of the import closure, and C++ files next to it.
 
-    The tree has no docstrings, comments or layout, so they change no hash.
+    Comments, layout and the docstrings of modules, classes and functions change no hash; a string
+    after a constant does.
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
