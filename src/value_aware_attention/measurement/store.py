@@ -34,8 +34,7 @@ def code_hashes(
 ) -> dict[str, str]:
     """Hashes the syntax tree of each module of the import closure, and C++ files next to it.
 
-    Comments, layout and the docstrings of modules, classes and functions change no hash; a string
-    after a constant does.
+    Comments, layout and docstrings, those of constants too, change no hash.
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
@@ -47,9 +46,15 @@ def code_hashes(
 def _tree_hash(source: bytes) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
+        if isinstance(node, DOCUMENTED):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
     return sha256(ast.dump(tree).encode()).hexdigest()
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Tells a docstring, also one below a constant, from code."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def import_closure(
