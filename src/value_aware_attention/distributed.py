@@ -64,7 +64,7 @@ def processes() -> int:
 
 
 def is_first() -> bool:
-    """Tells whether this process writes files and draws progress."""
+    """Returns whether this process writes files and draws progress."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 

@@ -23,7 +23,7 @@ from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.refit import AttentionMatching
 from value_aware_attention.caches.value_aware import ValueAware
 
-if TYPE_CHECKING:  # of the room above, which imports this one
+if TYPE_CHECKING:  # from `decoding`, which imports this package
     from value_aware_attention.decoding.after_prefix import AfterPrefix
 
 __all__ = [

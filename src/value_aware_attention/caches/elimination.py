@@ -1,4 +1,4 @@
-"""Drops keys one by one, each time the key whose loss increases the joint error least.
+"""Drops keys one by one, each time the key that increases the joint error least.
 
 On a CPU it runs drops.cpp, compiled on first use; without a compiler or on a GPU it runs in torch.
 """

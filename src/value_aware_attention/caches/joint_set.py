@@ -4,7 +4,7 @@ The n rows are all observed queries of a group; one set S serves all rows. The o
 is the weighted mean over S and over the mass outside the cache. Dropping key j moves it along a
 line:
 
-    o~' = o~ + t (o~ - v_j), t = a_j / (m - a_j) a_j, m: the weight of j, and of all kept
+    o~' = o~ + t (o~ - v_j),  t = a_j / (m - a_j)       a_j, m: the weight of j, and of all kept
 
 The change of ||o - o~||^2 is then t ((1 + t) R_j - D_j + ||o - o~||^2), with two squared distances
 that are kept up to date, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with a_j

@@ -1,8 +1,8 @@
 """Finds the set of r keys with the least joint error, by branch and bound, with a proved bound.
 
-Let k_j = a_ij (v_j - o_i), and let the mass beside the keys be one more key that is always kept. A
-set with indicator x has error sum_i N_i / s_i^2, where N_i = ||sum_j x_j k_j||^2 and s_i = sum_j
-x_j a_ij is the kept mass. A node of the search fixes some keys as kept and some as dropped; its
+Let k_j = a_ij (v_j - o_i), and let the mass in `beside` be one more key that is always kept. A set
+with indicator x has error sum_i N_i / s_i^2, where N_i = ||sum_j x_j k_j||^2 and s_i = sum_j x_j
+a_ij is the kept mass. A node of the search fixes some keys as kept and some as dropped; its
 completions keep a mass between l_i and u_i. Each row's error then has two lower bounds:
 
     chord      t := (l + u) s - l u = s^2 + (s - l) (u - s) >= s^2, so N / s^2 >= N / t: the square
@@ -118,7 +118,7 @@ def _search(
 
 @dataclass(frozen=True)
 class _Problem:
-    """Holds the weights, k_j and c_j of a cache; column M is the mass beside the keys.
+    """Holds the weights, k_j and c_j of a cache; column M is the mass in `beside`.
 
     `digits` is the rounding of an error.
     """

@@ -154,7 +154,7 @@ def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) 
 
 
 def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Solves one row by non-negative least squares, whose active set is independent."""
+    """Solves one row by non-negative least squares; its active set is linearly independent."""
     alive = alpha.nonzero()[:, 0]
     points = value[alive].double()
     share = alpha[alive].double() / alpha[alive].double().sum()

@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL | None:
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
-    Also returns the rows (H, N) left undone, whose values this precision does not resolve.
+    Also returns a mask (H, N) of the unfinished rows, which this precision does not resolve.
     """
     heads, queries = problem.output.shape[:2]
     device, dtype = problem.value.device, problem.value.dtype
