@@ -1,5 +1,4 @@
-"""Describes one attention call: its tensors, kernel, mask and layer, and values derived from
-them."""
+"""Describes one attention call: tensors, kernel, mask and layer, and derived values."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -76,8 +75,7 @@ class Layer:
     Attributes:
         projection: Output projection W_o of each query head, without bias.
         rotary: Rotates queries to later positions; None for a model without rotary positions.
-        repeated: Queries, keys and values (B, *heads, T, .) of the prefix when it is read a second
-            time, after itself.
+        repeated: Queries, keys and values (B, *heads, T, .) of a second reading of the prefix.
         number: Index of the layer in the model; None for bare tensors.
         kept: `caches.KeptKeys` chosen together with those of the other layers.
     """
@@ -96,13 +94,11 @@ class Call:
     Masks, weights and centred values are computed on first use and cached.
 
     Attributes:
-        rows: Positions of these queries in the whole call; this call may hold only some of its
-            queries.
+        rows: Positions of these queries in the whole call, if this is a part of one.
         queries: The number of queries of the whole call.
         dtype: The precision of the output that the caller expects.
         layer: Facts about the model's layer that made the call, for methods that use them.
-        first_row: First query to measure. Earlier queries only give context: errors and statistics
-            exclude them.
+        first_row: Earlier queries only give context: errors and statistics exclude them.
     """
 
     query: Float[Tensor, "*#batch N D"]

@@ -107,8 +107,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_files(path: Path | str, *, last: str) -> Iterator[Path]:
-    """Yields a temporary folder to fill; its files are then moved into `path`, `last` as the last
-    one.
+    """Yields a temporary folder to fill; its files are then moved into `path`, `last` at the end.
 
     Other files in `path` stay. Raises ValueError if another process writes there, DiskFull if the
     disk is full.
@@ -156,8 +155,7 @@ def check_replaceable(path: Path | str) -> None:
 def held(
     path: Path | str, run: str = "a run", instead: str = "write to another folder"
 ) -> Iterator[None]:
-    """Locks `path` for this process; the system releases the lock when the process ends or is
-    killed.
+    """Locks `path` for this process; the system unlocks it when the process ends or is killed.
 
     Raises ValueError at once if another process holds the lock.
     """

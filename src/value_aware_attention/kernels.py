@@ -65,8 +65,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Computes <q, k> ** degree with an even degree (section 2); degree 0 weighs all keys
-    equally."""
+    """Computes <q, k> ** degree, degree even (section 2); degree 0 weighs all keys equally."""
 
     degree: int = 2
 

@@ -121,8 +121,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
 
 
 def _why_not(path: Path) -> str:
-    """Returns the reason for skipping a path in a folder; "" for a text file or a broken link to
-    one."""
+    """Returns the reason for skipping a path in a folder; "" for a text or a broken link to one."""
     if path.name.startswith("."):
         return "hidden"
     if suffix(path) not in SUFFIXES:

@@ -20,8 +20,7 @@ def usable(weights: Float[Tensor, "*batch N M"]) -> Bool[Tensor, "*batch N M"]:
 def or_overflow(
     weights: Float[Tensor, "*batch N R"], alpha: Float[Tensor, "*#batch N M"]
 ) -> Float[Tensor, "*batch N R"]:
-    """Sets weights to NaN in rows whose attention weights alpha are NaN because scores
-    overflowed."""
+    """Sets weights to NaN in rows whose alpha is NaN because scores overflowed."""
     return weights.masked_fill(alpha.detach().sum(dim=-1, keepdim=True).isnan(), torch.nan)
 
 
@@ -77,6 +76,5 @@ def weighted_sum(
 
 
 def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
-    """Returns the vector with the smallest norm; among outputs, distant values have moved it
-    least."""
+    """Returns the vector of smallest norm; among outputs, distant values moved it least."""
     return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)

@@ -184,8 +184,7 @@ class SparseApproximation(Approximation):
 
 
 def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N #M"] | None) -> None:
-    """Raises ValueError for NaN or infinity in visible keys and values, or in queries that see
-    any."""
+    """Raises ValueError for NaN or infinity in visible keys and values and in queries that see."""
     tensors = {"query": call.query, "key": call.key, "value": call.value}
     # Sums are several times faster; if they are finite, so are all elements.
     if torch.stack([x.sum().float() for x in tensors.values()]).isfinite().all():

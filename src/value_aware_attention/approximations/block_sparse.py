@@ -40,8 +40,7 @@ class Layout:
     """Holds a piece cut into blocks; `rows` are the queries in block order.
 
     Attributes:
-        complete: Whether the blocks' outputs, concatenated, are the outputs of all queries in
-            order.
+        complete: Whether the blocks' outputs, concatenated, are all outputs in order.
     """
 
     blocks: tuple[Block, ...]
@@ -59,8 +58,7 @@ def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batc
 
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
-    """Counts the (query, key) pairs that the pattern keeps; queries are the last N of M
-    positions."""
+    """Counts the (query, key) pairs of the pattern; queries are the last N of M positions."""
     count = 0
     for piece in pattern.pieces:
         if piece.listed is not None:

@@ -48,8 +48,7 @@ class FeatureAttention(Approximation):
     """Approximates the kernel by the inner product of features of queries and keys.
 
     Attributes:
-        smallest_total: Least magnitude of the normaliser, relative to the largest visible key's
-            share.
+        smallest_total: Least magnitude of the normaliser, relative to the largest visible key.
     """
 
     smallest_total: float = 0.0
@@ -68,8 +67,7 @@ class FeatureAttention(Approximation):
         return torch.cat([state.output(self.smallest_total) for state in states], dim=-2)
 
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
-        """Reads the sums over all keys for every query, in blocks of positions that fit in the
-        cache."""
+        """Reads the sums over all keys for every query, in blocks that fit in the cache."""
         query_map, key_map = self.feature_maps(call)
         rows = max(call.keys, call.query.shape[-2])
         if call.key.device.type == "cpu":
@@ -121,8 +119,7 @@ class LinearAttention(FeatureAttention):
         return _elu_features, _elu_features
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts a query's product with the sums and its share of the outer products of the
-        keys."""
+        """Counts a query's product with the sums, and its share of the keys' outer products."""
         return sizes.head_dim * sizes.value_dim * (1 + sizes.keys / sizes.queries)
 
 
@@ -147,8 +144,7 @@ def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> Attention
 
 
 def _read(query: Features, sums: AttentionState) -> AttentionState:
-    """Multiplies the features of queries with the sums; returns the queries' states over these
-    keys."""
+    """Multiplies query features with the sums; returns the queries' states over these keys."""
     largest = sums.log_scale.transpose(-2, -1)
     log_scale = (query.log + largest).detach().amax(dim=-1, keepdim=True)
     features = query.scaled(largest - finite(log_scale))

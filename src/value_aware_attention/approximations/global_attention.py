@@ -39,8 +39,7 @@ class _WindowAndGlobal(FixedPattern):
 
     @abstractmethod
     def near(self, left: int, right: int, keys: int, is_causal: bool) -> Pattern:
-        """Returns the window (`left` and `right` keys next to the query) with the method's
-        additions."""
+        """Returns the window, `left` and `right` keys next to the query, and any additions."""
 
 
 class Longformer(_WindowAndGlobal):

@@ -63,8 +63,7 @@ class Linformer(Approximation):
 
     @torch.inference_mode(False)  # R drawn in an evaluation may be used in training later
     def draw(self, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "R M"]:
-        """Draws R on the CPU; an entry depends on the seed and its position, but not on the
-        length."""
+        """Draws R on the CPU; an entry depends on the seed and its position, not on the length."""
         if self._drawn.shape[1] < keys:
             generator = torch.Generator().manual_seed(self.seed)
             shape = (POSITIONS_AT_ONCE, self.rank)

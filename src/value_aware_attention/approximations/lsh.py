@@ -101,8 +101,7 @@ class LSH(Approximation):
         return key, value, visible.mT
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts the attended keys of all rounds, and the hashing of a query and its share of the
-        keys.
+        """Counts the attended keys of all rounds, and hashing a query and its share of the keys.
 
         Shared queries are hashed once.
         """

@@ -31,8 +31,7 @@ class LargestWeights(Approximation):
 
 
 class UnrenormalisedKeys(LargestWeights):
-    """Sums alpha_i v_i over the r largest weights, as if the missing weight were on a zero
-    vector."""
+    """Sums alpha_i v_i over the r largest weights; the missing weight goes to a zero vector."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         outputs = []
@@ -104,8 +103,7 @@ def _mean_of_others(
 ) -> Float[Tensor, "*batch N D"]:
     """Averages the vectors that a query sees, except those at `indices`.
 
-    The sums over all keys are shared by all queries. They are in fp64, because a large vector may
-    be subtracted again.
+    All queries share the sums over all keys, in fp64 because a large vector may be subtracted.
     """
     precise, mask = vectors.double(), call.attn_mask
     if mask is not None and mask.shape[-2] == 1:

@@ -143,8 +143,7 @@ def _nearest_pair(rows: RowsInFp64) -> Float[Tensor, "*batch K"]:
 
 
 def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "*batch K M"]:
-    """Computes ||v - o||^2 - slack (||v||^2 + ||o||^2); a slack of a few epsilons gives a lower
-    bound."""
+    """Computes ||v - o||^2 - slack (||v||^2 + ||o||^2), a lower bound with a few epsilons."""
     value, output = (x.square().sum(dim=-1) for x in (rows.value, rows.output))
     sizes = (1 - slack) * (value[..., None, :] + output[..., None])
     return sizes.sub_(rows.output @ rows.value.mT, alpha=2)

@@ -121,8 +121,7 @@ def window(left: int, right: int, dilation: int = 1) -> Pattern:
 def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
     """Keeps the query, r // 2 keys before it and the rest after it; shifted inwards at the edges.
 
-    Every query sees r of the `keys` keys, or all keys at multiples of `dilation` if there are
-    fewer.
+    Every query sees r of the `keys` keys, or all at multiples of `dilation` if there are fewer.
     """
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
@@ -188,8 +187,7 @@ def random_keys(r: int, seed: int, keys: int, causal: bool = False) -> Pattern:
 
 
 def _draw(r: int, seed: int, keys: int, causal: bool) -> Int[Tensor, "M R"]:
-    """Samples without replacement (Floyd) for all queries at once; negative if there are too few
-    keys.
+    """Samples without replacement (Floyd) for all queries at once; negative if keys run out.
 
     Each query has its own random numbers, so causal draws stay the same in a longer sequence.
     """

@@ -144,8 +144,7 @@ def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 def orthonormal_columns(features: int, head_dim: int, seed: int) -> Float[Tensor, "F D"]:
-    """Draws orthonormal columns for F > D like torch's initialiser; rows have norm about sqrt(D /
-    F)."""
+    """Draws orthonormal columns for F > D, as torch does; rows have norm about sqrt(D / F)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.nn.init.orthogonal_(torch.empty(features, head_dim), generator=generator)
 

@@ -30,11 +30,10 @@ class Strided(FixedPattern):
 
 
 class Fixed(FixedPattern):
-    """Keeps the query's block and the end of each block: floor(j/s) = floor(i/s) or j mod s >= s -
-    c.
+    """Keeps the query's block and all block ends: floor(j/s) = floor(i/s) or j mod s >= s - c.
 
-    The last c = `summary` positions of each block of s = `stride` are visible to all queries and
-    can summarise the block, which suits text. Causal: also j <= i.
+    The last c = `summary` positions of each block of s = `stride` pass its content on to all
+    queries, which suits text. Causal: also j <= i.
     """
 
     def __init__(self, stride: int, summary: int) -> None:

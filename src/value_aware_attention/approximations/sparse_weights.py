@@ -70,8 +70,7 @@ class RowsInFp64:
 
 
 def rows_in_fp64(call: Call, rows: Bool[Tensor, "*batch N"]) -> Iterator[RowsInFp64]:
-    """Recomputes some rows of a whole call, block by block; a row selected in any head comes for
-    all."""
+    """Recomputes some rows of a whole call, block by block; each row comes for all heads."""
     if call.is_empty:
         return
     for block in call.blocks():

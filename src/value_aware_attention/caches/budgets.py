@@ -43,8 +43,8 @@ def pooled_counts(
     """Counts the keys that each head keeps when the cheapest key of any head is dropped repeatedly.
 
     `rankings` holds one ranking per layer. Each text keeps `total` keys, at least `least` per head.
-    Each head keeps the first keys of its ranking, so a key may have to wait for cheaper keys ranked
-    below it.
+    Each head keeps the first keys of its ranking, so a cheap key goes only after costlier keys
+    ranked below it.
     """
     costs = [ranking.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for ranking in rankings]
     for cost in costs:
@@ -62,8 +62,7 @@ def proportional_counts(
     """Counts the keys per head of each layer: `least`, plus keys in proportion to the layer's
     share.
 
-    The counts sum to `total` over the layers. What exceeds `most` in one layer goes to the other
-    layers, again in proportion.
+    The counts sum to `total`. Keys above `most` go to the other layers, again in proportion.
     """
     share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
     counts = torch.full_like(share, least)

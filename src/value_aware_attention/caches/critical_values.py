@@ -15,9 +15,8 @@ from value_aware_attention.caches.observed_attention import by_layer, candidate_
 class CriticalValues(Refinement):
     """Keeps r/2 keys by a method's scores, and the other half by (score + 1e-4) mean ||W_o v_j||_1.
 
-    This is CriticalKV (Feng et al., 2025, arXiv 2502.03805). The mean is over the heads of the
-    group. Without an output projection W_o is the identity. Raises ValueError for a method that
-    searches.
+    CriticalKV (Feng et al., 2025, arXiv 2502.03805). The mean is over the heads of the group.
+    Without an output projection W_o is the identity. Raises ValueError for a method that searches.
     """
 
     def __init__(self, method: CacheMethod) -> None:

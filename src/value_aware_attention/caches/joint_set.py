@@ -36,8 +36,7 @@ BREADTH = 8
 IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU, so that they fit its cache"""
 CANDIDATES = 256
-"""Number of keys whose costs are updated after a drop: the cheapest at the last full
-recomputation"""
+"""Number of keys with updated costs after a drop: the cheapest at the last full computation"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
 
@@ -148,8 +147,7 @@ class Rows:
         return _by_cache((self.output - output).square().sum(dim=(-2, -1)), self.parts)
 
     def start(self, left: Int[Tensor, "B K"]) -> tuple["State", Float[Tensor, "B K"]]:
-        """Returns the state of the remaining keys, and costs to add: -inf for padding, inf for
-        protected."""
+        """Returns the state of the keys left, and costs to add: padding -inf, protected inf."""
         at = _by_part(left, self.parts)
         log_weights = _columns(self.log_weights, at).to(self.value.dtype)
         state = State.of(self, log_weights, self.value.take_along_dim(at[..., None], dim=-2))
@@ -158,8 +156,7 @@ class Rows:
         return state, fixed.masked_fill_(~self.available, -torch.inf).gather(-1, left)
 
     def cost_of_adding(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        """Computes the change of the joint error by adding each key; inf for keys that cannot be
-        added."""
+        """Computes the change of the joint error by adding each key; inf if it cannot be added."""
         return self._adding(self._state(chosen), chosen)
 
     def exchanged(self, chosen: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:

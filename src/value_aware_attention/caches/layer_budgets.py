@@ -62,8 +62,8 @@ class PyramidKV(ObservedAttention):
 
 
 class Cake(CacheMethod):
-    """Keeps keys by the mean and variance of their weights, more keys in layers with high entropy
-    or variance.
+    """Keeps keys by mean and variance of their weights, more in layers of high entropy and
+    variance.
 
     This is CAKE (arXiv 2503.12491) as in its code. Scores are mean + 200 variance over rows,
     averaged over 5 neighbours and the group. Besides the keys always kept, layers get keys in
@@ -142,7 +142,6 @@ def _by_layer(
 def _pulled_alike(
     ranking: Ranking, total: int | Int[Tensor, " B"], least: int
 ) -> Int[Tensor, "B H"]:
-    """Counts the keys of each head: 0.2 times the mean over heads plus 0.8 times its pooled
-    count."""
+    """Counts the keys of each head: 0.2 times the mean plus 0.8 times its pooled count."""
     (best,) = pooled_counts([ranking], total, least)
     return whole_counts(best + 0.2 * (best.double().mean(dim=-1, keepdim=True) - best), total)

@@ -133,8 +133,7 @@ class CacheMethod(nn.Module):
         return arguments_shown(self)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts the multiply-adds of one choice for one key-value head, observed by `rows`
-        queries.
+        """Counts the multiply-adds of one choice for a key-value head with `rows` queries.
 
         The default counts all scores, or, without queries, one pass over the keys.
         """

@@ -26,13 +26,13 @@ class ObservedAttention(CacheMethod):
     `pooling` "max" takes their maximum instead. `by_layer` keeps one set for all heads of a layer
     (all leading dimensions but the first), by their mean. With options of `AfterPrefix` this gives:
 
-        SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 rows, pool 7, pooling "max", recent =
-            rows, sinks = 0
-        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row, by_layer, sinks = recent = 0
-        H2O (Zhang et al., 2023, arXiv 2306.14048): all causal rows, recent = r / 2, sinks = 0, in
-            its one-shot form
-        KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"; the original has
-            a budget per head
+    - SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 rows, pool 7, pooling "max", recent =
+      rows, sinks = 0
+    - TOVA (Oren et al., 2024, arXiv 2401.06104): the last row, by_layer, sinks = recent = 0
+    - H2O (Zhang et al., 2023, arXiv 2306.14048): all causal rows, recent = r / 2, sinks = 0, in its
+      one-shot form
+    - KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"; the original has
+      a budget per head
     """
 
     def __init__(

@@ -39,8 +39,7 @@ ROUNDING, DIGITS, TINY = 1e-9, 1e-14, 1e-100
 largest squared distances ||v_j - o_i||^2, and of a bound, relative to its slopes; smallest divisor,
 relative to its dividend"""
 SMALL = 1e-2
-"""The smallest mass counts as 0 if it is below this share of the largest: slopes grow as (u /
-l)^2"""
+"""A mass below this share of the largest counts as 0, because slopes grow as (u / l)^2"""
 KEPT, DROPPED = 2.0, -1.0
 """Marks of a node's fixed keys; a free key has its coordinate of the last point, 0 to 1"""
 
@@ -198,8 +197,7 @@ class _Problem:
     def children(
         self, nodes: Float[Tensor, "B M"], alive: Bool[Tensor, " B"]
     ) -> tuple[Float[Tensor, "C M"], Int[Tensor, " C"]]:
-        """Branches on the longest of the least decided keys; also returns the parent of each
-        child."""
+        """Branches on the least decided and longest key; also returns the parent of each child."""
         left, free = self.r - (nodes == KEPT).sum(dim=-1), _free(nodes)
         origin = (alive & (left > 0) & (left < free.sum(dim=-1))).nonzero().squeeze(-1)
         worth = (nodes * (1 - nodes) + 1e-2) * self.scaled.square().sum(dim=-1)[:-1]
@@ -230,9 +228,8 @@ def _costs_of_heaviest(
 ) -> Float[Tensor, "n K"]:
     """Computes a lower bound of each row's error if key j is the heaviest of at most `others` + 1.
 
-    It is the squared minimum of (o~ - o)·(v_j - o) / ||v_j - o||, which is a mean with the weights
-    of the set. The mean is at least z if no `others` lighter keys bring the sum of a (. - z) below
-    0.
+    It is the squared minimum of (o~ - o)·(v_j - o) / ||v_j - o||, a mean with the set's weights.
+    This is at least z if no `others` lighter keys bring the sum of a (. - z) below 0.
     """
     length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
     along, cost = gram / (length[..., None] + TINY), torch.zeros_like(length)
@@ -267,8 +264,7 @@ def _least_linear(
 ) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
     """Minimises a linear function over the sets of `left` free keys.
 
-    Returns the increase when the choice of each key is reversed by one exchange, and a mask of the
-    set.
+    Returns the increase if an exchange reverses the choice of each key, and a mask of the set.
     """
     ordered, keys = slope.masked_fill(~free, torch.inf).sort(dim=-1)
     inside = free.scatter(-1, keys, torch.arange(keys.shape[-1], device=keys.device) < left) & free

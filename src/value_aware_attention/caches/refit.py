@@ -152,8 +152,7 @@ class _Fit:
     def _reweighted(
         self, factors: Float[Tensor, "B r"]
     ) -> tuple[Float[Tensor, "B n r"], Float[Tensor, "B n V"]]:
-        """Computes the kept keys' weights with these factors, and o - o~ with the original
-        values."""
+        """Computes the kept keys' weights with these factors, and o - o~ with original values."""
         weights = self.weights * factors[:, None]
         total = weights.sum(dim=-1, keepdim=True) + self.beside
         total = total.where(total > 0, 1.0)

@@ -133,8 +133,7 @@ class ValueAware(CacheMethod):
     def _searched(
         self, rows: Rows, others: Int[Tensor, "S B M"], least: int
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B K"]]:
-        """Ranks the keys by the search, down to `least`; also returns the costs of the K
-        searched."""
+        """Ranks the keys by the search, down to `least`, with the costs of the K searched."""
         all_keys = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
         count = PRESELECTED * self.r
         if self.search != "default" or count >= others.shape[-1]:
@@ -177,8 +176,7 @@ class ValueAware(CacheMethod):
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts scores, distances, and nine multiply-adds per drop and remaining pair.
 
-        The count is for `search` "default" without a refit; scores of other methods are not
-        counted.
+        This is for `search` "default" without a refit; the scores of `STARTS` are not counted.
         """
         searched = min(keys, PRESELECTED * self.r)
         drops = searched - min(self.r, searched)

@@ -72,8 +72,7 @@ def noncausal(choice: Choice) -> Arguments:
 
 
 def continued(choice: Choice) -> Arguments:
-    """Takes the queries of `noncausal`; next to the keys, each also sees its own past a second
-    time.
+    """Takes the queries of `noncausal`; next to the keys, each sees its own past again.
 
     In this second copy, distances are the true ones: neither queries nor keys are rotated.
     """

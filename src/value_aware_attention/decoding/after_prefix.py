@@ -53,8 +53,7 @@ class Given(CacheMethod):
 
 
 class AfterPrefix(Approximation):
-    """Lets queries from `prefix` on see the prefix keys that a cache method kept, and all later
-    keys.
+    """Lets queries from `prefix` on see the keys that a cache method kept, and all later keys.
 
     Earlier queries attend exactly. A key carries its position, so one causal pass over a text
     computes the same as decoding with the compressed cache, without a cache. Query heads with the
@@ -351,8 +350,7 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def choose(self, calls: Collection[Arguments]) -> list[KeptKeys]:
-        """Chooses the keys of all layers, given the arguments of their calls; layers of a pool
-        together.
+        """Chooses the keys of all layers from the arguments of their calls, pooled layers together.
 
         Indices refer to the prefix. Pool "checked" would have to run the model: here it acts like
         "model". Raises ValueError like `forward`.
@@ -451,8 +449,7 @@ class AfterPrefix(Approximation):
         )
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts the kept keys, the keys after the prefix, and the choice, averaged over all
-        queries."""
+        """Counts kept keys, keys after the prefix and the choice, averaged over all queries."""
         rows = min(self.rows, sizes.queries)
         if self.prefix is None:
             chosen = self.method.multiply_adds(rows, sizes.keys, sizes.head_dim, sizes.value_dim)
@@ -478,8 +475,7 @@ def _placed(choice: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
 
 
 def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
-    """Computes exact attention of the first queries, with the same fused kernel as for a whole
-    call.
+    """Computes exact attention of the first queries, with the same kernel as for a whole call.
 
     Fused attention takes two leading dimensions, so groups and heads are flattened into one.
     """

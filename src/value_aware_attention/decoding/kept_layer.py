@@ -170,8 +170,7 @@ class KeptLayer(DynamicLayer):
             self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
-        """Returns whether the kept keys are stored in `keys`, because no cache has an unused
-        slot."""
+        """Returns whether `keys` stores the kept keys, because no cache has an unused slot."""
         return bool((counts == slots).all())
 
     @property
@@ -197,8 +196,7 @@ class KeptLayer(DynamicLayer):
         kernel: Kernel,
         visible: Bool[Tensor, "#B #heads #N L"] | None,
     ) -> Float[Tensor, "B heads N V"]:
-        """Computes attention over the kept keys and the later ones, including those of these
-        queries.
+        """Computes attention over the kept and later keys, including those of these queries.
 
         `visible` masks the later keys that each query sees, none after itself; None = all.
         """
@@ -353,8 +351,7 @@ class GrowingLayer(KeptLayer):
         return torch.cat(parts, dim=2)
 
     def _first_row(self, tokens: int) -> int:
-        """Returns the index of the first query, over all tokens so far, that a later choice
-        observes."""
+        """Returns the first query, among all tokens so far, that a later choice observes."""
         rows = tokens if self.rows is None else self.rows
         if self.visible is None:
             return max(0, tokens - rows)
@@ -362,8 +359,7 @@ class GrowingLayer(KeptLayer):
         return int((tokens_from > rows).all(dim=0).sum())
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
-        """Chooses among the kept keys and the next `every` tokens; `visible` marks those not
-        padding."""
+        """Chooses among the kept keys and the next `every` ones; `visible` is False for padding."""
         start, held = self.prefix + self.every, self.slots + self.every
         later = torch.arange(self.prefix, start, device=self.at.device)
         pool = torch.cat([self.at, later.expand(*self.at.shape[:2], -1)], dim=-1)

@@ -62,8 +62,7 @@ class Parts:
         return [int(x[text]) for text in firsts]
 
     def joined(self, choices: Sequence[KeptKeys]) -> KeptKeys:
-        """Joins the choices of all parts in the order of the texts; unused slots point to
-        padding."""
+        """Joins the choices of all parts in the order of texts; unused slots point to padding."""
         if self.places is None:
             return choices[0]
         slots = max((choice.indices.shape[-1] for choice in choices), default=1)
@@ -86,8 +85,7 @@ class Parts:
 
 
 def _of_texts(x: Tensor, texts: Int[Tensor, " T"], call: Call) -> Tensor:
-    """Selects texts along the first dimension of a grouped call, unless it is missing or
-    broadcast."""
+    """Selects texts along the first dimension of a grouped call, if there is one of size > 1."""
     return x[texts] if call.key.ndim > 3 and len(x) > 1 else x
 
 

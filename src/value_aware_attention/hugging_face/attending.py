@@ -80,8 +80,7 @@ def set_attention(
 
 
 def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-    """Computes attention outside `replace_attention`, with the module's `approximation` or
-    Exact."""
+    """Computes attention outside `replace_attention`: the module's `approximation` or Exact."""
     method = getattr(module, "approximation", None) or Exact()
     return attend({module: method}, None, None, module, *inputs, **options)
 

@@ -1,5 +1,4 @@
-"""Tracks the open contexts of replaced attention, and the attention that each config named
-before."""
+"""Tracks the open contexts of replaced attention, and what each config named before."""
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -37,10 +36,9 @@ class _Uncopied:
 
 @dataclass(eq=False)
 class _Context:
-    """Holds an open `replace_attention`: its thread, and the attention that each config named
-    before.
+    """Holds an open `replace_attention`: its thread, and the attention each config named before.
 
-    Contexts of a config form a chain: the config names the innermost, and each holds the next name.
+    Contexts of a config form a chain: it names the innermost, and each holds the next name.
     """
 
     name: str

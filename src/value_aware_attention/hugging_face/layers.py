@@ -60,14 +60,12 @@ def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
 
 
 def own_kernel(model: nn.Module) -> Kernel:
-    """Returns the kernel of a model's first layer, the one it was trained with except for the
-    scale."""
+    """Returns the kernel of a model's first layer: the one it was trained with, at any scale."""
     return layer_kernel(attention_layers(model)[0])
 
 
 def positions(model: PreTrainedModel) -> int | None:
-    """Returns the longest sequence that a model can read, including special tokens; None =
-    unknown."""
+    """Returns the longest sequence of a model, including special tokens; None = unknown."""
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for module in model.modules():
         padding = getattr(module, "padding_idx", None)
@@ -210,8 +208,7 @@ def _is_absent(value: object) -> bool:
 
 
 def _may_change_scores(value: object) -> bool:
-    """Returns whether a value may be a mask or bias (floats or booleans), not positions or
-    lengths."""
+    """Returns whether a value may be a mask or bias: floats or booleans, not integers."""
     if isinstance(value, Tensor):
         return value.is_floating_point() or value.dtype == torch.bool
     return isinstance(value, float)

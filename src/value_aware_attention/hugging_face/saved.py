@@ -27,8 +27,7 @@ OTHER_PART = re.compile(r"mmproj|-(?!0*1-)\d+-of-\d+\.", re.IGNORECASE)
 
 
 def installed(name: str | Path) -> str | Path:
-    """Resolves `package:NAME/PATH` to a path in an installed package; returns other names
-    unchanged.
+    """Resolves `package:NAME/PATH` to a path in an installed package; keeps other names.
 
     The package is not imported. Raises FileNotFoundError if the package or path does not exist.
     """
@@ -91,8 +90,7 @@ def only_local(name: str | Path) -> bool:
 
 
 def hub_answers() -> bool:
-    """Returns within SECONDS_TO_ANSWER whether the hub is reachable; its client would try
-    longer."""
+    """Returns within SECONDS_TO_ANSWER whether the hub is reachable; its client tries longer."""
     return _answers(constants.ENDPOINT)
 
 

@@ -242,8 +242,7 @@ def grouped(
 
 @dataclass(frozen=True)
 class SharedKeys:
-    """Calls a method such as `caches.AfterPrefix` with a layer's heads in groups that share
-    keys."""
+    """Calls a method such as `caches.AfterPrefix` with heads in groups that share keys."""
 
     method: SharingMethod
     module: nn.Module
@@ -256,8 +255,7 @@ class SharedKeys:
         self, query: Tensor, key: Tensor, value: Tensor, heads: Collection[int] | None,
         **options: Any,
     ) -> Float[Tensor, "batch heads N V"]:  # fmt: skip
-        """Computes the method's output in `heads` (None = all) and the exact output in the
-        others."""
+        """Computes the method's output in `heads` (None = all), the exact one in the others."""
         exact = partial(Exact(), query, *repeated(query, key, value), **options)
         layer = Layer(
             number=self.number,

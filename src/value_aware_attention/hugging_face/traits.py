@@ -22,7 +22,7 @@ from value_aware_attention.hugging_face.contexts import attending_by
 from value_aware_attention.hugging_face.layers import attention_layers, cross_attention_layers
 
 PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
-"""Names of the output projection in attention modules."""
+"""Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
 ROTATED = 256
 """Queries rotated at once, in fp64"""
@@ -198,8 +198,7 @@ def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tens
 
 
 def _nearest(rotaries: Sequence[Rotary], refused: Rotary, *queries: Tensor) -> Rotary | None:
-    """Finds the rotation between queries at two positions; None for a single position or no
-    rotation."""
+    """Finds the rotation between queries at two positions; None if there is none."""
     if len(queries) == 1:
         return None
     here, later = queries

@@ -1,5 +1,4 @@
-"""Builds the causal language model of section 4 and A.2 (fairseq's `transformer_lm`) for any
-kernel."""
+"""Builds the causal language model of section 4 and A.2, fairseq's `transformer_lm`, any kernel."""
 
 import math
 from collections.abc import Mapping
@@ -104,8 +103,7 @@ class CausalLanguageModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *names: Any, **options: Any) -> "CausalLanguageModel":
-        """Loads a model written by `save_pretrained`, in evaluation mode; only safetensors are
-        read."""
+        """Loads what `save_pretrained` wrote, in evaluation mode; only safetensors are read."""
         return super().from_pretrained(*names, **options | {"use_safetensors": True})
 
     def hidden(

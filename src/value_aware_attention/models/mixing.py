@@ -80,8 +80,7 @@ class LinearMixing(_MatrixMixing):
 class RandomMixing(_MatrixMixing):
     """Computes Y = S X W with fixed random S and W, the paper's Random encoder.
 
-    Entries are normal with variance 1 / length and 1 / width, which keeps the scale, as in FNet's
-    code.
+    Entries are normal with variance 1 / length and 1 / width, to keep the scale, as in FNet's code.
     """
 
     def __init__(self, length: int, width: int, seed: int) -> None:

@@ -34,8 +34,7 @@ from value_aware_attention.call import BYTES_PER_ELEMENT, max_elements
 from value_aware_attention.weights import top_keys
 
 ROWS_AT_ONCE = 2048
-"""Most queries searched at once on a CPU: enough to outweigh call overhead, few enough for its
-cache"""
+"""Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
 """Number of values nearest to o whose distances are recomputed, to remove rounding"""
 
@@ -141,8 +140,7 @@ class _ActiveSets:
         return live, where
 
     def rebuild(self, rows: Tensor) -> None:
-        """Recomputes unconstrained weights and residuals by projecting (0, lift) onto the span of
-        Q."""
+        """Recomputes unconstrained weights and residuals: projects (0, lift) onto the span of Q."""
         lift = self.lift[rows]
         step = lift[:, None] * self.Q[rows, :, -1]
         self.unconstrained[rows] = torch.bmm(step[:, None], self.R_inverse[rows])[:, 0]
@@ -196,8 +194,7 @@ class _ActiveSets:
         self.rebuild(rows)
 
     def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
-        """Finds the atom whose removal adds least error, and the error if no weight turns
-        negative."""
+        """Finds the atom that costs least to remove, and the error if no weight turns negative."""
         unconstrained, size = self.unconstrained[rows], self.size[rows, None]
         slots = torch.arange(unconstrained.shape[1], device=rows.device)
         cost = unconstrained.square() / self.R_inverse[rows].square().sum(1).clamp_min(
@@ -296,8 +293,7 @@ class _Rows:
         return keys.gather(-1, closest)[:, 0]
 
     def steepest(self, sets: _ActiveSets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
-        """Finds the steepest atom of every group: its slope <v - x, o - x> / ||v - o|| and its
-        key."""
+        """Finds slope <v - x, o - x> / ||v - o|| and key of the steepest atom of every group."""
         shift = sets.error - (sets.residual * self.output).sum(-1)
         residual = sets.residual.unflatten(0, (self.heads, -1))
         shift = shift.view(self.heads, -1, 1)
@@ -534,8 +530,7 @@ def _hashed(keys: Tensor) -> Tensor:
 
 
 def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Selects the `width` best distinct supports: indices (rows, width) and a mask of valid
-    ones."""
+    """Selects the `width` best distinct supports: indices (rows, width) and which are valid."""
     error, order = error.sort(dim=-1)
     considered = min(error.shape[1], 4 * width)
     error, order = error[:, :considered], order[:, :considered]
@@ -598,8 +593,7 @@ def _solve_on(
 ) -> tuple[_ActiveSets, Bool[Tensor, " B"]]:
     """Finds the best weights on these keys; also returns which rows end below `enough`.
 
-    Keys are named by their index in `atoms`. A row stops once a separating hyperplane proves that
-    it cannot end below `enough`.
+    Keys are indices into `atoms`. A row stops once a hyperplane proves that it cannot.
     """
     each = torch.arange(len(atoms), device=atoms.device)
     distance = atoms.square().sum(-1).clamp_min(_tiny(atoms)).masked_fill(~usable, torch.inf)

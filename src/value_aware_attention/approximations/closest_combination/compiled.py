@@ -105,8 +105,7 @@ def _call(
     results: tuple[Tensor, Tensor, Tensor],
     keep_alive: list[Tensor],
 ) -> _Call:
-    """Lays out one head's tensors for vector instructions: zero-padded rows, values also in
-    tiles."""
+    """Lays out one head's tensors for SIMD: rows padded with zeros, values also in tiles."""
     value, output = problem.value[head], problem.output[head]
     keys, dim = value.shape
     spare = -(dim + 1) % LANES + 1

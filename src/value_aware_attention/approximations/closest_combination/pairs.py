@@ -86,8 +86,7 @@ def closest(
 
 
 def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:
-    """Computes the smallest error of each key of a block, paired with all keys before the block's
-    end."""
+    """Computes the smallest error of each key of a block, paired with the keys before its end."""
     here, before = near[:, block:end, None], near[:, None, :end]
     gain = (before - here).abs_()
     gain = torch.addcmul(half[block:end, :end], gain, slope[block:end, :end], value=-1, out=gain)

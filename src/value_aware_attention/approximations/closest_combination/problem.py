@@ -1,5 +1,4 @@
-"""Holds the problem that the searches solve: an attention call with flattened leading
-dimensions."""
+"""Holds the problem of the searches: an attention call with flattened leading dimensions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ LOOKS = 256
 TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
 """Largest ||o - o~|| that counts as zero in a search, relative to the row's spread"""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
-"""Smallest norm of an atom outside the span of the others with which it may join, relative to its
-norm"""
+"""Smallest relative norm outside the span of the others with which an atom may join"""
 WIDE = {torch.float32: 1e-6, torch.float64: 0.0}
 """A row is solved in fp64 if most squared distances are below this fraction of the largest."""
 SMALLEST = 2.0**-60
@@ -39,8 +37,7 @@ class Problem:
         value: Centred, because only differences matter and a large common offset costs digits.
         output: o, of the centred values.
         weights: alpha; 0 where hidden.
-        unit: The unit of the values; a squared error of the inputs is unit^2 times that of the
-            problem.
+        unit: The unit of the values; input errors are unit^2 times the problem's.
         original: The input values, with all their digits; None means `value` times `unit`.
     """
 
