@@ -141,8 +141,8 @@ def _errors_on_segments(
 ) -> Float[Tensor, "*batch N M"]:
     """Computes ||(1 - t)(x - o) + t (v_i - o)||^2 for every key with one matrix product.
 
-    This is a quadratic in t with the Bezier coefficients ||x - o||^2, <x - o, v_i - o> and ||v_i -
-    o||^2. De Casteljau's rule evaluates it without overflow or division.
+    This is a quadratic in t with the Bezier coefficients ||x - o||^2, <x - o, v_i - o> and
+    ||v_i - o||^2. De Casteljau's rule evaluates it without overflow or division.
     """
     start = residual.square().sum(dim=-1, keepdim=True)
     along = residual @ value.transpose(-2, -1)

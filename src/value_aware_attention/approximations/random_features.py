@@ -88,8 +88,8 @@ class RandomFourierFeatures(RandomFeatures):
 
     It averages over `features` frequencies w (Rahimi & Recht, 2007; for attention: Choromanski et
     al., 2020, section 2.3), in O(L), also causally. The estimate is unbiased but may be negative,
-    so the normaliser can cross zero. To keep the output finite, its magnitude is at least 1 /
-    features times the largest visible key's share, far below its standard deviation there. If
+    so the normaliser can cross zero. To keep the output finite, its magnitude is at least
+    1 / features times the largest visible key's share, far below its standard deviation there. If
     queries and keys are far apart, no number of features suffices; ORF's positive features do not
     have this problem.
     """
@@ -102,8 +102,7 @@ class RandomFourierFeatures(RandomFeatures):
         frequencies, scale = self.scaled_projection(call)
 
         def of_queries(x: Tensor) -> Features:
-            # exp(||q||^2 / 2) is left out: it is the same for all keys, so normalisation cancels
-            # it.
+            # exp(||q||^2 / 2) is left out: it is the same for all keys and cancels.
             return Features(torch.zeros_like(x[..., :1]), _waves(x, frequencies))
 
         def of_keys(x: Tensor) -> Features:

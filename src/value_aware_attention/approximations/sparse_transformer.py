@@ -15,8 +15,7 @@ from value_aware_attention.arguments import check_at_least
 class Strided(FixedPattern):
     """Keeps neighbours and every stride-th key: |i - j| < s or (i - j) mod s = 0.
 
-    It suits periodic data, such as images; s = sqrt(M) makes the cost O(M sqrt(M)). Causal: also j
-    <= i.
+    It suits periodic data, such as images; s = sqrt(M) costs O(M sqrt(M)). Causal: also j <= i.
     """
 
     def __init__(self, stride: int) -> None:

@@ -30,8 +30,8 @@ class Ranking:
     def by_head(self) -> Float[Tensor, "B H M"]:
         """Returns the losses with all dimensions between texts and keys flattened into heads.
 
-        NaN becomes the lowest loss. In a layer with zero output, a loss relative to the output is 0
-        / 0, and torch would sort NaN above all numbers.
+        NaN becomes the lowest loss. In a layer with zero output, relative losses are 0 / 0, and
+        torch would sort NaN above all numbers.
         """
         lowest = torch.finfo(self.loss.dtype).min
         return self.loss.masked_fill(self.loss.isnan(), lowest).flatten(1, -2)

@@ -93,9 +93,9 @@ class DefensiveKV(CacheMethod):
     5 neighbours and rescaled to the row's mass. Their maximum over group and rows is raised to at
     least its mean over keys. It is multiplied by the norm, averaged over the group and divided by
     its sum over the heads of the layer. Ranked first are the keys that hold 0.9 of the mean weight,
-    minus the share of the last keys (as many as rows). The authors use the last 32 rows, recent =
-    32, sinks = 0 and `pool="layer"`. Their layer version, `pool="model"`, may also drop recent
-    keys, unlike here.
+    minus the share of the last keys (as many as rows). The authors use the last 32 rows,
+    recent = 32, sinks = 0 and `pool="layer"`. Their layer version, `pool="model"`, may also drop
+    recent keys, unlike here.
     """
 
     is_nested = False

@@ -7,11 +7,11 @@ line:
     o~' = o~ + t (o~ - v_j),  t = a_j / (m - a_j)       a_j, m: the weight of j, and of all kept
 
 The change of ||o - o~||^2 is then t ((1 + t) R_j - D_j + ||o - o~||^2), with two squared distances
-that are kept up to date, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with a_j
--> -a_j. Dropping key s changes every other R_j to (1 + t) R_j + (1 + t) t R_s - t ||v_j - v_s||^2.
-The exact joint costs of all candidates thus take O(n M) per drop. If one key has nearly all of a
-row's mass, t and its rounding are large; its cost is then computed from the output of the other
-keys.
+that are kept up to date, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with
+a_j -> -a_j. Dropping key s changes every other R_j to (1 + t) R_j + (1 + t) t R_s - t
+||v_j - v_s||^2. The exact joint costs of all candidates thus take O(n M) per drop. If one key has
+nearly all of a row's mass, t and its rounding are large; its cost is then computed from the output
+of the other keys.
 """
 
 from collections.abc import Iterator

@@ -69,8 +69,8 @@ class Cake(CacheMethod):
     averaged over 5 neighbours and the group. Besides the keys always kept, layers get keys in
     proportion to H^(1/t) V^(1/t') of the entropy H and the summed variance V of their weights. The
     authors fit both t for each model and size; here they are 1. Keys that a layer cannot take go to
-    the others in proportion; in the original, equally. The authors use the last 32 rows, recent =
-    32, sinks = 0 and `pool="model"`.
+    the others in proportion (in the original, equally). The authors use the last 32 rows,
+    recent = 32, sinks = 0 and `pool="model"`.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:

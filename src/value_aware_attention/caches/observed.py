@@ -150,7 +150,7 @@ class Observed:
         """Computes sum_i ||sum_h W_o,h o_hi||^2 per text (first dimension); 1 where it is 0.
 
         The heads h are the other leading dimensions. `output` is the exact output, if already
-        computed. If W_o is unknown, it is the sum over heads of ||o_hi||^2.
+        computed. If W_o is unknown, returns the sum over heads of ||o_hi||^2.
         """
         output = self.output if output is None else output
         if self.projection is not None:  # for all heads at once

@@ -168,8 +168,8 @@ class AnDPro(CacheMethod):
     is the sum over a block, observed queries and group of a_ij <v_j, d_i>. Here a is the largest
     weight of 7 neighbours, and the anchor is d_i = sum_j a_ij v_j over keys that are neither
     padding nor protected. If r cuts a block, its first keys are kept. In the original, each query
-    head has its own cache; the sum over a group is ours. The authors use the last 32 rows, recent =
-    32, sinks = 4 and `pool="layer"`.
+    head has its own cache; the sum over a group is ours. The authors use the last 32 rows,
+    recent = 32, sinks = 4 and `pool="layer"`.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:

@@ -48,8 +48,8 @@ KEPT, DROPPED = 2.0, -1.0
 class OptimalSet:
     """Holds the best set found for each cache, and a proved bound on the error of every set.
 
-    `indices` ascend and include padding if a cache has fewer keys. `error` is the set's sum ||o -
-    o~||^2 in fp64. No set of r keys that includes the protected ones has an error below
+    `indices` ascend and include padding if a cache has fewer keys. `error` is the set's sum
+    ||o - o~||^2 in fp64. No set of r keys that includes the protected ones has an error below
     `lower_bound`. `proved` is True if both are equal up to rounding (1e-9, or the last digits of
     distances).
     """
@@ -65,9 +65,9 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
     """Finds the r keys with the least sum ||o_i - o~_i||^2 over the observed queries.
 
     Searches each cache for at most `seconds`, starting from the set of `ValueAware(r,
-    search="best")`. A search that ends in time has proved the optimum; otherwise error /
-    lower_bound is the gap of the best set found. Raises ValueError for more than `MOST_KEYS` keys,
-    and in the cases of `ValueAware`.
+    search="best")`. A search that ends in time has proved the optimum; otherwise
+    error / lower_bound is the gap. Raises ValueError for more than `MOST_KEYS` keys, and in the
+    cases of `ValueAware`.
     """
     if observed.keys > MOST_KEYS:
         raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_KEYS}")

@@ -135,10 +135,10 @@ def check_cache(
 ) -> CacheCheck:
     """Compares a compressed cache of any kind with one exact pass over the keys it says it kept.
 
-    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: positions in the prefix, log-weights (0
-    = unchanged) and, if changed, values. `cache` is a Cache with the prefix of all texts; the model
-    reads the later tokens with it one by one, which fills it. For other code, `cache` is a function
-    from a token of each text and its position to the logits. The reference is one pass of
+    `kept` has a `caches.KeptKeys` (B, H, R) for each layer: positions in the prefix, log-weights
+    (0 = unchanged) and, if changed, values. `cache` is a Cache with the prefix of all texts; the
+    model reads the later tokens with it one by one, which fills it. For other code, `cache` is a
+    function from a token of each text and its position to the logits. The reference is one pass of
     `caches.AfterPrefix`, which hides all other keys of the prefix from later queries.
 
     Shifted positions, lost biases, a wrong mask and dropped later keys all show as a difference

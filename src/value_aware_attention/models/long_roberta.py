@@ -116,7 +116,7 @@ def warm_start(
     With length <= block the checkpoint is unchanged; otherwise R is its table and Q is zero. A BERT
     becomes a RoBERTa with equal hidden states and a new head before its tied embeddings. `sizes`
     are the required sizes of the checkpoint, named as in `build_roberta`. Raises ValueError for a
-    model of another type, size or vocabulary or with fewer positions than `length` and `block`,
+    model of another type, size or vocabulary or with fewer than min(length, block) positions,
     FileNotFoundError for a folder without a model, OSError for a folder without complete
     safetensors.
     """

@@ -1,4 +1,4 @@
-"""Mixes tokens without attention, by fixed linear maps independent of the tokens (FNet)."""
+"""Mixes tokens without attention, by linear maps that do not depend on the tokens (FNet)."""
 
 from abc import ABC, abstractmethod
 

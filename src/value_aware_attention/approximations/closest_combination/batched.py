@@ -323,8 +323,7 @@ def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[
     """Returns the maximum over M and its index, for small M and entries >= 0."""
     if groups.dtype != torch.float32:
         return groups.max(dim=1)
-    # One vectorised pass instead of a slow argmax: the index goes into the lowest bits of the
-    # number.
+    # One vectorised pass instead of a slow argmax: the lowest bits of the number hold the index.
     low = (1 << (groups.shape[1] - 1).bit_length()) - 1
     place = torch.arange(groups.shape[1], dtype=torch.int32, device=groups.device)[:, None]
     packed = groups.contiguous().view(torch.int32).bitwise_and_(~low).bitwise_or_(low - place)

@@ -1,8 +1,8 @@
 """Finds the convex combination of two values closest to an attention output, over all pairs.
 
 The squared distance of o from the segment between v_i and v_j follows from the sides of a triangle.
-With e = | ||v_i - o||^2 - ||v_j - o||^2 | and D = ||v_i - v_j||^2 it is min(||v_i - o||^2, ||v_j -
-o||^2) - max(D - e, 0)^2 / 4D. All queries of a head share its D.
+With e = | ||v_i - o||^2 - ||v_j - o||^2 | and D = ||v_i - v_j||^2 it is min(||v_i - o||^2,
+||v_j - o||^2) - max(D - e, 0)^2 / 4D. All queries of a head share its D.
 """
 
 import torch
@@ -32,8 +32,7 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
         value, output = exact.value[0], exact.output[0]
         if exact.visible is not None:
             value = value.where(exact.visible[0].any(dim=0)[:, None], 0.0)
-        # Differences instead of products, so that a value close to o keeps the digits of its
-        # distance.
+        # Differences instead of products keep the digits of the distance of a value close to o.
         mode = "donot_use_mm_for_euclid_dist"
         near = torch.cdist(output, value, compute_mode=mode).square_()
         if exact.visible is not None:
