@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.files import load_json, save_json, to_json
 
-LIBRARY = __name__.partition(".")[0]
+LIBRARY = (__name__.partition(".")[0],)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
-def source_hash(*modules: str, packages: tuple[str, ...] = ()) -> str:
+def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
     """Hashes the code of `modules` and of all their imports from `packages`, C++ included.
 
     It depends only on the result of `code_hashes`. Within a process it stays the same, like the
@@ -30,7 +30,7 @@ def source_hash(*modules: str, packages: tuple[str, ...] = ()) -> str:
 
 
 def code_hashes(
-    *modules: str, packages: tuple[str, ...] = (), without: Collection[str] = ()
+    *modules: str, packages: tuple[str, ...] = LIBRARY, without: Collection[str] = ()
 ) -> dict[str, str]:
     """Hashes the syntax tree of each module of the import closure, and C++ files next to it.
 
@@ -58,18 +58,15 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def import_closure(
-    *modules: str, packages: tuple[str, ...] = (), without: Collection[str] = ()
+    *modules: str, packages: tuple[str, ...] = LIBRARY, without: Collection[str] = ()
 ) -> dict[str, Path]:
     """Maps `modules`, and everything that they import from `packages`, to their files.
 
     Imports are read from the source text, also within functions; no code runs. Imports under
     `if TYPE_CHECKING` never run, so they do not count. A name that a package re-exports counts as
-    the module it comes from, since the package imports every method. Without `packages` it follows
-    imports from the library and from the packages of `modules`. Raises ValueError for a module
+    the module it comes from, since the package imports every method. Raises ValueError for a module
     without a source file.
     """
-    tops = {LIBRARY, *(module.partition(".")[0] for module in modules)}
-    packages = packages or tuple(sorted(tops))
     files: dict[str, Path] = {}
     waiting = set(modules)
     while waiting:
