@@ -62,8 +62,6 @@ def test_every_argument_that_a_card_names_is_one_of_its_class(card: Card) -> Non
     survey = dict(card.survey or {})
     vary = survey.pop("vary", None)
     named = [card.arguments, card.axes, card.curves, survey, card.train or {}]
-    for entry in card.benchmark.values():
-        named += [entry.get(part, {}) for part in ("build", "by_length")]
     known = set(signature(get_class(card.target)).parameters)
     assert {vary} - {None} <= known and set().union(*named) <= known
 

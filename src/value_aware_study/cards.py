@@ -65,7 +65,6 @@ class Card(MethodCard):
         decoder: Axes of its cells on a pretrained decoder, as `axes`; None = it has none there.
         survey: `vary`, the argument that meets a budget (null: it has none), and others that differ
             there; None = not in the survey.
-        benchmark: Entries of the benchmark, as conf/benchmark.yaml describes them.
         explored: Its name in the token explorer, which shows methods with r keys; empty = not
             shown.
         train: Arguments that differ in a model trained with it; None = it gives no gradients.
@@ -81,7 +80,6 @@ class Card(MethodCard):
     axes: Mapping[str, Any] = field(default_factory=dict)
     decoder: Mapping[str, Any] | None = None
     survey: Mapping[str, Any] | None = None
-    benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     explored: str = ""
     train: Mapping[str, Any] | None = field(default_factory=dict)
 

@@ -79,7 +79,6 @@ class Results:
         surveyed: Models with every method at equal budgets.
         variants: Models trained with an approximation.
         survey_of: Scale of the published run that both are of; "" for this run's own.
-        benchmark: Measured time and memory; {} where they were not measured.
         spreads: Spread over trainings of comparisons, in a published run of models trained several
             times.
         verdicts: Verdict on each claim of published runs, by their scale.
@@ -99,7 +98,6 @@ class Results:
     surveyed: Sequence[Record] = field(default=(), kw_only=True)
     variants: Sequence[Record] = field(default=(), kw_only=True)
     survey_of: str = field(default="", kw_only=True)
-    benchmark: Row = field(default_factory=dict, kw_only=True)
     spreads: Mapping[Key, Spread] = field(default_factory=dict, kw_only=True)
     verdicts: Mapping[str, Mapping[str, str]] = field(default_factory=dict, kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)
