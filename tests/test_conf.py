@@ -143,10 +143,6 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
     if card.survey:
         changed = {key: value for key, value in card.survey.items() if key != "vary"}
         assert plain(surveyed.methods[name]) == card.build(**changed)
-    for entry, settings in card.benchmark.items():
-        timed = shipped("benchmark").benchmark.methods[entry]
-        assert plain(timed.build) == card.build(**settings.get("build", {}))
-        assert timed.label == settings.get("label", card.label)
 
 
 def shipped_grid(length: int, *overrides: str) -> list[Setting]:

@@ -1,7 +1,8 @@
 """Composes the method cards of conf/ into the configs of the apps that use them.
 
-Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_methods` and
-`benchmark_methods`, which these apps name in their defaults, and the options of `attention`.
+Hydra finds the stored configs like files of conf/: `evaluate_methods`,
+`evaluate_pretrained_methods` and `survey_methods`, which these apps name in their defaults, and the
+options of `attention`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,6 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
             (card, card.decoder) for card in methods.values() if card.decoder is not None
         ),
         "survey": survey(methods.values()),
-        "benchmark": benchmark(methods.values()),
     }
     for app, section in sections.items():
         store.store(f"{app}_methods", {app: section})
@@ -54,16 +54,6 @@ def survey(methods: Iterable[Card]) -> dict[str, object]:
     used = [(card, dict(card.survey)) for card in methods if card.survey is not None]
     vary = {card.name: changes.pop("vary", None) for card, changes in used}
     return {"methods": {card.name: card.build(**changes) for card, changes in used}, "vary": vary}
-
-
-def benchmark(methods: Iterable[Card]) -> dict[str, object]:
-    """Composes the methods that are timed, each by the name of its entry."""
-    entries = {
-        name: {"label": card.label} | dict(entry) | {"build": card.build(**entry.get("build", {}))}
-        for card in methods
-        for name, entry in card.benchmark.items()
-    }
-    return {"methods": entries}
 
 
 def attention(card: Card) -> dict[str, object]:

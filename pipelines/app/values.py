@@ -149,7 +149,6 @@ All others say for how long, on which batches and with which files to train, whi
 
 RULES = {
     "evaluate.axes.*": LIST,
-    "*.by_length.*": LIST,
     "scale": option("scale"),
     "overrides": many(TEXT, least=0),
     "grid.kernel": many(option("kernel"), least=0),
@@ -173,7 +172,6 @@ RULES = {
     "*seed": SEED,
     "*.budgets": COUNTS,
     "probe.sizes": null_or(COUNTS),
-    "*lengths": many(LENGTH),
     "*method*.length": COUNT_OR_NULL,
     "approximation.length": COUNT_OR_NULL,
     "*.iterations": COUNT_OR_NULL,
@@ -201,7 +199,6 @@ RULES = {
     "*.width": WIDTH,
     "*heads": WIDTH,
     "*.feedforward": WIDTH,
-    "*.batch": BATCH,
     "*.batch_size": BATCH,
     "trainer.devices": BATCH,
     "trainer.nodes": BATCH,
@@ -214,7 +211,6 @@ RULES = {
     "*_rate": RATE,
     "*.lr": RATE,
     "*.eps": RATE,
-    "*.exponent": RATE,
     "*.weight_decay": number("at least 0 and at most 1000", lambda v: 0 <= v <= 1000),
     "*.max_grad_norm": NOT_NEGATIVE,
     "*.warmup_proportion": SHARE,
@@ -223,15 +219,7 @@ RULES = {
     "masked.block": whole(3, 2**24),  # two of its tokens say where it starts and ends
     "*.memory_gib": number("above 0 and at most 1048576", lambda v: 0 < v <= 2**20),  # a pebibyte
     "*.within": NOT_NEGATIVE,
-    "benchmark.seconds": POSITIVE,
-    "benchmark.slowest": POSITIVE,
-    "benchmark.layer.threads": null_or(whole(1, 1024)),
-    "benchmark.layer.dtype": word(*DTYPES, "float64"),
     "*.dtype": null_or(word(*DTYPES)),
-    "benchmark.layer.device": Rule(
-        allowed="auto, cpu, cuda or cuda:<number>",
-        holds=lambda v: bool(re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(v))),
-    ),
     "logger.mode": word("online", "offline", "shared", "disabled", "dryrun", "run"),
     "probe.kernels": CODE,
     **{f"trainer.{name}": rule for name, rule in TRAINER.items()},
@@ -248,7 +236,7 @@ TOGETHER: tuple[tuple[str, str, Callable[[Any, Any], bool], str], ...] = (
             lambda width, heads: width % heads == 0,
             "{}, must divide it",
         )
-        for model in ("causal", "masked", "benchmark.layer")
+        for model in ("causal", "masked")
     ),
     ("causal.context", "causal.length", operator.lt, "it must be below {}"),
     ("masked.block", "masked.long.length", operator.le, "it must be at most {}"),
