@@ -52,8 +52,9 @@ def number(
     return Rule(allowed, lambda v: type(v) in kinds and abs(v) < math.inf and within(v))
 
 
-def whole(least: int) -> Rule:
-    return number(f"a whole number of at least {least}", lambda v: v >= least, (int,))
+def whole(least: int, most: float = math.inf) -> Rule:
+    words = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    return number(f"a whole number {words}", lambda v: least <= v <= most, (int,))
 
 
 def null_or(rule: Rule) -> Rule:
@@ -75,7 +76,7 @@ def many(rule: Rule, least: int = 1) -> Rule:
 
 
 COUNT, COUNT_OR_ZERO = whole(1), whole(0)
-POSITIVE = number("above 0", lambda v: v > 0)
+POSITIVE = number("above 0 and at most 1e+18", lambda v: 0 < v <= 1e18)
 NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
 SHARE = number("from 0 to 1", lambda v: 0 <= v <= 1)
 INNER_SHARE = number("between 0 and 1, neither of them", lambda v: 0 < v < 1)
@@ -90,6 +91,7 @@ FOLDER = Rule(
         and all(path.is_dir() or not path.exists() for path in (Path(v), *Path(v).parents))
     ),
 )
+PROMPTS = ("running_text", "needles", "recalled_list")
 TRAINER = (
     "gradient_clip_val",
     "gradient_clip_algorithm",
@@ -115,14 +117,18 @@ RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("grid.random_seeds",): many(COUNT_OR_ZERO),
     ("grid.*_keys", "grid.norms", "grid.lsh_rounds", "grid.orf_features"): many(COUNT, 0),
     ("grid.*",): many(TEXT, 0),
+    ("caches.kind",): Rule(f"one of {', '.join(PROMPTS)}", lambda v: v in PROMPTS),
+    ("caches.keep",): many(SHARE),
     ("tokens.*_sources",): null_or(many(TEXT)),
     ("tokens.score_first", "tokens.rearrange"): SWITCH,
     ("tokens.vocabulary_size", "tokens.training_characters", "training.*"): COUNT,
-    ("causal.length", "masked.*.length", "masked.block", "*.batch_size", "*.steps"): COUNT,
+    ("causal.length", "masked.*.length", "*.steps"): COUNT,
+    ("masked.block",): whole(3),  # two of its tokens say where it starts and ends
+    ("*.batch_size", "benchmark.layer.batch"): whole(1, 2**16),  # a slip would fill the memory
     ("*.layers", "*.width", "*.heads", "*.feedforward", "*.recorded_units"): COUNT,
-    ("trainer.devices", "trainer.nodes", "trainer.accumulate", "benchmark.layer.batch"): COUNT,
+    ("trainer.devices", "trainer.nodes", "trainer.accumulate"): COUNT,
     ("*_units", "*_units.*", "*_instances", "plan.vocabulary.*"): null_or(COUNT),
-    ("seed", "*.seed", "*.context", "*.warmup_steps", "*.degree"): COUNT_OR_ZERO,
+    ("seed", "*.seed", "*.context", "*.warmup_steps", "*.degree", "caches.skip"): COUNT_OR_ZERO,
     ("masked.fraction", "corpus.evaluation_fraction"): INNER_SHARE,
     ("corpus.validation_fraction", "*.dropout", "*.momentum", "*.warmup_proportion"): SHARE,
     ("*.weight_decay", "*.within", "*.max_grad_norm"): NOT_NEGATIVE,
@@ -172,8 +178,9 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
             is_new |= dict.fromkeys(names, override.is_add() or override.is_force_add())
     check_params(cfg, is_new)
     added = [key for key in is_new if check_given(cfg, key, is_new[key]) and is_new[key]]
-    for key in sorted(OmegaConf.missing_keys(cfg[app]) if app else ()):
-        raise ValueError(f"{app}.{key} is missing: give {app}.{key}=<value>")
+    for key, value in leaves(OmegaConf.to_container(cfg[app]), app) if app else ():
+        if value == "???":
+            raise ValueError(f"{key} is missing: give {key}=<value>")
     context, length = cfg.causal.context, cfg.causal.length
     if context >= length:  # which nothing would refuse before the trained model is evaluated
         raise ValueError(
@@ -241,7 +248,7 @@ def check_given(cfg: DictConfig, key: str, is_new: bool) -> bool:
     parents = [OmegaConf.select(cfg, ".".join(names[:end])) for end in range(1, len(names))]
     is_argument = any(isinstance(parent, DictConfig) and "_target_" in parent for parent in parents)
     conf = written() | written(names[0])
-    below = [other for other in conf if other.startswith(f"{key}.")]
+    below = [k for k in (*conf, *dict(leaves(read_params()))) if k.startswith(f"{key}.")]
     if below and not isinstance(value, dict):
         raise ValueError(f"{key} is {shown(value)}; it must hold {', '.join(below[:4])}")
     if rule := rule_of(key):
@@ -274,7 +281,7 @@ def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[obj
             f"{key} is {value}; that is another option's or model's: choose that one, or give a "
             f"name that is no other's"
         )
-    if value not in before and "${" not in str(first) and not rule_of(key):
+    if repr(value) not in map(repr, before) and "${" not in str(first) and not rule_of(key):
         rule = whole(min(first, 1)) if type(first) is int else RULES_OF_TYPES.get(type(first))
         if rule:
             rule.check(key, value)
@@ -381,6 +388,9 @@ def params_of(text: str) -> dict[str, Any]:
     values = dict(leaves(content))
     for key in ("scale", "overrides"):
         RULES[key].check(f"{PARAMS_FILE}: {key}", values.pop(key, None))
+    scales = (values_of_scale(file.stem) for file in CONF.glob("scale/*.yaml"))
+    if lacking := set().union(*scales) - values.keys():
+        raise ValueError(f"{PARAMS_FILE} lacks {', '.join(sorted(lacking))}")
     for key, value in values.items():
         if not rule_of(key) or key in written() | written(key.partition(".")[0]):
             raise ValueError(f"{PARAMS_FILE}: {unknown(key)}")
@@ -424,9 +434,10 @@ def written(group: str = "") -> Mapping[str, Sequence[object]]:
     return values
 
 
-def unknown(key: str, keys: Iterable[str] = ()) -> str:
+def unknown(key: str, keys: Iterable[str] | None = None) -> str:
     """Words the refusal of a key that nothing reads, with the keys that may have been meant."""
-    keys = [*keys] or [*GROUPS, *(key for group in ("", *GROUPS) for key in written(group))]
+    groups = ("scale", "", *GROUPS)
+    keys = [*(keys or ())] or [*GROUPS, *(key for group in groups for key in written(group))]
     names = {other: other.rpartition(".")[2] for other in keys}
     near = get_close_matches(key, keys, n=1, cutoff=0.8)
     if not near:  # the right name in the wrong place, or without one
