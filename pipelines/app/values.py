@@ -75,6 +75,15 @@ def many(rule: Rule, least: int = 1) -> Rule:
     )
 
 
+def word(*words: str) -> Rule:
+    return Rule(f"one of {', '.join(words)}", lambda v: v in words)
+
+
+def option(group: str) -> Rule:
+    """Allows the options of a config group, those that a user added included."""
+    return word(*sorted(file.stem for file in (CONF / group).glob("*.yaml")))
+
+
 COUNT, COUNT_OR_ZERO = whole(1), whole(0)
 POSITIVE = number("above 0 and at most 1e+18", lambda v: 0 < v <= 1e18)
 NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
@@ -91,7 +100,7 @@ FOLDER = Rule(
         and all(path.is_dir() or not path.exists() for path in (Path(v), *Path(v).parents))
     ),
 )
-PROMPTS = ("running_text", "needles", "recalled_list")
+PROMPTS = word("running_text", "needles", "recalled_list")
 TRAINER = (
     "gradient_clip_val",
     "gradient_clip_algorithm",
@@ -110,14 +119,19 @@ All others say for how long, on which batches and with which files to train, whi
 RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("scale",): TEXT,
     ("overrides", "survey.trained"): many(TEXT, 0),
-    ("grid.length",): many(TEXT),
+    ("grid.kernel",): many(option("kernel"), 0),
+    ("grid.length",): many(option("length")),
+    ("grid.replicates",): many(option("replicate"), 0),
+    ("grid.pretrained",): many(option("pretrained"), 0),
+    ("grid.extent",): many(option("extent"), 0),
+    ("grid.*prompts",): many(PROMPTS, 0),
+    ("caches.kind",): PROMPTS,
     ("grid.keys",): many(KEYS),
     ("grid.window_keys",): many(KEYS, 0),
     ("grid.value_aware_keys", "survey.budgets", "benchmark.*lengths"): many(COUNT),
     ("grid.random_seeds",): many(COUNT_OR_ZERO),
     ("grid.*_keys", "grid.norms", "grid.lsh_rounds", "grid.orf_features"): many(COUNT, 0),
-    ("grid.*",): many(TEXT, 0),
-    ("caches.kind",): Rule(f"one of {', '.join(PROMPTS)}", lambda v: v in PROMPTS),
+    ("grid.orf_scaling",): many(TEXT, 0),
     ("caches.keep",): many(SHARE),
     ("tokens.*_sources",): null_or(many(TEXT)),
     ("tokens.score_first", "tokens.rearrange"): SWITCH,
