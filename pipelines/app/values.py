@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
@@ -184,7 +184,7 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
     the section in which nothing may be missing. Returns the keys that overrides add to arguments of
     code.
     """
-    is_new = {}
+    is_new: dict[str, bool] = {}
     for override in overrides:
         key = str(override.key_or_group)
         if not (is_group(override) or override.is_delete() or key.startswith("hydra.")):
@@ -236,10 +236,10 @@ def committed(folder: Path) -> dict[str, object] | None:
     try:
         repository = Repository(discover_repository(str(folder)))
         file = (folder / PARAMS_FILE).resolve().relative_to(Path(repository.workdir).resolve())
-        text = repository.revparse_single(f"HEAD:{file.as_posix()}").data
+        blob: Any = repository.revparse_single(f"HEAD:{file.as_posix()}")
     except (KeyError, TypeError, GitError):
         return None
-    return dict(leaves(OmegaConf.to_container(OmegaConf.load(StringIO(text.decode())))))
+    return dict(leaves(OmegaConf.to_container(OmegaConf.load(StringIO(blob.data.decode())))))
 
 
 @cache
@@ -438,7 +438,7 @@ def values_of_scale(scale: str) -> dict[str, object]:
 
 
 @cache
-def written(group: str = "") -> Mapping[str, Sequence[object]]:
+def written(group: str = "") -> dict[str, list[object]]:
     """Reads the keys of conf/*.yaml, or of a group's options, with their values as written."""
     values: dict[str, list[object]] = {}
     for file in sorted((CONF / group).glob("*.yaml")):
