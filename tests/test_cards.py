@@ -47,7 +47,7 @@ def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
     file = folder / f"{card}.yaml"
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after, 1))
-    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder))
+    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder=folder))
     line = refusal("plan", folder.parent)
     assert line.startswith("error: conf/approximation/") and said in line
 

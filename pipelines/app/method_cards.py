@@ -1,8 +1,7 @@
 """Composes the method cards of conf/ into the configs of the apps that use them.
 
-Hydra finds the stored configs like files of conf/: `evaluate_methods`,
-`evaluate_pretrained_methods` and `survey_methods`, which these apps name in their defaults, and the
-options of `attention`.
+Hydra finds the stored configs like files of conf/: `<app>_methods`, which an app names in its
+defaults, the options of `attention`, and `scale=laptop`, which sets no value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +17,11 @@ from value_aware_study.cards import APPROXIMATIONS, Card, cards
 VAR_KEYWORD = Parameter.VAR_KEYWORD
 
 
-def register_methods(folder: Path = APPROXIMATIONS) -> None:
-    """Stores each app's part of the cards of a folder, without importing their classes."""
+def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
+    """Stores an app's part of the cards of a folder, without importing their classes.
+
+    Hydra copies all that is stored, for its help once for every group.
+    """
     methods = cards(folder)
     store = ConfigStore.instance()
     sections = {
@@ -29,8 +31,9 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
         ),
         "survey": survey(methods.values()),
     }
-    for app, section in sections.items():
-        store.store(f"{app}_methods", {app: section})
+    store.store("laptop", {"scale": "laptop"}, group="scale", package="_global_")
+    if app in sections:
+        store.store(f"{app}_methods", {app: sections[app]})
     for name, card in methods.items():
         # models attend with exact attention by default (conf/attention/exact.yaml)
         if name != "exact" and card.train is not None:

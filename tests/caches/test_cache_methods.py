@@ -242,27 +242,17 @@ def test_more_keys_than_there_are_and_fewer_than_protected_are_refused(name: str
 
 
 FIRST_POWER = [
-    "random",
-    "recent",
-    "key_norm",
-    "key_diff",
-    "observed_attention",
-    "pooled_attention",
-    "snapkv",
-    "ada_kv",
-    "defensive_kv",
-    "tova",
-    "r_kv",
-    "h2o",
-    "vase",
-    "pyramid_kv",
-    "cake",
-    "lava",
-    "drop_kv",
-    "largest_attention",
-    "kvzip",
-    "critical_values",
-    "attention_matching",
+    *(
+        "random",
+        "recent",
+        "key_norm",
+        "key_diff",
+        "observed_attention",
+        "pooled_attention",
+        "snapkv",
+    ),
+    *("ada_kv", "defensive_kv", "tova", "r_kv", "h2o", "vase", "pyramid_kv", "cake"),
+    *("lava", "drop_kv", "largest_attention", "kvzip", "critical_values", "attention_matching"),
 ]
 """Methods whose scores have no higher power of the values than the first"""
 
