@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from checks.values.cases import CALL, LATE, ValueCase, cases
-from pipelines import fingerprints, repro
+from pipelines import fingerprints, scale
 from pipelines.app import (
     app,
     check_job,
@@ -101,7 +101,7 @@ def test_every_rule_is_of_a_shipped_value_and_allows_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "main", [fingerprints.main, partial(repro.main, [])], ids=["fingerprints", "repro"]
+    "main", [fingerprints.main, partial(scale.main, [])], ids=["fingerprints", "scale"]
 )
 def test_what_starts_other_apps_refuses_too(
     main: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
