@@ -130,18 +130,17 @@ def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
     `REPLACED` notes a list of params.yaml that another takes the place of, so that the next choice
     can put it back.
     """
-    params = OmegaConf.create(read_params())
+    params, of_scale = OmegaConf.create(read_params()), values_of_scale(cfg.scale)
     replaced = load_json(REPLACED, remedy="remove it") if REPLACED.exists() else {}
-    chosen_keys = {text.lstrip("+").partition("=")[0] for text in overrides}
-    chosen_keys |= values_of_scale(cfg.scale).keys()
-    here: dict[str, list[str]] = {key: list(OmegaConf.select(params, key)) for key in AXES}
-    before = {
-        key: replaced[key][1] if key in replaced and replaced[key][0] == values else values
-        for key, values in here.items()
-    }
-    after = {
-        key: list(OmegaConf.select(cfg, key)) if key in chosen_keys else before[key] for key in AXES
-    }
+    of_overrides = {text.lstrip("+").partition("=")[0] for text in overrides}
+    before, after = {}, {}
+    for key in AXES:
+        before[key] = list(OmegaConf.select(params, key))
+        written, there = replaced.get(key, (None, None))
+        if written == before[key]:
+            before[key] = there
+        of_cfg = list(OmegaConf.select(cfg, key))
+        after[key] = of_cfg if key in of_overrides else of_scale.get(key, before[key])
     notes = {key: [after[key], before[key]] for key in AXES if after[key] != before[key]}
     if notes != replaced:
         write_json(REPLACED, notes)
