@@ -172,8 +172,7 @@ def project(tmp_path: Path) -> Path:
     for name in ("dvc.yaml", "requirements.txt", "Makefile"):
         shutil.copy(ROOT / name, tree)
     (tree / ".dvc").mkdir()
-    (tree / ".venv").mkdir()
-    (tree / ".venv/bin").symlink_to(Path(sys.executable).parent)
+    (tree / ".venv").symlink_to(sys.prefix)
     scale = (ROOT / "conf/scale/smoke.yaml").read_text().replace("scale: smoke", "scale: again")
     scale = scale.replace("grid: {", "grid: {replicates: [second], ")
     (tree / "conf/scale/again.yaml").write_text(scale)
