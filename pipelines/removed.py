@@ -4,8 +4,8 @@ import sys
 
 PROBED = "python -m pipelines.probe model=PATH text=FILE caches=true"
 SUCCESSORS = {
-    "pipelines.repro": "make repro, or python -m pipelines.scale SCALE && dvc repro",
-    "pipelines.run": "python -m pipelines.scale SCALE overrides && dvc repro",
+    "pipelines.repro": "make repro, decoder, caches, survey and seed run dvc repro",
+    "pipelines.run": "python -m pipelines.scale SCALE overrides && make repro",
     "pipelines.verdict": "the claims on the page have a column with the published verdicts",
     "pipelines.decode": f"{PROBED} measures compressed caches of your model",
     "pipelines.pretrained": "python -m pipelines.probe model=PATH text=FILE",

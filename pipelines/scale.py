@@ -1,10 +1,10 @@
 """Chooses what DVC runs: writes a scale into params.yaml and lists the stages that will run.
 
     python -m pipelines.scale [SCALE] [overrides] [-- stages]
-    python -m pipelines.scale gpu corpus=local corpus.path=FILE && dvc repro
+    python -m pipelines.scale gpu corpus=local corpus.path=FILE && make repro
 
 DVC and every app read the choice in params.yaml; without arguments it stays. After `--` come the
-stages that will be asked of `dvc repro --glob`; without them, all are listed.
+stages that `dvc repro --glob` will be given; without them, all are listed.
 """
 
 import json
