@@ -18,6 +18,7 @@ from dvc.config import Config
 from dvc.exceptions import DvcException, NotDvcRepoError, ReproductionError
 from dvc.repo import Repo
 from dvc.scm import SCMError
+from dvc.stage import PipelineStage
 from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 from networkx import descendants
 from omegaconf import DictConfig, OmegaConf
@@ -172,25 +173,31 @@ def to_run(cfg: DictConfig, targets: Sequence[str]) -> Iterator[str]:
     published = Path(cfg.paths.results, cfg.scale, TIMES)
     seconds = load_json(published, remedy="restore it") if published.exists() else {}
     with refusals_of_dvc():
+        if not needed(Repo(), targets):  # dvc repro would run all stages
+            raise ValueError(
+                f"scale={cfg.scale} has no stage {' '.join(targets)}; stages are made of the lists "
+                f"{', '.join(AXES)} of {PARAMS_FILE}"
+            )
         Repo(_wait_for_lock=True).reproduce("fingerprints", single_item=True)
         repo = Repo(_wait_for_lock=True)
-        stages, graph = repo.index.stages, repo.index.graph
-        ends = [end for target in targets for end in repo.stage.collect(target, glob=True)]
-        needs = {stage: {stage, *descendants(graph, stage)} for stage in stages}
-        asked = set().union(*(needs[stage] for stage in (ends if targets else stages)))
+        needs = needed(repo, targets)
         with repo.lock:
-            changed = {stage for stage in asked if stage.status()}
-    if not asked:
-        raise ValueError(
-            f"scale={cfg.scale} has no stage {' '.join(targets)}; stages are made of the lists "
-            f"{', '.join(AXES)} of {PARAMS_FILE}"
-        )
-    names = [stage.addressing for stage in stages if stage in asked and needs[stage] & changed]
+            changed = {stage for stage in needs if stage.status()}
+    names = [stage.addressing for stage, needs_of in needs.items() if needs_of & changed]
     minutes = sum(seconds.get(name, 0.0) for name in names) / 60
     about = f", about {minutes:.0f} minutes" if minutes else ""
-    yield f"{len(names)} of {len(asked)} stages will run{about}"
+    yield f"{len(names)} of {len(needs)} stages will run{about}"
     for name in names:
         yield f"  {name}" + (f", {seconds[name] / 60:.1f} minutes" if name in seconds else "")
+
+
+def needed(repo: Repo, targets: Sequence[str]) -> dict[PipelineStage, set[PipelineStage]]:
+    """Returns the stages of targets and all that they need, each with itself and what it needs."""
+    stages, graph = repo.index.stages, repo.index.graph
+    ends = [end for target in targets for end in repo.stage.collect(target, glob=True)]
+    needs = {stage: {stage, *descendants(graph, stage)} for stage in stages}
+    asked = set().union(*(needs[stage] for stage in (ends if targets else stages)))
+    return {stage: needs[stage] for stage in stages if stage in asked}
 
 
 @contextmanager
