@@ -132,9 +132,10 @@ def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
     can put it back.
     """
     params, of_scale = OmegaConf.create(read_params()), values_of_scale(cfg.scale)
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
     replaced = load_json(REPLACED, remedy="remove it") if REPLACED.exists() else {}
     of_overrides = {text.lstrip("+").partition("=")[0] for text in overrides}
-    before, after = {}, {}
     for key in AXES:
         before[key] = list(OmegaConf.select(params, key))
         written, there = replaced.get(key, (None, None))

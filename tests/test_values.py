@@ -81,7 +81,7 @@ def test_the_table_has_every_app_and_no_case_twice() -> None:
     rows = cases()
     assert len({case.name for case in rows}) == len(rows)
     commands = {case.given.partition(" ")[0].rstrip(";") for case in rows}
-    assert {*APPS, "run", "fingerprints"} <= commands
+    assert {*APPS, "scale", "fingerprints"} <= commands
     assert not any(case.setup for case in EARLY)
 
 

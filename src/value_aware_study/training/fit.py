@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -276,13 +276,13 @@ class StepProgress(Callback):
         self.bar.set_postfix(module.latest, refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
         if trainer.is_global_zero and time.monotonic() - self.logged >= LOG_EVERY:
-            self._log(trainer.global_step, trainer.max_steps, module.latest)
+            self._log(trainer.global_step, trainer.max_steps, cast("LanguageModeling", module))
 
-    def _log(self, step: int, steps: int, latest: dict[str, float]) -> None:
+    def _log(self, step: int, steps: int, module: LanguageModeling) -> None:
         """Logs the step, the latest values and the time that is left."""
         self.logged = time.monotonic()
         left = (self.logged - self.began) * (steps - step) / max(1, step - self.first)
-        values = ", ".join(f"{name} {value:,.6g}" for name, value in latest.items())
+        values = ", ".join(f"{name} {value:,.6g}" for name, value in module.latest.items())
         LOGGER.info(
             "%s: step %d of %d, %s, %s left",
             *(self.name, step, steps, values, tqdm.format_interval(left)),
