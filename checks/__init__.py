@@ -1,6 +1,7 @@
 """Suites that look for mistakes: python -m checks.<name>.
 
 `faults` disturbs running stages, `values` gives wrong values to the apps, `mutants` puts mistakes
-into the library, and `golden` compares the numbers of every stage with those of an earlier run;
-`stamp` then enters today's code as that of the published trainings.
+into the library, and `golden` compares the numbers of every stage with those of an earlier run.
 """
+
+import pipelines  # noqa: F401 -- it names the successors of commands that are gone

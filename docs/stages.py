@@ -14,11 +14,15 @@ from dvc.repo import Repo
 from grandalf.graphs import Edge, Graph, Vertex
 from grandalf.layouts import SugiyamaLayout
 
-from pipelines.fingerprints import LATER
-
 DRAWN = Path("docs/stages.svg")
 AGAIN = "_again"
 BOX, GAPS, MARGIN = (116, 38), (5, 34), 8
+LATER = {
+    "survey": ("survey_causal", "survey_masked", "train_variant", "evaluate_variant"),
+    "decoder": ("decoder",),
+    "caches": ("caches", "caches_joint"),
+}
+"""Commands of make that measure more for the page -> their stages, without values of a matrix"""
 COMMANDS = {"report": "make repro"} | {command: f"make {command}" for command in LATER}
 # boxes are light and have dark text, on light pages and on dark ones
 STYLE = """text { font: 12px sans-serif; text-anchor: middle; fill: #1b1b1b }

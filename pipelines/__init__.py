@@ -4,6 +4,10 @@ import os
 import sys
 from pathlib import Path
 
+from pipelines.removed import Removed
+
+sys.meta_path.append(Removed)
+
 # `dvc exp run --temp` and `--queue` run a copy of the tree: its own library must win over an
 # installed one.
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))

@@ -8,31 +8,17 @@ and styles. DVC compares these files, so that a stage runs again when one of its
 code it runs has changed, and not for a comment, a docstring, or a value that another stage reads.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dvc.exceptions import DvcException, NotDvcRepoError, ReproductionError
 from dvc.repo import Repo
-from dvc.scm import SCMError
-from dvc.stage import PipelineStage
-from networkx import dfs_postorder_nodes
 from omegaconf import OmegaConf
-from pygit2 import GitError
 
-from pipelines.app import (
-    composed,
-    ending_with_one_line,
-    one_line,
-    plain,
-    scale_of_params,
-    write_json,
-)
-from pipelines.app.choice import checked
+from pipelines.app import composed, ending_with_one_line, plain, scale_of_params, write_json
 from pipelines.app.values import TRAINER
+from pipelines.scale import checked, refusals_of_dvc
 from value_aware_attention.files import load_json
 from value_aware_attention.measurement.store import (
     code_hashes,
@@ -43,13 +29,6 @@ from value_aware_attention.measurement.store import (
 PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
 """Modules that change no result: they log to W&B or refuse values."""
-
-LATER = {
-    "survey": ("survey_causal", "survey_masked", "train_variant", "evaluate_variant"),
-    "decoder": ("decoder",),
-    "caches": ("caches", "caches_joint"),
-}
-"""Commands of make that measure more for the page -> their stages, without values of a matrix"""
 
 
 def main() -> None:
@@ -87,42 +66,6 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
         app = module.removeprefix("pipelines.")
         if app != "fingerprints":
             yield stage.addressing, app, overrides
-
-
-def needed(targets: Iterable[str]) -> dict[str, PipelineStage]:
-    """Returns the stages that targets need and their own, by name, in an order they can run in."""
-    with refusals_of_dvc():
-        repo = Repo()
-        ends = [stage for target in targets for stage in repo.stage.collect(target)]
-        order = [stage for end in ends for stage in dfs_postorder_nodes(repo.index.graph, end)]
-    return {stage.addressing: stage for stage in order}
-
-
-def stages_of_page() -> dict[str, PipelineStage]:
-    """Returns the stages of the page without those of `LATER`, by name, the page's last."""
-    later = set(chain.from_iterable(LATER.values()))
-    stages = needed(["report"])
-    return {name: stages[name] for name in stages if name.partition("@")[0] not in later}
-
-
-@contextmanager
-def refusals_of_dvc() -> Iterator[None]:
-    """Turns errors of DVC and git into a ValueError that names the file and a remedy."""
-    try:
-        yield
-    except NotDvcRepoError:
-        raise ValueError(f"{Path.cwd()} has no .dvc: git checkout .dvc, or dvc init") from None
-    except SCMError as error:  # as of a ZIP
-        raise ValueError(
-            f"{error}: run git init, or dvc config --local core.no_scm true, as "
-            "python -m pipelines.run does"
-        ) from None
-    except (DvcException, GitError) as error:
-        reasons = dict.fromkeys(one_line(e) for e in (error, error.__cause__) if e)
-        remedy = "git status names the files that have changed"
-        if isinstance(error, ReproductionError):
-            remedy = "once what is said above is put right, the same command goes on from there"
-        raise ValueError(f"DVC: {': '.join(reasons)}; {remedy}") from None
 
 
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches|survey|probe=true]
 
 No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
-alone, the records of the finished trainings; with `publish.pretrained` results/pretrained, the
-records of make decoder, with `publish.caches` results/caches and with `publish.survey`
-results/survey, those of make caches and make survey, and with `publish.probe` results/probe, those
-of pipelines.pretrained: the page of every run shows them, unless it has its own. With
-`publish.page=false` results/<scale> has the numbers of the page without it.
+alone, the records of a run, from which `make page` draws its page again; with `publish.pretrained`
+results/pretrained, the records of make decoder, with `publish.caches` results/caches and with
+`publish.survey` results/survey, those of make caches and make survey, and with `publish.probe`
+results/probe, those of pipelines.pretrained: the page of every run shows them, unless it has its
+own. With `publish.page=false` results/<scale> has the numbers of the page without it.
 """
 
 import csv
 import lzma
 import shutil
 from pathlib import Path
+from zipfile import ZIP_BZIP2, ZipFile, ZipInfo
 
 from omegaconf import DictConfig
 
@@ -32,14 +33,20 @@ RECORDS = {
     },
 }
 """Folder of published records -> the files of a run that it holds, and their names in it"""
+OF_PAGE = (
+    "records/*.json",
+    "explored/*.json",
+    "metrics/**/*.json",
+    "summary/*.json",
+    "plots/*.csv",
+)
+"""Files of a run that are kept with `publish.trainings`"""
 
 
 @app("publish")
 def main(cfg: DictConfig) -> None:
     """Writes <results>/<scale>: the page, its tables and figures, the summary, the times."""
     if cfg.trainings:
-        from pipelines.app.seeds import keep
-
         print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
     elif name := next((name for name in RECORDS if cfg[name]), ""):
         print(f"{publish_records(cfg, name)} is the published run of {name}")
@@ -47,14 +54,29 @@ def main(cfg: DictConfig) -> None:
         print(f"{publish_page(cfg)} is the published run of this scale")
 
 
+def keep(outputs: Path, folder: Path) -> int:
+    """Packs the files of a run's page under their paths in the project; counts them.
+
+    Equal files make equal bytes. Raises FileNotFoundError for a run without a record.
+    """
+    from value_aware_attention.files import new_folder
+    from value_aware_study.report.records import files_of
+
+    files_of(outputs / "records")
+    files = sorted(file for pattern in OF_PAGE for file in outputs.glob(pattern))
+    with new_folder(folder) as partial, ZipFile(partial / "records.zip", "w") as packed:
+        for file in files:
+            packed.writestr(ZipInfo(file.as_posix()), file.read_bytes(), ZIP_BZIP2)
+    return len(files)
+
+
 def publish_page(cfg: DictConfig) -> Path:
     """Writes the page of report/ and its numbers to <results>/<scale>, if it is of this scale.
 
     Of pictures and tables in Markdown, which the page offers to save, `linked` ones are kept.
-    Without `page` only tables and numbers are written.
+    Without `page` only tables and numbers are written. The seconds of the stages stay as they are.
     """
     from pipelines.app.summary import summary
-    from pipelines.verdict import numbers
     from value_aware_attention.files import (
         CHECKSUMS,
         check_checksums,
@@ -84,17 +106,13 @@ def publish_page(cfg: DictConfig) -> Path:
         raise ValueError(
             f"{report} is of scale {', '.join(reported)}; scale is {cfg.scale}: {again}"
         )
-    # the stages of kept records did not run here
-    seconds = numbers(published / TIMES) | numbers(Path(cfg.outputs, TIMES))
+    kept = [name for name in names if name.endswith(".csv") or (cfg.page and name in cfg.linked)]
     with new_folder(published) as folder:
-        for file in report.iterdir():
-            kept = file.suffix == ".csv" or (cfg.page and file.name in cfg.linked)
-            if kept and file.name in names:
-                shutil.copy(file, folder)
+        for file in [*(report / name for name in kept), *published.glob(TIMES)]:
+            shutil.copy(file, folder)
         if cfg.page:
             (folder / PAGE).write_text(pack(report / PAGE))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
-        write_json(folder / TIMES, seconds)
         write_checksums(folder)
     return published
 

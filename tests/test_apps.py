@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipelines.app import app
+from pipelines.removed import SUCCESSORS
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.measurement import Record
@@ -363,12 +364,17 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
     assert len(seeds) == len(set(seeds)) == 3
 
 
-def test_a_removed_app_names_what_replaces_it(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["pipelines.repro", "pipelines.decode", "checks.stamp"])
+def test_a_removed_command_names_what_replaces_it(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
-        runpy.run_module("pipelines.decode", run_name="__main__")
-    assert stop.value.code == 2
-    assert capsys.readouterr() == (
-        "",
-        "error: pipelines.decode was removed in 1.1: python -m pipelines.probe model=PATH "
-        "text=FILE caches=true measures compressed caches of your model\n",
-    )
+        runpy.run_module(command, run_name="__main__")
+    line = f"error: {command} was removed in 1.1: {SUCCESSORS[command]}\n"
+    assert (stop.value.code, capsys.readouterr()) == (2, ("", line))
+
+
+def test_no_module_takes_the_place_of_a_removed_command() -> None:
+    """The last finder of modules would not be asked for it."""
+    gone = SUCCESSORS.keys() - {"pipelines.pretrained", "pipelines.benchmark"}
+    assert not [name for name in gone if (ROOT / f"{name.replace('.', '/')}.py").exists()]

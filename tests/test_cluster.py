@@ -13,7 +13,7 @@ import pytest
 import torch
 from dvc.repo import Repo
 
-from pipelines.app.choice import choose
+from pipelines.scale import choose
 from tests.apps import ROOT, refusal, run_app
 from tests.training.processes import save_tokenizer, write_tokens
 from value_aware_attention.kernels import Elu

@@ -1,8 +1,10 @@
 """dvc.yaml, params.yaml, conf/ and the imports describe one pipeline."""
 
 import ast
+import shlex
 import shutil
 import subprocess
+from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain, product
 from pathlib import Path
@@ -14,15 +16,15 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 from omegaconf import DictConfig, OmegaConf
 
+from docs.stages import LATER
 from pipelines import fingerprints
 from pipelines.app import composed as compose
-from pipelines.app.choice import AXES
-from pipelines.fingerprints import LATER, stages_of_page
-from pipelines.repro import OF_A_SEED, rows_of
+from pipelines.scale import AXES
 from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
+BEFORE = {"fingerprints", "corpus", "tokens"}
 
 
 @cache
@@ -74,38 +76,24 @@ def test_dvc_expands_to_the_stages_of_the_file() -> None:
     assert sorted(stages()) == sorted([*stage_names(), "fingerprints"])
 
 
-@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of dvc
-def test_models_of_a_seed_are_rows_of_their_own_and_a_target_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(ROOT)
-    of_page = stages_of_page()
-    evaluations = [stage for stage in of_page if stage.startswith(OF_A_SEED)]
-    rows = rows_of("first", of_page)
-    assert [row[-1] for row in rows] == evaluations
-    assert all({"fingerprints", "corpus", "tokens"} < set(row) for row in rows)
-    (survey,) = rows_of("survey", of_page)
-    assert {name.partition("@")[0] for name in survey} > set(LATER["survey"])
-    (page,) = rows_of("report", of_page)
-    assert (page[0], page[-1]) == ("fingerprints", "report")
-    groups = {name.partition("@")[0] for name in fingerprints.needed(["report"])} - {
-        name.partition("@")[0] for name in page
-    }
-    assert groups == set(chain.from_iterable(LATER.values()))  # dvc repro ends with the whole page
+def groups_of(command: str, *options: str) -> set[str]:
+    """Returns the stages, without values of a matrix, that a command of make asks DVC for."""
+    make = ["make", "--dry-run", command, "PYTHON=true", *options]
+    lines = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    _, _, patterns = lines.splitlines()[-1].partition("--glob ")
+    names = [name for pattern in shlex.split(patterns.partition("&&")[0]) for name in stages()
+             if fnmatchcase(name, pattern)]  # fmt: skip
+    return {name.partition("@")[0] for name in names}
 
 
-@pytest.mark.filterwarnings("ignore:_NoneStep:DeprecationWarning")  # of dvc
-@pytest.mark.parametrize("target", ["reprot", "second"])
-def test_what_this_scale_does_not_run_is_refused(
-    target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert_refused(
-        f"^what to run is {target}; .* report or survey or decoder or caches or first$",
-        rows_of,
-        target,
-        stages(),
-    )
+def test_the_commands_of_make_ask_for_all_that_the_page_shows() -> None:
+    of_paper = {"evaluate_causal", "evaluate_masked"}
+    commands = {"repro": of_paper | {"evaluate_pretrained"}} | {k: {*v} for k, v in LATER.items()}
+    assert {command: groups_of(command) for command in commands} == commands
+    assert (groups_of("seed"), groups_of("seed", "SEED=second")) == (of_paper, set())
+    read = {name for name in axes() if not name.startswith("train_") and "_again" not in name}
+    later = {"train_variant"}  # which its evaluation reads
+    assert set().union(*commands.values()) - later == read - BEFORE - {"report"}
 
 
 def file_deps(stage: PipelineStage) -> set[str]:

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -18,7 +19,7 @@ from value_aware_study.report.contents import survey_section
 from value_aware_study.report.frame import Results
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-RUN = {"summary.json", "seconds.json"}
+SUMMARY, TIMES = "summary.json", "seconds.json"
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,12 @@ def names(folder: Path) -> set[str]:
 def test_what_an_earlier_report_wrote_is_not_published(root: Path) -> None:
     (root / "report/mine.csv").write_text("mine")
     run_app("publish", root)
+    (root / "results/smoke" / TIMES).write_text('{"report": 7}')
+    write_checksums(root / "results/smoke")
+    run_app("publish", root)  # which keeps the times
     kept = {name for name in names(root / "report") if name.endswith(".csv")} - {"mine.csv"}
     kept |= {"claims.md", "findings.md"}  # which README links
-    assert names(root / "results/smoke") == kept | RUN | {"index.html", "SHA256SUMS"}
+    assert names(root / "results/smoke") == kept | {SUMMARY, TIMES, "index.html", "SHA256SUMS"}
     check_checksums(root / "results/smoke", "publish again")
     assert not list(root.glob("*/**/model_*"))
     (root / "report/grid.md").unlink()
@@ -95,7 +99,21 @@ def test_a_report_of_another_scale_is_not_published(root: Path) -> None:
 def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(root: Path) -> None:
     run_app("publish publish.page=false", root)
     tables = {name for name in names(root / "report") if name.endswith(".csv")}
-    assert names(root / "results/smoke") == tables | RUN | {"SHA256SUMS"}
+    assert names(root / "results/smoke") == tables | {SUMMARY, "SHA256SUMS"}
+
+
+def test_the_records_of_a_page_are_packed_and_equal_ones_are_equal_bytes(root: Path) -> None:
+    archive = root / "results/seeds/smoke/records.zip"
+    run_app("publish publish.trainings=true", root)
+    before = archive.read_bytes()
+    run_app("publish publish.trainings=true", root)
+    assert archive.read_bytes() == before
+    with ZipFile(archive) as packed:
+        assert {Path(name).name for name in packed.namelist()} == {"a.json", "tokens.json"}
+    shutil.rmtree(root / "outputs/smoke/records")
+    line = "holds no records; run dvc repro first"
+    refused = "publish publish.trainings=true"
+    assert_refused(line, run_app, refused, root, error=SystemExit)
 
 
 def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:

@@ -1,5 +1,6 @@
-"""A run is chosen in params.yaml, and goes through DVC with a line for each stage."""
+"""A run is chosen in params.yaml, and goes through DVC."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -7,11 +8,12 @@ from difflib import ndiff
 from pathlib import Path
 
 import pytest
+from dvc.repo import Repo
 from dvc.utils.hydra import apply_overrides
 from omegaconf import OmegaConf
 
-from pipelines import repro
-from pipelines.app import choice, composed, scale_of_params, values
+from pipelines import scale
+from pipelines.app import composed, scale_of_params, values
 from pipelines.app.values import leaves
 from tests.refusals import assert_refused
 
@@ -25,8 +27,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     file = Path(shutil.copy(ROOT / "params.yaml", "."))
     head = dict(leaves(OmegaConf.to_container(OmegaConf.load(file))))
-    for module in (choice, values):
-        monkeypatch.setattr(module, "committed", lambda folder: head)
+    monkeypatch.setattr(values, "committed", lambda folder: head)
     return file
 
 
@@ -35,32 +36,45 @@ def value(params: Path, key: str) -> object:
 
 
 def test_the_scale_and_its_axes_are_where_dvc_reads_them_and_go_back(params: Path) -> None:
-    choice.choose(["scale=hours"])
+    scale.choose(["hours"])
     assert (value(params, "scale"), value(params, "overrides")) == ("hours", [])
     assert value(params, "grid.replicates") == ["second", "third"]
-    assert choice.choose([]).scale == "hours" and params.read_bytes() == params.read_bytes()
-    choice.choose(["scale=smoke"])
+    assert scale.choose([]).scale == "hours" and params.read_bytes() == params.read_bytes()
+    scale.choose(["scale=smoke"])
     assert value(params, "grid.replicates") == []
-    choice.choose(["scale=laptop"])
+    scale.choose(["scale=laptop"])
     assert params.read_text() == PARAMS
 
 
 def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) -> None:
     folder = params.parent / "größe # x=y"
-    choice.choose(["scale=smoke", "causal.steps=3", "logger=none"])
-    cfg = choice.checked()
+    scale.choose(["scale=smoke", "causal.steps=3", "logger=none"])
+    cfg = scale.checked()
     assert (cfg.causal.steps, cfg.masked.short.steps) == (3, 6)
-    choice.choose(["corpus=local", f"corpus.path='{folder}'"])
-    cfg = choice.checked()
+    scale.choose(["corpus=local", f"corpus.path='{folder}'"])
+    cfg = scale.checked()
     assert (cfg.scale, cfg.causal.steps, cfg.corpus.path) == ("smoke", 6, str(folder))
-    choice.choose(["causal.steps=3"])
-    choice.choose(["grid.replicates=[second, third]"])  # an axis leaves the overrides
-    assert choice.checked().grid.replicates == ["second", "third"]
-    assert scale_of_params([]) == ["scale=smoke", "causal.steps=3"]
-    assert scale_of_params(["scale=smoke"]) == ["causal.steps=3"]
+    scale.choose(["grid.replicates=[second, third]"])
+    assert value(params, "grid.replicates") == ["second", "third"]
+    assert scale.checked().grid.replicates == ["second", "third"]
+    assert scale_of_params([]) == ["scale=smoke", "grid.replicates=[second, third]"]
+    assert scale_of_params(["scale=smoke"]) == ["grid.replicates=[second, third]"]
     assert scale_of_params(["scale=laptop"]) == []
-    choice.choose(["grid.replicates=[]", "scale=laptop"])
+    scale.choose(["laptop"])
     assert params.read_text() == PARAMS
+
+
+def test_a_list_comes_back_after_the_scales_that_replaced_it(params: Path) -> None:
+    params.write_text(PARAMS.replace("extent:\n  - tokens_256\n", "extent:\n"))
+    scale.choose(["hours"])
+    assert value(params, "grid.extent") == []
+    scale.choose(["minilm"])
+    scale.choose(["gpu", "trainer.accelerator=auto"])  # a scale without lists
+    assert value(params, "grid.extent") == ["tokens_512", "tokens_2048"]
+    scale.choose(["hours"])
+    params.write_text(PARAMS)  # as git checkout does
+    scale.choose(["gpu", "trainer.accelerator=auto"])
+    assert "tokens_256" in value(params, "grid.extent")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +86,7 @@ def test_dvc_changes_the_lines_of_one_value(params: Path, key: str, value: objec
         line for line in ndiff(PARAMS.split(), params.read_text().split()) if line[0] in "+-"
     ]
     assert len(changes) == (3 if isinstance(value, list) else 2)
-    choice.choose(["scale=smoke"])
+    scale.choose(["scale=smoke"])
     written = params.read_text()
     apply_overrides(params, ["scale=smoke"])
     assert params.read_text().split() == written.split()
@@ -80,9 +94,9 @@ def test_dvc_changes_the_lines_of_one_value(params: Path, key: str, value: objec
 
 def test_a_scale_whose_axes_dvc_does_not_read_is_refused(params: Path) -> None:
     params.write_text(PARAMS.replace("scale: laptop", "scale: hours"))
-    assert_refused(r"^grid\.replicates is \[second, third\] at .*=hours", choice.checked)
+    assert_refused(r"^grid\.replicates is \[second, third\] at .*=hours", scale.checked)
     params.write_text(PARAMS.replace("overrides: []", "overrides: [scale=smoke]"))
-    assert_refused(r"^scale is smoke at .* and laptop in params", choice.checked)
+    assert_refused(r"^scale is smoke at .* and laptop in params", scale.checked)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +114,10 @@ def test_what_cannot_run_is_one_line_and_leaves_params_as_they_are(
     params: Path, monkeypatch: pytest.MonkeyPatch, argument: str, line: str
 ) -> None:
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    monkeypatch.setattr(repro, "run", pytest.fail)
+    monkeypatch.setattr(scale, "to_run", pytest.fail)
     written = params.stat().st_mtime_ns
     with pytest.raises(SystemExit, match=f"^error: .*{line}") as stop:
-        repro.main(["report", argument])
+        scale.main([argument])
     assert "\n" not in str(stop.value) and params.read_text() == PARAMS
     assert params.stat().st_mtime_ns == written
 
@@ -118,17 +132,12 @@ def test_a_link_out_of_the_project_is_refused_before_the_first_stage(
     Path(".git").mkdir()
     Path(link).parent.mkdir(parents=True, exist_ok=True)
     Path(link).symlink_to(tmp_path_factory.mktemp("disk"))
-    monkeypatch.setattr(repro, "run", pytest.fail)
-    assert_refused(
-        r"leads out of the project.*copy of the project on that",
-        repro.main,
-        ["scale=smoke"],
-        error=SystemExit,
-    )
+    line = "leads out of the project.*copy of the project on that"
+    assert_refused(line, scale.choose, ["smoke"])
     assert params.read_text() == PARAMS
     Path(".git").rmdir()  # DVC follows links where there is no git
-    monkeypatch.setattr(repro, "run", lambda *_: None)
-    repro.main(["scale=smoke"])
+    Repo.init(no_scm=True)
+    assert scale.choose(["smoke"]).scale == "smoke"
 
 
 def test_links_and_folders_of_a_run_are_ignored_by_git(tmp_path: Path) -> None:
@@ -156,7 +165,7 @@ def test_replicates_have_outputs_of_their_own_and_read_the_same_text(
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Copies the project with fewer stages, and with neither git nor .dvc."""
+    """Copies the project with fewer stages and without git."""
     tree = tmp_path / "project"
     for name in ("conf", "pipelines", "src", "results"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -164,51 +173,50 @@ def project(tmp_path: Path) -> Path:
     for old, new in FEWER.items():
         text = text.replace(old, new)
     (tree / "params.yaml").write_text(text)
-    for name in ("dvc.yaml", "requirements.txt"):
+    for name in ("dvc.yaml", "requirements.txt", "Makefile"):
         shutil.copy(ROOT / name, tree)
+    (tree / ".dvc").mkdir()
+    (tree / ".venv").symlink_to(sys.prefix)
     scale = (ROOT / "conf/scale/smoke.yaml").read_text().replace("scale: smoke", "scale: again")
     scale = scale.replace("grid: {", "grid: {replicates: [second], ")
     (tree / "conf/scale/again.yaml").write_text(scale)
     return tree
 
 
-def command(project: Path, app: str, *arguments: str) -> str:
-    """Runs an app; returns what it prints."""
-    words = [sys.executable, "-m", f"pipelines.{app}", *arguments]
-    process = subprocess.run(words, cwd=project, capture_output=True, text=True)
+def command(project: Path, *words: str) -> str:
+    """Runs a command in this environment, which make takes for installed; returns its output."""
+    environment = os.environ | {"WANDB_MODE": "disabled", "PYTHONPATH": str(project)}
+    words = (*words, "-o", "setup") if words[0] == "make" else words
+    process = subprocess.run(words, cwd=project, capture_output=True, text=True, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 
 
 @pytest.mark.slow
 def test_a_scale_runs_through_dvc_without_git_and_goes_on_where_it_was(project: Path) -> None:
-    output = command(project, "run", "scale=again", "logger=none")
-    lines = output.splitlines()
-    assert lines[0].startswith('params.yaml now has scale "again", overrides ["logger=none"], ')
-    assert lines[1] == "14 stages; unchanged ones are passed over"
-    outputs, seeds = project / "outputs/again", project / "results/seeds/again"
+    lines = command(project, "make", "repro", "SCALE=again").splitlines()
+    assert lines[0].startswith('params.yaml now has scale "again", ')
+    assert "13 of 14 stages will run" in lines and "  train_causal_again@elu-second" in lines
+    outputs = project / "outputs/again"
     assert sorted(path.stem for path in (outputs / "records").iterdir()) == [
         *("causal_elu", "causal_elu_second", "masked_long", "masked_long_second")
     ]
     models = [outputs / f"models/causal_elu{end}/model.safetensors" for end in ("", "_second")]
     assert models[0].read_bytes() != models[1].read_bytes()
-    assert len((outputs / "seconds.json").read_text().splitlines()) == 14 + 2
     record = outputs / "records/masked_long.json"
-    before = record.read_bytes()
+    before, page = record.read_bytes(), project / "report/grid.csv"
     record.unlink()
-    command(project, "run")
+    assert "1 of 14 stages will run" in command(project, "make", "repro")
     assert record.read_bytes() == before  # from DVC's cache
-    assert f"{seeds.relative_to(project)} has" in command(
-        project, "publish", "publish.trainings=true"
-    )
-    for folder in (outputs, project / ".dvc", project / ".cache", project / "report"):
-        shutil.rmtree(folder)
-    (project / "dvc.lock").unlink()
-    output = command(project, "run")
-    assert "\nreport: " in output and "train_" not in output
-    assert record.read_bytes() == before and not (outputs / "models").exists()
-    assert (project / "report/index.html").exists()
+    python = (sys.executable, "-m")
+    shown = command(project, *python, "pipelines.publish", "publish.trainings=true")
+    assert "results/seeds/again has 22 files of trainings" in shown
+    numbers = page.read_bytes()
+    shutil.rmtree(outputs)
+    shutil.rmtree(project / "report")
+    command(project, "make", "page", "SCALE=again")
+    assert page.read_bytes() == numbers and not (outputs / "models").exists()
     edited = project / "pipelines/evaluate.py"
     edited.write_text(edited.read_text().replace("if __name__", "UNUSED = 1\n\nif __name__"))
-    output = command(project, "run")
+    output = command(project, "make", "repro")
     assert "evaluate_causal@elu: pipelines.evaluate\n" in output and models[1].exists()

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pygit2 import Signature, init_repository
 
 from checks.values.cases import LATE, ValueCase, cases
-from pipelines import fingerprints, repro
+from pipelines import fingerprints, scale
 from pipelines.app import (
     app,
     check_sweep,
@@ -90,7 +90,7 @@ def test_the_table_has_every_app_and_no_case_twice() -> None:
     rows = cases()
     assert len({case.name for case in rows}) == len(rows)
     commands = {case.given.partition(" ")[0].rstrip(";") for case in rows}
-    assert {*APPS, "fingerprints"} <= commands
+    assert {*APPS, "scale", "fingerprints"} <= commands
     assert not any(case.setup for case in EARLY)
 
 
@@ -110,7 +110,7 @@ def test_every_rule_is_of_a_shipped_value_and_allows_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "main", [fingerprints.main, partial(repro.main, [])], ids=["fingerprints", "repro"]
+    "main", [fingerprints.main, partial(scale.main, [])], ids=["fingerprints", "scale"]
 )
 def test_what_starts_other_apps_refuses_too(
     main: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,11 +181,11 @@ def test_no_edit_of_params_is_lost(
 
 def test_a_scale_replaces_what_params_has_and_the_command_line_both(params: Path) -> None:
     params.write_text(params.read_text().replace("log_every: 10", "log_every: 20"))
-    for scale, steps, layers in (("laptop", 500, 3), ("smoke", 6, 2), ("hours", 3000, 3)):
-        cfg = composed("train_causal", [f"scale={scale}"])
-        assert (cfg.scale, cfg.train_causal.fit.steps, cfg.causal.layers) == (scale, steps, layers)
+    for name, steps, layers in (("laptop", 500, 3), ("smoke", 6, 2), ("hours", 3000, 3)):
+        cfg = composed("train_causal", [f"scale={name}"])
+        assert (cfg.scale, cfg.train_causal.fit.steps, cfg.causal.layers) == (name, steps, layers)
         assert cfg.training.log_every == 20
-        assert composed("train_causal", [f"scale={scale}", "causal.steps=7"]).causal.steps == 7
+        assert composed("train_causal", [f"scale={name}", "causal.steps=7"]).causal.steps == 7
 
 
 def test_without_git_a_line_counts_what_a_scale_replaces(
@@ -194,8 +194,8 @@ def test_without_git_a_line_counts_what_a_scale_replaces(
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / PARAMS_FILE, tmp_path)
     values.say_uncompared.cache_clear()
-    for scale in ("laptop", "hours", "hours"):
-        composed("train_causal", [f"scale={scale}"])
+    for name in ("laptop", "hours", "hours"):
+        composed("train_causal", [f"scale={name}"])
     (line,) = capsys.readouterr().err.splitlines()
     assert re.match(
         r"conf/scale/hours\.yaml replaces \d+ values of params\.yaml; without git", line

@@ -60,9 +60,12 @@ def test_a_page_of_short_trainings_says_first_what_they_are_for(records, scale, 
     assert page.lead.startswith("Keys are chosen") is not is_said
 
 
-def test_verdicts_of_published_runs_stand_beside_but_for_toys_and_its_own(records):
+def test_verdicts_of_published_runs_stand_beside_but_for_other_toys(records):
     scales = {scale: {} for scale in (records[0].scale, "laptop", "hours")}
     page = report_page(Results.of(records, verdicts=scales))
     claims = next(exhibit for exhibit in page.exhibits() if exhibit.name == "claims")
     shown = claims.table.display.columns
-    assert [name for name in shown if name.startswith("verdict,")] == ["verdict, hours"]
+    assert [name for name in shown if name.startswith("verdict,")] == [
+        "verdict, published",
+        "verdict, hours",
+    ]

@@ -65,6 +65,19 @@ def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == []
 
 
+def test_progress_is_a_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("value_aware_study.training.fit.LOG_EVERY", 0.0)
+    with caplog.at_level("INFO", logger="value_aware_study"):
+        run(causal_module(), tmp_path / "small", enable_progress_bar=True)
+    lines = [record.getMessage() for record in caplog.records if "small" in record.getMessage()]
+    assert len(lines) == 13 and lines[-1].startswith("small: step 13 of 13, ")
+    for value in ("train/loss ", "train/tokens_per_second ", "evaluation/perplexity "):
+        assert value in lines[-1]
+    assert lines[-1].endswith(", 00:00 left")
+
+
 @pytest.mark.parametrize("evaluate_every", [5, 13, 100])
 def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
     tmp_path: Path, evaluate_every: int

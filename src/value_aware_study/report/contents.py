@@ -159,12 +159,13 @@ def caches_section(records: Sequence[PromptRecord]) -> Section:
 
 
 def _paper(results: Results) -> Section:
-    others = {
-        scale: verdicts
-        for scale, verdicts in results.verdicts.items()
-        if scale not in {*FOR, results.records[0].scale}
+    scale = results.records[0].scale
+    published = {
+        "published" if of == scale else of: verdicts
+        for of, verdicts in results.verdicts.items()
+        if of == scale or of not in FOR
     }
-    claimed, results = claims.claims(results, others), pretrained.beside(results)
+    claimed, results = claims.claims(results, published), pretrained.beside(results)
     return _section(
         "paper",
         "The paper",

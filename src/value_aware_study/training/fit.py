@@ -4,13 +4,14 @@ import logging
 import os
 import shutil
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -19,6 +20,7 @@ from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasti
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from value_aware_study.data.batches import Batch, MicroBatches, check_micro_batches
 from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
@@ -33,6 +35,9 @@ UNHELPFUL = "|".join(
     )
 )
 """Warnings that no user can act on."""
+
+LOG_EVERY = 60.0
+"""Seconds between two lines of the log."""
 
 LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
 """Loggers whose notices are silenced."""
@@ -53,6 +58,7 @@ From NVIDIA's data sheets, without sparsity. Lightning has such a table too, but
 for some GPUs and not for others, and does not find an H200 by the name torch gives.
 """
 
+LOGGER = logging.getLogger(__name__)
 Save = Callable[[list[dict[str, float]]], None]
 
 
@@ -100,7 +106,7 @@ def fit(
         every=checkpoint_every,
         evaluate_every=evaluate_every,
     )
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), logging_redirect_tqdm():
         warnings.filterwarnings("ignore", message=UNHELPFUL)
         lightning = _trainer(checkpoint, steps, **trainer)
         _prepare(module, lightning, compile, checkpoint_activations, peak_flops)
@@ -118,7 +124,8 @@ def _trainer(
     """
     for name in LIGHTNING:
         logging.getLogger(name).setLevel(logging.WARNING)
-    bar = [StepProgress()] if options.pop("enable_progress_bar", True) else []
+    is_shown = options.pop("enable_progress_bar", True)
+    bar = [StepProgress(checkpoint.files.folder.name)] if is_shown else []
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     plugins: list[Any] = [checkpoint.files]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
@@ -242,12 +249,18 @@ def peak_flops_of(device_name: str, precision: str) -> float | None:
 
 
 class StepProgress(Callback):
-    """Draws one progress bar over all steps of the run, with the latest loss and metric.
+    """Draws one progress bar over all steps of the run, and logs a line a minute.
 
-    Lightning's bars count epochs, and lose the total when a run continues.
+    Both have the latest loss, metric and speed. Lightning's bars count epochs, and lose the total
+    when a run continues.
     """
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self.began, self.first = time.monotonic(), trainer.global_step
+        self.logged = self.began
         self.bar = tqdm(
             total=trainer.max_steps,
             initial=trainer.global_step,
@@ -262,6 +275,18 @@ class StepProgress(Callback):
     ) -> None:
         self.bar.set_postfix(module.latest, refresh=False)
         self.bar.update(trainer.global_step - self.bar.n)
+        if trainer.is_global_zero and time.monotonic() - self.logged >= LOG_EVERY:
+            self._log(trainer.global_step, trainer.max_steps, cast("LanguageModeling", module))
+
+    def _log(self, step: int, steps: int, module: LanguageModeling) -> None:
+        """Logs the step, the latest values and the time that is left."""
+        self.logged = time.monotonic()
+        left = (self.logged - self.began) * (steps - step) / max(1, step - self.first)
+        values = ", ".join(f"{name} {value:,.6g}" for name, value in module.latest.items())
+        LOGGER.info(
+            "%s: step %d of %d, %s, %s left",
+            *(self.name, step, steps, values, tqdm.format_interval(left)),
+        )
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.bar.close()

@@ -32,8 +32,8 @@ CHUNK = 2**21
 CHUNK_ON_GPU = 2**28
 """The same on a GPU: 0.5 GB in bf16."""
 
-SHOWN = ("/loss", "/perplexity", "/error")
-"""Endings of the logged names that the progress bar shows."""
+SHOWN = ("/loss", "/perplexity", "/error", "/tokens_per_second")
+"""Endings of the logged names that the progress shows."""
 
 
 class LanguageModeling(LightningModule):
@@ -47,8 +47,8 @@ class LanguageModeling(LightningModule):
     train/gradient_norm (before any clipping), train/tokens_per_second and, if the peak speed of the
     device is known (`peak_flops`), train/model_flops_utilisation. Every evaluation logs
     evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
-    value of each loss and metric. The dropout of step n depends on (seed, n, process, micro-batch)
-    alone, so that a killed run continues as if it had not been killed.
+    speed and the last value of each loss and metric. The dropout of step n depends on (seed, n,
+    process, micro-batch) alone, so that a killed run continues as if it had not been killed.
 
     Each target of a step's batch has the same weight, however many processes and micro-batches
     share the batch; train/loss is the mean over all of them.

@@ -515,7 +515,7 @@ def claims(
 ) -> list[Exhibit]:
     """Shows the verdicts, one row a claim, the models' strength, and every finding.
 
-    Beside a verdict stand the `published` ones, by scale and claim.
+    Next to a verdict stand the `published` ones, by run and claim.
     """
     strength = joint(results, [against_counts])
     answered = answers(results)
@@ -535,8 +535,7 @@ def _verdicts(answered: Sequence[Answer], published: Mapping[str, Mapping[str, s
         "The paper's claims, measured here",
         f"Of {len(answered)} claims: {verdicts}. Beside each verdict: its comparisons that are "
         "decided for it, each by its own 95% interval, and the single trainings that agree."
-        + " Last: the verdict of published runs of other scales."
-        * bool(published),
+        + (" Last: the verdicts of published runs, by scale." if published else ""),
         [
             about(answered),
             *(f"“{answer.claim}” {_told(answer)}" for answer in answered),
