@@ -64,8 +64,12 @@ def test_the_overrides_of_a_run_replace_those_of_the_run_before(params: Path) ->
     assert params.read_text() == PARAMS
 
 
-def test_a_list_comes_back_after_the_scales_that_replaced_it(params: Path) -> None:
+def test_a_list_comes_back_after_the_scales_that_replaced_it(
+    params: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     params.write_text(PARAMS.replace("extent:\n  - tokens_256\n", "extent:\n"))
+    committed = dict(leaves(OmegaConf.to_container(OmegaConf.load(params))))
+    monkeypatch.setattr(values, "committed", lambda folder: committed)
     scale.choose(["hours"])
     assert value(params, "grid.extent") == []
     scale.choose(["minilm"])

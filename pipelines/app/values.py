@@ -263,8 +263,11 @@ def check_given(cfg: DictConfig, key: str, is_new: bool) -> bool:
     """
     value, names = value_of(cfg, key), key.split(".")
     parents = [OmegaConf.select(cfg, ".".join(names[:end])) for end in range(1, len(names))]
-    is_argument = any(isinstance(parent, DictConfig) and "_target_" in parent for parent in parents)
-    conf = written() | written(names[0])
+    of_code = [isinstance(parent, DictConfig) and "_target_" in parent for parent in parents]
+    conf, is_argument = written() | written(names[0]), any(of_code)
+    for depth in (depth for depth, is_code in enumerate(of_code) if is_code and depth):
+        package = ".".join(names[:depth])  # of an option, as causal.optimizer has
+        conf |= {f"{package}.{name}": values for name, values in written(names[depth]).items()}
     below = [k for k in (*conf, *dict(leaves(read_params()))) if k.startswith(f"{key}.")]
     if below and not isinstance(value, dict):
         raise ValueError(f"{key} is {shown(value)}; it must hold {', '.join(below[:4])}")
