@@ -66,7 +66,7 @@ def test_a_model_with_windows_is_refused() -> None:
     config = sharp("mistral").config
     config.sliding_window = 6
     with pytest.raises(ValueError, match="the model has a DynamicSlidingWindowLayer; layers must"):
-        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX)
+        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX).continued([])
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX + LATER])
