@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a part only when it is asked for, so that `files` needs no torch."""
+    """Imports a submodule on first access, so that `files` needs no torch."""
     if name == "__version__":
         return version("value-aware-attention")
     if name in __all__:
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 class _Package(ModuleType):
     @property
     def attention(self) -> Any:
-        """Returns the function; Python would put the module here when it is imported."""
+        """Returns the function; importing the module would replace it by the module."""
         return import_module("value_aware_attention.attention").attention
 
     @attention.setter

@@ -13,8 +13,7 @@ Choice = TypeVar("Choice")
 SEEDS = 2**64
 """Number of seeds that torch's generators take"""
 HIDDEN_DEFAULTS = [("engine", None), ("share_query_key", False), ("sinks", 0)]
-"""Arguments left out of the text of a method at these defaults, so that records from before they
-existed are found by it"""
+"""Arguments that a method's text omits at these defaults: records older than them still match"""
 
 
 def check_at_least(minimum: int, **arguments: int) -> int:
@@ -50,7 +49,7 @@ def check_integers(**arguments: Collection[int]) -> list[int]:
 
 
 def check_choice(choices: Iterable[Choice], **arguments: Choice) -> Choice:
-    """Returns the choice that the only argument equals; ValueError where there is none."""
+    """Returns the choice that equals the only argument; ValueError if none does."""
     ((name, choice),) = arguments.items()
     allowed = tuple(choices)
     if isinstance(choice, bool) or choice not in allowed:
@@ -61,7 +60,7 @@ def check_choice(choices: Iterable[Choice], **arguments: Choice) -> Choice:
 
 
 def check_tensors(**arguments: Tensor) -> None:
-    """Raises ValueError for an argument that is no tensor of floating-point numbers."""
+    """Raises ValueError for an argument that is not a floating-point tensor."""
     for name, tensor in arguments.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else described(tensor)
@@ -69,7 +68,7 @@ def check_tensors(**arguments: Tensor) -> None:
 
 
 def described(argument: object) -> str:
-    """Describes an argument in a few words, be it as long as a tensor."""
+    """Describes an argument in a few words, even a large tensor."""
     if isinstance(argument, type):
         return f"the class {argument.__name__}"
     if argument is None or isinstance(argument, str | int | float):
@@ -78,8 +77,7 @@ def described(argument: object) -> str:
 
 
 def is_integer(number: object) -> bool:
-    """Tells whether Python takes the argument for an integer, as it does numpy's; not True or
-    False."""
+    """Returns whether the argument works as an integer: Python's or numpy's, but not a bool."""
     try:
         index(number)  # type: ignore[arg-type]
     except TypeError:
@@ -88,9 +86,9 @@ def is_integer(number: object) -> bool:
 
 
 def arguments_shown(module: nn.Module) -> str:
-    """Lists the arguments of a module's constructor, by which records of it are found again.
+    """Lists the arguments of a module's constructor; records are looked up by this text.
 
-    Modules among them are left out, which its text shows as its children.
+    Arguments that are modules are left out: the module's text shows them as children.
     """
     parameters = signature(type(module)).parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,4 +1,4 @@
-"""Computes exact kernel attention, Eq. 1, with which every approximation is compared.
+"""Computes exact kernel attention (Eq. 1), the reference for every approximation.
 
 Glossary of dimension letters, used in every shape of the library:
     batch  any leading dimensions (batch, heads), broadcast    N  queries    M  keys
@@ -52,12 +52,12 @@ def attention(
 ) -> Float[Tensor, "*batch N V"]:
     """Computes sum_i kappa(q, k_i) v_i / sum_i kappa(q, k_i), Eq. 1 of the paper.
 
-    `attn_mask` is True where a query may attend; a row without any visible key gives zeros.
-    bf16 and fp16 inputs are accumulated in fp32, and autocast lowers none; inputs of different
-    precisions are taken in the largest. Raises ValueError for shapes that do not fit and for
-    arguments that are no floating-point tensors. NaN is not looked for: in a query it makes its
-    output NaN, in a key or value the outputs of all queries that see it, and of some that do not,
-    because 0 NaN is NaN. Infinity in a score does the same.
+    `attn_mask` is True where a query may attend; a row without any visible key gives zeros. bf16
+    and fp16 inputs are accumulated in fp32, also under autocast. Inputs of different precisions are
+    promoted to the largest. Raises ValueError for shapes that do not fit and for arguments that are
+    not floating-point tensors. Inputs are not checked for NaN. NaN in a query makes its output NaN.
+    NaN in a key or value reaches every query that sees it, and some that do not, because 0 NaN is
+    NaN. An infinite score has the same effect.
 
     The exponential kernel is computed by PyTorch's fused attention, on every device. The other two
     hold the N x M weights: batch x heads x N x M x 4 bytes in fp32, several times over with
@@ -115,9 +115,9 @@ MASKED_BACKENDS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""Backends for calls with a mask: releases of cuDNN differ in rows that see nothing."""
+"""Backends for calls with a mask. cuDNN is left out: its releases differ in fully masked rows."""
 VECTOR = 16
-"""Most numbers in a vector of a CPU: `_all_visible` serves calls of fewer keys."""
+"""Largest vector width of a CPU; calls with fewer keys get the mask of `_all_visible`."""
 
 
 def _fused(
@@ -136,7 +136,7 @@ def _fused(
     tensors += [] if visible is None else [visible]
     missing = max(0, 4 - max(x.ndim for x in tensors))
     q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
-    if 0 in (*q.shape, *k.shape):  # torch broadcasts the leading dimensions of no empty call
+    if 0 in (*q.shape, *k.shape):  # torch does not broadcast the batch of an empty call
         q = q.expand(*torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v))), -1, -1)
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
     scale = kernel.scale_for(query.shape[-1])
@@ -147,10 +147,10 @@ def _fused(
 
 
 def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#N M"]:
-    """Returns an all-true, or causal, mask, with which NaN stays NaN; other outputs are unchanged.
+    """Returns an all-true or causal mask, which keeps NaN as NaN and changes no other output.
 
-    Without a mask torch's kernel for the CPU gives zeros for a row whose scores are all NaN, where
-    they are fewer than its vectors hold.
+    Without a mask, torch's CPU kernel returns zeros for a row of NaN scores if the row has fewer
+    scores than a vector holds.
     """
     rows = query.shape[-2] if is_causal else 1
     visible = torch.ones(rows, key.shape[-2], dtype=torch.bool)
@@ -183,7 +183,7 @@ def visibility(
 ) -> Bool[Tensor, "*batch #N #M"] | None:
     """Combines `attn_mask` and `is_causal` into the visible pairs; None = all.
 
-    `rows` are the positions of the queries, with which `is_causal` compares those of the keys.
+    `rows` are the positions of the queries; `is_causal` compares them with those of the keys.
     """
     if not is_causal:
         return attn_mask
@@ -194,7 +194,7 @@ def visibility(
 def _visible(
     query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool
 ) -> Bool[Tensor, "*batch #N #M"] | None:
-    """Returns the visible pairs of a whole call, whose mask may be of keys alone."""
+    """Returns the visible pairs of a whole call; its mask may cover keys alone."""
     mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
     rows = torch.arange(query.shape[-2], device=query.device)
     return visibility(mask, is_causal, rows, key.shape[-2])
@@ -262,7 +262,7 @@ class AttentionState:
     """Holds sum_j kappa_j v_j and sum_j kappa_j of each query, both divided by exp(log_scale).
 
     Attributes:
-        log_scale: Largest log-similarity of a visible key; -inf: no key was seen.
+        log_scale: Largest log-similarity of a visible key; -inf if no key is visible.
     """
 
     values: Float[Tensor, "*#batch N V"]
@@ -270,7 +270,7 @@ class AttentionState:
     log_scale: Float[Tensor, "*#batch #N 1"]
 
     def merge(self, other: "AttentionState") -> "AttentionState":
-        """Returns the state over the keys of both."""
+        """Returns the state over the keys of both states."""
         log_scale = torch.maximum(self.log_scale, other.log_scale)
         mine, others = ((x.log_scale - finite(log_scale)).exp() for x in (self, other))
         return AttentionState(
@@ -280,11 +280,11 @@ class AttentionState:
         )
 
     def rearranged(self, function: Callable[[Tensor], Tensor]) -> "AttentionState":
-        """Moves the queries of the state to other places, by a `function` of each tensor."""
+        """Rearranges the queries of the state by applying `function` to each tensor."""
         return AttentionState(*map(function, (self.values, self.total, self.log_scale)))
 
     def output(self, smallest_total: float = 0.0) -> Float[Tensor, "*batch N V"]:
-        """Returns the weighted mean of the values, zeros where no key was seen.
+        """Returns the weighted mean of the values; zeros where no key is visible.
 
         The total may be negative; its magnitude is taken as at least `smallest_total`.
         """

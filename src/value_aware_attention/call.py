@@ -1,4 +1,4 @@
-"""Describes one attention call: tensors, kernel, mask and layer, and what is derived from them."""
+"""Describes one attention call: tensors, kernel, mask and layer, and derived values."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from value_aware_attention.attention import (
 from value_aware_attention.kernels import Kernel
 
 uncompiled = torch._disable_dynamo
-"""Cuts a function out of a compiled model: `torch.compiler.disable`, which would import the
+"""Excludes a function from compilation. `torch.compiler.disable` does the same, but imports the
 compiler when the function is defined"""
 Rotary = Callable[[Tensor, Tensor], Tensor]
 """(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
@@ -33,18 +33,18 @@ Arguments = dict[str, Any]
 """Arguments of a call by their names"""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
 BYTES_PER_ELEMENT = 64
-"""Bytes that a method holds at its peak for each element of a block's largest matrix."""
+"""Peak memory of a method in bytes, per element of a block's largest matrix."""
 
 
 @contextmanager
 def chunked(elements: int) -> Iterator[None]:
     """Limits the largest matrix of a block of queries to `elements` elements within the context.
 
-    The limit is 2**24 elsewhere, 64 MiB of fp32. A single query may need more; inputs and outputs
-    are not counted. Smaller blocks change results by rounding alone. Raises ValueError for
+    Outside a context the limit is 2**24, 64 MiB of fp32. A single query may exceed it. Inputs and
+    outputs are not counted. The block size changes results only by rounding. Raises ValueError for
     elements below 1.
     """
-    most = 2**62  # more than any machine holds, and torch's sizes have room for it
+    most = 2**62  # more than any machine holds, and small enough for torch's sizes
     token = _MAX_ELEMENTS.set(min(check_at_least(1, elements=elements), most))
     try:
         yield
@@ -58,10 +58,10 @@ def max_elements() -> int:
 
 
 def max_elements_within(memory_gib: float) -> int:
-    """Converts `memory_gib` GiB into the elements for `chunked`: 2**24 for each.
+    """Converts memory in GiB into elements for `chunked`: 2**24 per GiB.
 
-    Measured over the methods (`benchmarks/evaluation_memory.py`). Raises ValueError unless
-    `memory_gib` is above 0 and finite.
+    The factor was measured over all methods (`benchmarks/evaluation_memory.py`). Raises ValueError
+    unless `memory_gib` is above 0 and finite.
     """
     if not 0 < memory_gib < math.inf:
         raise ValueError(f"memory_gib is {memory_gib}; it must be above 0 and finite")
@@ -74,9 +74,9 @@ class Layer:
 
     Attributes:
         projection: Output projection W_o of each query head, without bias.
-        rotary: None: the model does not rotate queries by their positions.
-        repeated: Queries, keys and values (B, *heads, T, .) of the prefix read again, after itself.
-        number: Its place among the layers of the model; None: bare tensors.
+        rotary: Rotates queries to later positions; None for a model without rotary positions.
+        repeated: Queries, keys and values (B, *heads, T, .) of a second reading of the prefix.
+        number: Index of the layer in the model; None for bare tensors.
         kept: `caches.KeptKeys` chosen together with those of the other layers.
     """
 
@@ -91,14 +91,14 @@ class Layer:
 class Call:
     """Holds queries, keys and values in at least fp32, their kernel, and which pairs are visible.
 
-    Masks, weights and centred values are computed when they are first asked for, and kept.
+    Masks, weights and centred values are computed on first use and cached.
 
     Attributes:
-        rows: Positions of these queries in the whole call, of which this call may be a part.
+        rows: Positions of these queries in the whole call, if this is a part of one.
         queries: The number of queries of the whole call.
         dtype: The precision of the output that the caller expects.
         layer: Facts about the model's layer that made the call, for methods that use them.
-        first_row: Queries before it only give context: errors and statistics leave them out.
+        first_row: Earlier queries only give context: errors and statistics exclude them.
     """
 
     query: Float[Tensor, "*#batch N D"]
@@ -172,7 +172,7 @@ class Call:
 
     @property
     def is_empty(self) -> bool:
-        """Tells whether there is no query or no key: every output there is is zeros."""
+        """Returns whether there are no queries or no keys; any output is then zeros."""
         return 0 in (*self.batch, self.query.shape[-2], self.keys)
 
     def zeros(self) -> Float[Tensor, "*batch N V"]:
@@ -181,7 +181,7 @@ class Call:
 
     @cached_property
     def visible(self) -> Bool[Tensor, "*#batch #N M"] | None:
-        """Combines `attn_mask` and `is_causal` into the visible pairs, drawn here; None = all."""
+        """Combines `attn_mask` and `is_causal` into a mask of the visible pairs; None = all."""
         return visibility(self.attn_mask, self.is_causal, self.rows, self.keys)
 
     @cached_property
@@ -208,9 +208,9 @@ class Call:
     def centred(self) -> "Call":
         """Subtracts from all values the mean of the values that the first row sees.
 
-        Distances between values stay, and values far from the origin keep their digits so. The
-        first row that sees anything: under a causal mask no value moves an earlier row, not even by
-        rounding. Values that no query sees become 0.
+        Distances between values stay the same, and values far from the origin keep more digits. The
+        first row that sees any key is used so that, under a causal mask, no value changes an
+        earlier row, not even by rounding. Values that no query sees become 0.
         """
         if self.visible is None or 0 in self.visible.shape:
             return replace(self, value=self.value - self.value.mean(dim=-2, keepdim=True))
@@ -232,9 +232,9 @@ class Call:
         return torch.cat(largest, dim=-1)
 
     def at(self, rows: Int[Tensor, "*#batch K"], dtype: torch.dtype | None = None) -> "Call":
-        """Returns the call of the queries at `rows`, whose places may differ from head to head.
+        """Returns the call of the queries at `rows`, which may differ between heads.
 
-        A mask of their own takes the place of `is_causal`. `dtype` None keeps the precision.
+        The new call has an explicit mask instead of `is_causal`. `dtype` None keeps the precision.
         """
         rows = rows.expand(*self.batch, -1)
         at, places = rows[..., None], self.rows[rows]
@@ -252,7 +252,7 @@ class Call:
     def unit(
         self, number: int, *, heads: slice = slice(None), positions: int | None = None
     ) -> "Call":
-        """Returns a call (B, H, N, .) on one unit alone; `positions`: on its first tokens."""
+        """Returns the call (B, H, N, .) of one unit; `positions` limits it to the first tokens."""
         row, tokens = slice(number, number + 1), slice(positions)
         query, key, value = (x[row, heads, tokens] for x in (self.query, self.key, self.value))
         mask = self.attn_mask
@@ -262,7 +262,7 @@ class Call:
         return replace(self, query=query, key=key, value=value, attn_mask=mask, rows=rows)
 
     def take(self, which: slice | Int[Tensor, " K"]) -> "Call":
-        """Returns the call of some of its queries alone."""
+        """Returns the call of some of the queries."""
         mask = self.attn_mask
         if mask is not None and mask.shape[-2] > 1:
             mask = mask[..., which, :]
@@ -270,10 +270,10 @@ class Call:
         return replace(self, query=query, attn_mask=mask, rows=self.rows[..., which])
 
     def blocks(self, elements: int = 0) -> Iterator["Call"]:
-        """Cuts the call into blocks of queries, so that not all heads' N x M weights are held.
+        """Cuts the call into blocks of queries, to avoid holding the N x M weights of all heads.
 
-        A call that fits is its own block. `elements`: how many a query needs, where that is more
-        than its M weights.
+        A call that fits is a single block. `elements` is the number per query, if it exceeds the M
+        weights.
         """
         heads, queries = torch.Size(self.batch).numel(), self.query.shape[-2]
         rows = max(1, max_elements() // max(1, heads * max(self.keys, elements)))
@@ -285,7 +285,7 @@ class Call:
 
 
 def seconds_now() -> float:
-    """Reads the clock when all work is done, a GPU's too."""
+    """Reads the clock in seconds after all work is done, including a GPU's."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return perf_counter()

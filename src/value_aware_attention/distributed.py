@@ -1,6 +1,6 @@
-"""Shares work among the processes that torchrun starts, each on a device of its own.
+"""Shares work among the processes that torchrun starts, one per device.
 
-They exchange a few numbers for each grid cell, so one backend, gloo, serves CPUs and GPUs alike. A
+They exchange only a few numbers per grid cell, so the gloo backend serves both CPUs and GPUs. A
 process that was started alone computes everything.
 """
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PATIENCE = timedelta(days=7)
-"""Longest wait for a slower process; torchrun ends those that wait for a dead one."""
+"""Longest wait for a slower process; torchrun ends processes that wait for a dead one."""
 SECONDS_TO_SPEAK = 60.0
-"""Seconds that the others wait after a failure: torchrun ends all processes as soon as one ends,
+"""Seconds that the other processes wait after a failure. torchrun ends all processes when one ends,
 and the failing one must print its error first."""
 
 
@@ -29,7 +29,7 @@ and the failing one must print its error first."""
 def started_processes() -> Iterator[None]:
     """Lets the processes that torchrun started (WORLD_SIZE) work together within the context.
 
-    Where one of them fails, its error is raised there; in every other the context ends with
+    If a process fails, its error is raised in that process. In all others the context ends with
     SystemExit, so that the error is printed once.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -51,7 +51,7 @@ def started_processes() -> Iterator[None]:
 
 
 def _fails_first(store: distributed.Store) -> bool:
-    """Tells whether this process fails first; a store that is gone means that another did."""
+    """Returns whether this process is the first to fail; a lost store means that another was."""
     try:
         return store.add("failed", 1) == 1
     except RuntimeError:
@@ -64,14 +64,14 @@ def processes() -> int:
 
 
 def is_first() -> bool:
-    """Tells whether this process writes files and draws progress."""
+    """Returns whether this process writes files and draws progress."""
     return not distributed.is_initialized() or distributed.get_rank() == 0
 
 
 def own_device() -> str:
-    """Returns this process's GPU, by LOCAL_RANK, and makes it the current one; "cpu" without GPUs.
+    """Returns this process's GPU (from LOCAL_RANK) and makes it current; "cpu" without GPUs.
 
-    Raises ValueError where more processes were started on this machine than it has GPUs.
+    Raises ValueError if this machine has more processes than GPUs.
     """
     if not torch.cuda.is_available():
         return "cpu"
@@ -85,9 +85,9 @@ def own_device() -> str:
 
 
 def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Computes each item in one of the processes, and gives every process all results.
+    """Computes each item in one process and returns all results in every process.
 
-    Items are dealt in turn: of P processes, the one of rank p computes items p, p + P, p + 2 P ...
+    Items are dealt in turn: with P processes, rank p computes items p, p + P, p + 2 P ...
     """
     count = processes()
     if count == 1:
@@ -99,7 +99,7 @@ def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def broadcast(read: Callable[[], T]) -> T:
-    """Calls `read` in the first process and sends its result to all of them."""
+    """Calls `read` in the first process and returns its result in every process."""
     if processes() == 1:
         return read()
     box = [read() if is_first() else None]

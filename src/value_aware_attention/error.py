@@ -23,11 +23,11 @@ def relative_output_error(
 ) -> Float[Tensor, "*batch"]:
     """Computes ||o - o~||^2 / ||o||^2 per query, for outputs of any size; 0 where both are zero.
 
-    Infinite where only o is zero; NaN where an output holds NaN, which is never taken for exact.
+    Infinite where only o is zero. NaN where an output holds NaN, so that NaN never counts as exact.
     Raises ValueError unless both are floating-point tensors of one shape.
 
-    The reports pool queries as a ratio of sums, not as the mean of these ratios, which queries with
-    a short output would decide.
+    The reports pool queries as a ratio of sums. Queries with a short output would dominate the mean
+    of these ratios.
     """
     check_tensors(approximate=approximate, exact=exact)
     if approximate.shape != exact.shape or exact.shape[-1:] in ((), (0,)):
@@ -35,10 +35,11 @@ def relative_output_error(
         raise ValueError(f"{shapes}: both must have one shape, (..., value_dim >= 1)")
     exact, approximate = map(working_precision, promoted(exact, approximate))
     largest = torch.maximum(exact.abs().amax(-1), approximate.abs().amax(-1))[..., None]
-    overflows = largest > torch.finfo(exact.dtype).max / 4  # as a difference may, of two numbers
+    overflows = largest > torch.finfo(exact.dtype).max / 4  # a difference may overflow
     exact, approximate = (x.where(~overflows, x / 4) for x in (exact, approximate))
     difference = exact - approximate
-    # Each by a unit of its own, so that no square over- or underflows, and nothing is rounded.
+    # Each vector is divided by its own power of two: no square over- or underflows, nothing is
+    # rounded.
     units = power_of_two(difference.abs().amax(-1)), power_of_two(exact.abs().amax(-1))
     pairs = zip((difference, exact), units, strict=True)
     error, norm = ((x / unit[..., None]).square().sum(dim=-1) for x, unit in pairs)
@@ -47,10 +48,10 @@ def relative_output_error(
 
 
 def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 1"]:
-    """Returns the power of two above the median of the values' largest numbers; zeros are left out.
+    """Returns the power of two above the median of max |v_i| over the nonzero values.
 
-    Values measured in this unit have squares that neither over- nor underflow. By the median a
-    value far away changes nothing for the others.
+    In this unit, squares of values neither over- nor underflow. The median is robust: a distant
+    value does not change the unit of the others.
     """
     sizes = value.detach().abs().amax(dim=-1).sort(dim=-1).values
     median = sizes.shape[-1] - 1 - (sizes > 0).sum(dim=-1, keepdim=True) // 2
@@ -58,9 +59,9 @@ def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 
 
 
 def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Returns the power of two next above each size, of which division rounds nothing; 0 has 1.
+    """Returns the power of two just above each size (1 for size 0); dividing by it rounds nothing.
 
-    It is kept in the range in which its inverse is a normal number too.
+    It is clamped so that its inverse is a normal number too.
     """
     precision = torch.finfo(sizes.dtype)
     sizes = sizes.detach().where(sizes > 0, 1.0).clamp(4 * precision.tiny, precision.max / 4)
@@ -102,12 +103,12 @@ def budget(
 ) -> float:
     """Counts multiply-adds per query of an approximation's scores and weighted sum, on average.
 
-    All figures use this cost. It is the algorithm's: numbers that this code computes beside it for
-    speed are left out (the pairs of a chunk that causal features score, the keys of a block that a
-    pattern hides). The choice an oracle makes in hindsight (sorting by exact weights, solving for
-    the closest combination) is not counted either, because a practical method would have to predict
-    it. Under a causal mask only the past is counted, of queries that are the last positions: more
-    of them than keys raise ValueError.
+    All figures use this cost. It is the cost of the algorithm. Extra work that this code does for
+    speed is not counted (the pairs of a chunk that causal features score, the keys of a block that
+    a pattern hides). An oracle's choice in hindsight (sorting by exact weights, solving for the
+    closest combination) is not counted either, because a practical method would have to predict it.
+    Under a causal mask the queries are the last positions and only past keys count; more queries
+    than keys raise ValueError.
     """
     if is_causal and queries > keys:
         raise ValueError(

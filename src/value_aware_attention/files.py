@@ -1,8 +1,8 @@
 """Writes files and folders whole or not at all, and checks them by sha256 when they are read.
 
-A new file or folder lies beside its place under a hidden name. It is flushed to the disk, then
-renamed; the next process that writes there removes leftovers of a killed one. SHA256SUMS lists
-the checksums of a folder's files, and a JSON object holds the checksum of its own content.
+A new file or folder is written next to its target under a hidden name, flushed to disk, then
+renamed. The next writer removes the leftovers of a killed process. SHA256SUMS lists the checksums
+of a folder's files, and a JSON object holds the checksum of its own content.
 """
 
 import errno
@@ -29,44 +29,44 @@ CARD = "README.md"
 CONTENT_SHA256 = "content_sha256"
 """Key of a JSON object for the checksum of its other content"""
 FOLDERS_ABOVE = 3
-"""Number of parent folders searched for the SHA256SUMS of a file: tokens lie two levels down."""
+"""Number of parent folders searched for the SHA256SUMS of a file (tokens lie two levels down)"""
 PARTIAL, OLD, LOCK = ".partial", ".old", ".lock"
-"""Endings of hidden names: an unfinished file or folder, a folder that is replaced, a lock"""
+"""Suffixes of hidden names: an unfinished file or folder, a folder being replaced, a lock"""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Error numbers of file systems without locks, some of them on a network"""
 NO_ROOM = {
     "No space left on device": "no space left",
     "Disk quota exceeded": "the quota is used up",
     "File too large": "files may not grow as large",
-    # torch.save says no more than this when its archive cannot grow
+    # torch.save reports only this when its archive cannot grow
     "unexpected pos": "no space left",
     "iostream error": "no space left",
     "PytorchStreamWriter failed": "no space left",
 }
-"""Words in an error of any library where a file cannot grow -> the reason"""
+"""Words in a library's error when a file cannot grow -> the reason"""
 
 
 class DiskFull(OSError):
-    """Says in one line which folder takes no more bytes."""
+    """Names the folder whose disk is full, in one line."""
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes a file of UTF-8 as `new_file` does."""
+    """Writes a UTF-8 file through `new_file`."""
     with new_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def new_file(path: Path | str) -> Iterator[Path]:
-    """Yields the name of a file to fill, which takes its place at `path` when all succeeded.
+    """Yields a temporary path to write; the file moves to `path` when the block succeeds.
 
-    Several processes may write one file: each has a name of its own, and the last one stays.
-    Raises DiskFull, which names the folder.
+    Several processes may write one file: each uses its own temporary name, and the last one wins.
+    Raises DiskFull if there is no space left.
     """
     target = Path(path)
     for left_over in target.parent.glob(f".*{PARTIAL}"):
-        # Nobody has a file of an ended process locked. An error: a process writes the file, it is
-        # a folder, or there are no locks to tell.
+        # The file of an ended process is unlocked. An error means that a process is writing it,
+        # that it is a folder, or that the file system has no locks.
         with suppress(OSError), FileLock(left_over, blocking=False, fallback_to_soft=False):
             left_over.unlink(missing_ok=True)
     partial = target.with_name(f".{target.name}.{uuid4().hex[:12]}{PARTIAL}")
@@ -79,18 +79,18 @@ def new_file(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
-    """Yields a folder to fill, which takes the place of `path` when all succeeded.
+    """Yields a temporary folder to fill; it replaces `path` when the block succeeds.
 
-    It gets the SHA256SUMS by which it is known as this program's, unless its parts have theirs. At
-    every moment the old folder or the new one exists, under its own name or under a hidden one
-    that the next call finds. Raises ValueError, before anything is yielded, where another process
-    writes there or `check_replaceable` refuses, DiskFull where the disk is full.
+    It gets a SHA256SUMS, which marks it as written by this program, unless its subfolders have
+    their own. The old or the new folder exists at every moment, under its own name or under a
+    hidden name that the next call finds. Raises ValueError before it yields if another process
+    writes there or `check_replaceable` refuses; DiskFull if the disk is full.
     """
     target = Path(path)
     target = target.resolve() if target.is_symlink() else target  # the link itself stays
     old = target.with_name(f".{target.name}{OLD}")
     with _folder_beside(target) as partial:
-        if old.exists() and not target.exists():  # a writer was killed between its two renames
+        if old.exists() and not target.exists():  # a writer was killed between the two renames
             os.replace(old, target)
         check_replaceable(target)
         yield partial
@@ -107,10 +107,10 @@ def new_folder(path: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def new_files(path: Path | str, *, last: str) -> Iterator[Path]:
-    """Yields a folder to fill, whose files are moved into `path`, the file `last` after the others.
+    """Yields a temporary folder to fill; its files are then moved into `path`, `last` at the end.
 
-    Other files of that folder stay. Raises ValueError where another process writes there, DiskFull
-    where the disk is full.
+    Other files in `path` stay. Raises ValueError if another process writes there, DiskFull if the
+    disk is full.
     """
     target = Path(path)
     with _folder_beside(target) as partial:
@@ -125,12 +125,12 @@ def new_files(path: Path | str, *, last: str) -> Iterator[Path]:
 
 @contextmanager
 def _folder_beside(target: Path) -> Iterator[Path]:
-    """Yields an empty hidden folder beside `target`, locked and removed at the end."""
+    """Yields an empty hidden folder next to `target`; it is locked, and removed at the end."""
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; a folder is written there")
     partial = target.with_name(f".{target.name}{PARTIAL}")
     with held(target), full_disk_named(target.parent):
-        shutil.rmtree(partial, ignore_errors=True)  # of a writer that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed writer
         try:
             partial.mkdir()
             yield partial
@@ -139,10 +139,9 @@ def _folder_beside(target: Path) -> Iterator[Path]:
 
 
 def check_replaceable(path: Path | str) -> None:
-    """Raises ValueError for a folder that holds a file which this program has not written.
+    """Raises ValueError for a folder that holds a file not written by this program.
 
-    Such a file is named by no SHA256SUMS of the folder. An empty folder may be replaced, and one
-    that does not exist be made.
+    No SHA256SUMS in the folder names such a file. Empty and missing folders are fine.
     """
     folder = Path(path)
     if folder.is_dir() and (files := unnamed(folder)):
@@ -158,7 +157,7 @@ def held(
 ) -> Iterator[None]:
     """Locks `path` for this process; the system unlocks it when the process ends or is killed.
 
-    Raises ValueError, at once, where another process has locked it.
+    Raises ValueError at once if another process holds the lock.
     """
     target = Path(path)
     refusal = f"{target} belongs to {run} that is still going: wait for it, or {instead}"
@@ -168,9 +167,9 @@ def held(
 
 @contextmanager
 def _locked(file: Path, refusal: str | None = None) -> Iterator[None]:
-    """Makes a file that is locked until the block or the process ends; the block removes it.
+    """Creates a lock file, held until the block or the process ends; the block removes it.
 
-    Raises ValueError with the refusal where another process has it locked; without one it waits.
+    If another process holds the lock, raises ValueError with `refusal`; without a refusal, waits.
     """
     lock = FileLock(file, blocking=refusal is None, fallback_to_soft=False)
     with full_disk_named(file.parent):
@@ -191,7 +190,7 @@ def _locked(file: Path, refusal: str | None = None) -> Iterator[None]:
 
 
 def _flush(*paths: Path) -> None:
-    """Flushes the bytes of files and the names in folders: until then a rename may be lost."""
+    """Flushes files and folder entries to disk; before that a rename may be lost."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -202,7 +201,7 @@ def _flush(*paths: Path) -> None:
 
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
-    """Raises DiskFull in the place of the error that a library raises where the disk is full."""
+    """Replaces the error that a library raises on a full disk by DiskFull."""
     try:
         yield
     except Exception as error:
@@ -214,7 +213,7 @@ def full_disk_named(folder: Path) -> Iterator[None]:
 
 
 def _lack_of_room(error: BaseException | None) -> str | None:
-    """Finds a lack of space in an error or in one that it followed from."""
+    """Returns the reason if the error, or one in its chain of causes, is a lack of space."""
     while error is not None:
         for words, reason in NO_ROOM.items():
             if words in str(error):
@@ -235,9 +234,9 @@ def write_checksums(folder: Path) -> None:
 
 
 def check_checksums(path: Path | str, remedy: str = "make it again") -> None:
-    """Raises ValueError where a file, or one below a folder, has changed since it was written.
+    """Raises ValueError if a file, or a file below a folder, has changed since it was written.
 
-    A file that no SHA256SUMS names, in its folder or the three above it, is taken as it is.
+    A file passes unchecked if no SHA256SUMS in its folder or the three above it names it.
     """
     path = Path(path)
     folders = (path, *path.parents[:FOLDERS_ABOVE])
@@ -266,9 +265,9 @@ def unnamed(folder: Path) -> list[Path]:
 
 
 def listed(folder: Path, remedy: str = "move it away") -> dict[str, str]:
-    """Reads a folder's SHA256SUMS, name -> sha256; {} where there is none.
+    """Reads a folder's SHA256SUMS, name -> sha256; {} if there is none.
 
-    Raises ValueError for a line of another form, and for a name outside of the folder.
+    Raises ValueError for a malformed line and for a name outside the folder.
     """
     file = folder / CHECKSUMS
     if not file.is_file():
@@ -301,15 +300,15 @@ def _checksum(file: Path, size: int, written: int, inode: int) -> str:
 
 
 def save_json(path: Path | str, text: str) -> None:
-    """Writes the text of a JSON object, with its checksum, as `new_file` does."""
+    """Writes the text of a JSON object with its checksum, through `new_file`."""
     write_text(path, with_checksum(text))
 
 
 def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> dict[str, Any]:
     """Reads a JSON object that has these keys.
 
-    Raises ValueError, with the file's name, for anything else, NaN and infinity included, and for
-    content that differs from its checksum.
+    Raises ValueError with the file's name for anything else (also for NaN and infinity), and for
+    content that does not match its checksum.
     """
     with reading(path, remedy):
         content = from_json(Path(path).read_text(encoding="utf-8"))
@@ -324,21 +323,21 @@ def load_json(path: Path | str, *keys: str, remedy: str = "make it again") -> di
 def to_json(content: object, **options: Any) -> str:
     """Serializes numbers, text, lists and dictionaries; `options` are those of `json.dumps`.
 
-    Raises ValueError with the keys that lead to the first number that is not finite.
+    Raises ValueError with the key path of the first number that is not finite.
     """
     _refuse_not_finite(content)
     return json.dumps(content, allow_nan=False, **options)
 
 
 def from_json(text: str) -> Any:
-    """Parses JSON; raises ValueError for anything else, NaN and numbers above 1e308 included."""
+    """Parses JSON; raises ValueError for anything else, also for NaN and numbers above 1e308."""
     content = json.loads(text)
     _refuse_not_finite(content)
     return content
 
 
 def _refuse_not_finite(content: object, keys: str = "") -> None:
-    """Raises ValueError for NaN and infinity, with their keys: "cells.0.value"."""
+    """Raises ValueError for NaN and infinity, with their key path: "cells.0.value"."""
     if isinstance(content, float) and not math.isfinite(content):
         raise ValueError(f"{keys or 'the number'} is {content}, which JSON does not have")
     if isinstance(content, Mapping):
@@ -362,9 +361,9 @@ def with_checksum(text: str) -> str:
 
 
 def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Takes the checksum off an object; one without a checksum is returned as it is.
+    """Removes the checksum from an object; an object without a checksum is returned unchanged.
 
-    Raises ValueError where the content has another checksum.
+    Raises ValueError if the content does not match the checksum.
     """
     rest = {key: value for key, value in content.items() if key != CONTENT_SHA256}
     if CONTENT_SHA256 in content and content[CONTENT_SHA256] != _digest(rest):
@@ -378,15 +377,15 @@ def _digest(content: object) -> str:
 
 @contextmanager
 def reading(path: Path | str, remedy: str = "make it again") -> Iterator[None]:
-    """Raises ValueError, with the file's name, for any error that a damaged file leads to.
+    """Turns any error caused by a damaged file into a ValueError with the file's name.
 
-    An error that names the file stays as it is, and so does one of a file that cannot be opened.
+    An error that already names the file, or that the file cannot be opened, stays as it is.
     """
     try:
         yield
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # readers of damaged bytes raise all kinds, Rust's Exception itself
+    except Exception as error:  # damaged bytes raise all kinds of errors, in Rust even Exception
         if str(path) in str(error):
             raise
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -1,7 +1,7 @@
 """Defines similarity kernels, the functions kappa of Eq. 1 that weigh a key for a query.
 
-A kernel is given by its log-similarity, because attention normalises: softmax over log-similarities
-*is* kernel attention, in a form that neither overflows nor divides zero by zero.
+A kernel is defined by its log-similarity. Attention normalises, so a softmax over log-similarities
+*is* kernel attention, and it neither overflows nor divides zero by zero.
 """
 
 import math
@@ -37,7 +37,7 @@ def check_kernel(kernel: Kernel) -> None:
 
 
 def _clamped_log(similarity: Tensor) -> Tensor:
-    """Takes the log, with 0 replaced by the smallest normal number: its gradient there is 0."""
+    """Takes the log, clamped at the smallest normal number; the gradient at 0 is 0."""
     return similarity.clamp_min(torch.finfo(similarity.dtype).tiny).log()
 
 
@@ -65,22 +65,22 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Computes <q, k> ** degree, degree even (section 2); degree 0 weighs every key alike."""
+    """Computes <q, k> ** degree, degree even (section 2); degree 0 weighs all keys equally."""
 
     degree: int = 2
 
     def __post_init__(self) -> None:
         if not is_integer(self.degree) or self.degree < 0 or self.degree % 2:
             raise ValueError(f"degree is {self.degree!r}; it must be an even integer >= 0")
-        object.__setattr__(self, "degree", int(self.degree))  # numpy's have another repr
+        object.__setattr__(self, "degree", int(self.degree))  # numpy integers have another repr
 
     def log_similarity(
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
         """Computes degree * log |<q, k>|, the log clamped at the smallest normal number.
 
-        With the clamp <q, k> = 0 has a logarithm; queries and keys so small that all products lie
-        below it weigh every key alike.
+        The clamp keeps the log of <q, k> = 0 finite. If all products are below it, all keys weigh
+        the same.
         """
         return self.degree * _clamped_log((query @ key.transpose(-2, -1)).abs())
 
@@ -91,7 +91,7 @@ class Elu:
 
     def features(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Computes Phi(x) = 1 + elu(x), elementwise and positive: 1 + x above 0, exp(x) below."""
-        # 1 + (exp(x) - 1), as elu computes it, has no digits left at x = -17 in fp32.
+        # elu's 1 + (exp(x) - 1) has no digits left at x = -17 in fp32.
         return relu(x) + x.clamp_max(0).exp()
 
     def log_similarity(

@@ -1,4 +1,4 @@
-"""Compiles C++ on first use, for loops whose steps are too short for tensors."""
+"""Compiles C++ on first use, for loops whose steps are too small for tensor operations."""
 
 import ctypes
 import logging
@@ -18,10 +18,10 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-f
 
 @cache
 def library(source: Path, *constants: str) -> ctypes.CDLL | None:
-    """Builds a source once per machine, with macros defined; None where it cannot be built.
+    """Builds a source once per machine, with these macros; returns None if it cannot be built.
 
-    A library is code, so it is loaded only from a folder that nobody else can write, and only
-    unchanged. Where no such folder can be written every process builds its own.
+    A library is code, so it is loaded only if unchanged and from a folder that nobody else can
+    write. Without such a folder, each process builds its own copy.
     """
     log = logging.getLogger(__name__)
     compiler = (
@@ -45,11 +45,11 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
 
 
 def _build(command: list[str], source: Path, scratch: Path) -> Path:
-    """Finds the library of this source, compiler and kind of processor, or compiles it.
+    """Finds the library for this source, compiler and processor type, or compiles it.
 
-    It is kept in the user's cache; in `scratch`, with a warning, where that cannot be.
+    It goes into the user's cache, or, if that fails, into `scratch` with a warning.
     """
-    # The macros tell the compiler's version and every instruction set that "native" stands for.
+    # The macros name the compiler's version and the instruction sets that "native" stands for.
     macros = [*command, "-dM", "-E", "-x", "c++", os.devnull]
     kind = subprocess.run(macros, capture_output=True, check=True).stdout
     digest = sha256(source.read_bytes() + kind + " ".join(command).encode()).hexdigest()[:16]
@@ -59,16 +59,16 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
         target, written = folder / name, folder / f"{name}.sha256"
         if _is_whole(target, written):
             return target
-        # Built in the folder that it is moved to: the move is one step on every disk.
+        # Built in the target's folder, so that the move is atomic.
         with tempfile.TemporaryDirectory(dir=folder) as beside:
             built = _compile(command, source, Path(beside) / name)
-            with built.open("rb") as file:  # after a loss of power it is whole or not there
+            with built.open("rb") as file:  # after a power loss it is complete or absent
                 os.fsync(file.fileno())
             line = _line(built)
             built.replace(target)
         write_text(written, line)
         return target
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
         logging.getLogger(__name__).warning(
             "%s: the value-aware search is compiled again in every process; set XDG_CACHE_HOME to "
             "a folder of yours",
@@ -78,10 +78,10 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
 
 
 def _cache() -> Path:
-    """Creates the user's cache folder; PermissionError where others could put a library there."""
+    """Creates the user's cache folder; PermissionError if others could write a library there."""
     above = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = above / "value_aware_attention"
-    # On many systems a user's own group may write to ~/.cache: it has no other member.
+    # On many systems ~/.cache is writable by the user's own group, which has no other member.
     for made, bits in ((above, 0o002), (folder, 0o022)):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(made, bits):
@@ -92,13 +92,13 @@ def _cache() -> Path:
 
 
 def _is_ours(path: Path, bits: int = 0o022) -> bool:
-    """Tells whether a path is this user's or root's, and gives others none of the mode's bits."""
+    """Returns whether this user or root owns a path and its mode has none of `bits`."""
     status = path.stat()
     return status.st_uid in (0, os.getuid()) and not status.st_mode & bits
 
 
 def _is_whole(library: Path, written: Path) -> bool:
-    """Tells whether a library is ours, and as it was when its sha256 was written beside it."""
+    """Returns whether a library is ours and matches the sha256 that was written next to it."""
     is_ours = library.is_file() and written.is_file() and _is_ours(library)
     return is_ours and written.read_bytes() == _line(library).encode()
 

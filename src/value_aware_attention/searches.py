@@ -1,3 +1,3 @@
-"""Names how hard value-aware keys are searched, for a command line that has not imported torch."""
+"""Names the levels of value-aware search, for command lines that have not imported torch."""
 
 SEARCHES = ("fast", "default", "best")

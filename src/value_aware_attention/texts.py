@@ -1,4 +1,4 @@
-"""Reads texts from files, in the one way in which every command and app reads them.
+"""Reads texts from files; all commands and apps read them through this module.
 
     report = probe.probe(model, tokenizer, read_texts("notes.txt"))
 
@@ -18,30 +18,28 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, cast
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".tokens")  # in any case, `.gz` apart
+SUFFIXES = (".txt", ".md", ".jsonl", ".tokens")  # case-insensitive; `.gz` may follow
 ALLOWED = f"{', '.join(SUFFIXES)}, plain or .gz"
 
 
 def read_texts(
     path: Path | str, *, field: str = "text", show: Callable[[str], None] | None = None
 ) -> Iterator[str]:
-    r"""Reads the texts of a file, of all files below a folder, or of those that a glob matches.
+    r"""Reads the texts of a file, of all files below a folder, or of all matches of a glob.
 
     `.txt` and `.md`: one text a file. `.jsonl`: the string `field` of each line. `.tokens`:
-    WikiText's format, one text per level-1 heading ` = Title = `. Each is plain or `.gz`, UTF-8
-    with or without a byte order mark. A line that ends in `\r\n` is read as one that ends in `\n`;
-    nothing else is changed. Files come in the order of their paths. Links are followed, and a
-    folder that is reached twice is read once. Files of a folder or glob that are hidden or end
-    otherwise are left out.
+    WikiText's format, one text per level-1 heading ` = Title = `. Each is plain or `.gz`, in UTF-8
+    with or without a byte order mark. `\r\n` is read as `\n`; nothing else is changed. Files come
+    in the order of their paths. Links are followed; a folder reached twice is read once. Within a
+    folder or glob, hidden files and files with other suffixes are skipped.
 
-    Raises, when the first text is asked for, FileNotFoundError where there is no such file, and
-    ValueError for one that is named and ends otherwise, or whose content is not what its name says.
+    When the first text is requested, raises FileNotFoundError if there is no such file, and
+    ValueError if a named file has another suffix or if content does not match the suffix.
 
     Args:
         path: File, folder or glob (`*`, `?`, `[...]`, and `**` for any folders).
-        field: Of a `.jsonl` line, the key of its text.
-        show: Is given one line that counts what is left out, if anything is. None: nothing is
-            shown.
+        field: Key of the text in a `.jsonl` line.
+        show: Called with one line that counts the skipped files, if there are any.
     """
     counts: Counter[str] = Counter()
     files = sorted(text_paths(Path(path), counts))
@@ -56,9 +54,9 @@ def read_texts(
 
 
 def text_paths(path: Path, counts: Counter[str] | None = None) -> Iterator[Path]:
-    """Yields the text files that a path names; `counts` gets, by reason, what else is there.
+    """Yields the text files that a path names; `counts` collects the other files by reason.
 
-    Raises FileNotFoundError where there is none, ValueError for a file that ends otherwise.
+    Raises FileNotFoundError if there are none, ValueError for a file with another suffix.
     """
     if path.is_file() and suffix(path) not in SUFFIXES:
         raise ValueError(f"{path}: unknown suffix, allowed are {ALLOWED}")
@@ -80,11 +78,11 @@ def _left_out(counts: Counter[str]) -> str:
 
 
 def _files(path: Path) -> Iterable[Path]:
-    """Lists all files that a path names; of a folder that a glob matches, those below it."""
+    """Lists all files that a path names; for a folder that a glob matches, the files below it."""
     if path.exists():
         return _below(path)
     files = sorted(chain.from_iterable(_below(Path(match)) for match in _matches(str(path))))
-    # a file that several matches hold comes once, under the first of its paths
+    # a file below several matches is listed once, under its first path
     by_place = {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}
     return by_place.values()
 
@@ -94,7 +92,7 @@ def _below(path: Path) -> Iterable[Path]:
 
 
 def _matches(pattern: str) -> Iterable[str]:
-    """Lists what a glob matches; `**` does not go round in a loop of links."""
+    """Lists the matches of a glob; `**` does not follow loops of links."""
     parts = Path(pattern).parts
     if "**" not in parts:
         return glob(pattern)
@@ -105,9 +103,9 @@ def _matches(pattern: str) -> Iterable[str]:
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
-    """Yields each folder that is not hidden, with its files and hidden folders.
+    """Yields each folder that is not hidden, with its files and its hidden folders.
 
-    Each real folder comes once, those behind links after the others.
+    Each real folder comes once; folders behind links come last.
     """
     visited, waiting = set[str](), deque([top])
     while waiting:
@@ -123,7 +121,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, Iterable[Path]]]:
 
 
 def _why_not(path: Path) -> str:
-    """Says why a path in a folder is not read; "" for a text, and for a broken link to one."""
+    """Returns the reason for skipping a path in a folder; "" for a text or a broken link to one."""
     if path.name.startswith("."):
         return "hidden"
     if suffix(path) not in SUFFIXES:
@@ -147,10 +145,10 @@ def _texts(file: Path, lines: Iterator[str], field: str) -> Iterator[str]:
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:
-    """Joins WikiText's lines into articles; every line is kept, its end is a token of the corpus.
+    """Joins WikiText's lines into articles and keeps all line ends, which are tokens of the corpus.
 
-    An article starts at a level-1 heading (` = Title = `, a section has ` = = `) between two empty
-    lines; without the empty lines, formulas and scores would pass for headings.
+    An article starts at a level-1 heading (` = Title = `; sections have ` = = `) between two empty
+    lines. Without the empty lines, formulas and scores would count as headings.
     """
     article: list[str] = []
     for line, after in pairwise(chain((line.rstrip("\n") for line in lines), [""])):
@@ -195,7 +193,7 @@ def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:
 def _reading(file: Path) -> Iterator[Iterator[str]]:
     try:
         with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as raw:
-            # newline="\n" splits at line feeds alone: WikiText has lines with other separators
+            # newline="\n" splits only at line feeds: WikiText has other separators within lines
             text = TextIOWrapper(cast(BinaryIO, raw), encoding="utf-8-sig", newline="\n")
             yield (line.replace("\r\n", "\n") for line in text)
     except UnicodeDecodeError as error:

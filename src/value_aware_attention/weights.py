@@ -13,14 +13,14 @@ def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch 
 
 
 def usable(weights: Float[Tensor, "*batch N M"]) -> Bool[Tensor, "*batch N M"]:
-    """Finds the keys that attention's own weights can use: those that did not underflow to 0."""
+    """Returns a mask of the keys whose attention weight did not underflow to 0."""
     return weights >= torch.finfo(weights.dtype).tiny
 
 
 def or_overflow(
     weights: Float[Tensor, "*batch N R"], alpha: Float[Tensor, "*#batch N M"]
 ) -> Float[Tensor, "*batch N R"]:
-    """Replaces weights by NaN in rows whose attention weights alpha are NaN: scores overflow."""
+    """Sets weights to NaN in rows whose alpha is NaN because scores overflowed."""
     return weights.masked_fill(alpha.detach().sum(dim=-1, keepdim=True).isnan(), torch.nan)
 
 
@@ -31,18 +31,18 @@ def top_keys(
     *,
     is_sorted: bool = True,
 ) -> Int[Tensor, "*batch N R"]:
-    """Returns the min(r, M) keys with the largest scores, the lowest indices among equals.
+    """Returns the min(r, M) keys with the largest scores; ties go to the lowest index.
 
-    They are in the order of their scores, or in any with `is_sorted` False, which is faster.
-    Keys that are not allowed come last: they are named only in rows with fewer than r others.
+    They are sorted by score; `is_sorted` False leaves them unsorted and is faster. Keys that are
+    not allowed come last: they appear only in rows with fewer than r allowed keys.
     """
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     top = scores.topk(min(r, scores.shape[-1]), dim=-1, sorted=is_sorted)
     if not top.indices.numel():
         return top.indices
-    # topk breaks ties as it likes. That matters where equals are left out, and only there a
-    # stable sort decides: sorting every row would cost several times the attention itself.
+    # topk breaks ties arbitrarily, which matters only where some of the tied keys are left out.
+    # Only those rows get a stable sort: sorting every row would cost several times the attention.
     last = top.values[..., -1:] if is_sorted else top.values.amin(dim=-1, keepdim=True)
     cut = (scores == last).sum(dim=-1) > (top.values == last).sum(dim=-1)
     cut &= last[..., 0] > -torch.inf
@@ -53,7 +53,7 @@ def top_keys(
 def dense_weights(
     indices: Int[Tensor, "*batch N R"], weights: Float[Tensor, "*batch N R"], keys: int
 ) -> Float[Tensor, "*batch N M"]:
-    """Scatters kept weights onto all keys; a key named twice gets the sum."""
+    """Scatters the weights onto all keys; repeated indices are summed."""
     zeros = weights.new_zeros(*weights.shape[:-1], keys)
     return zeros.scatter_add(-1, indices, weights)
 
@@ -63,7 +63,7 @@ def weighted_sum(
     weights: Float[Tensor, "*batch N R"],
     value: Float[Tensor, "*#batch M V"],
 ) -> Float[Tensor, "*batch N V"]:
-    """Computes sum_r weights_r value[indices_r]; reads only the keys kept where they are few."""
+    """Computes sum_r weights_r value[indices_r]; with few indices it reads only these values."""
     keys, width = value.shape[-2:]
     if 8 * indices.shape[-1] > keys or indices.numel() == 0:
         return dense_weights(indices, weights, keys) @ value
@@ -76,5 +76,5 @@ def weighted_sum(
 
 
 def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
-    """Returns the vector of least norm: of outputs, one that no distant value has moved far."""
+    """Returns the vector of smallest norm; among outputs, distant values moved it least."""
     return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)

@@ -1,1 +1,1 @@
-"""The study: what reproduces the paper with the library, from corpus to report."""
+"""The study: it reproduces the paper with the library, from corpus to report."""

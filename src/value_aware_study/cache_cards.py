@@ -1,4 +1,4 @@
-"""Cards of cache methods: a file of conf/cache for each, the only list it is on."""
+"""Cards of cache methods. Each file of conf/cache is one card; no other list names them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ CACHE_METHODS = CONF / "cache"
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCard(MethodCard):
-    """Describes a cache method, whose arguments take the number of keys from `caches.r`.
+    """Describes a cache method. Its arguments take the number of keys from `caches.r`.
 
     Attributes:
-        after: Options of `AfterPrefix` at its authors' settings: a float is a share of r, "all"
-            the prefix. None = not a published method of its own.
+        after: Options of `AfterPrefix` in the authors' settings. A float is a share of r; "all"
+            means the whole prefix. None = not published as a method.
     """
 
     after: Mapping[str, Any] | None = None
@@ -31,12 +31,12 @@ class CacheCard(MethodCard):
         return instantiate(whole.method)
 
     def after_prefix(self, after: Mapping[str, Any], r: int, prefix: int) -> AfterPrefix:
-        """Builds the method with r keys of a prefix, and options as cards give them."""
+        """Builds the method with r keys of a prefix, with options as cards write them."""
         return AfterPrefix(self.method(r), prefix=prefix, **self.options(after, r, prefix))
 
     @staticmethod
     def options(after: Mapping[str, Any], r: int, prefix: int) -> dict[str, Any]:
-        """Returns the options of `AfterPrefix` that cards give, in numbers."""
+        """Converts a card's options of `AfterPrefix` to numbers."""
         return {
             name: round(x * r) if isinstance(x, float) else prefix if x == "all" else x
             for name, x in after.items()

@@ -1,8 +1,8 @@
-"""Method cards: a file of conf/approximation for each method, the only list it is on.
+"""Method cards. Each file of conf/approximation is one card; no other list names the methods.
 
-A file holds the arguments of a method, which apps compose, and under `card` the facts that apps and
-the report need. Only a checkout has these files; the library itself reads none. Every app imports
-this module, so it knows nothing of cache methods: `cache_cards` does.
+A file holds a method's arguments, which apps compose, and under `card` the facts that apps and the
+report need. Only a checkout has these files; the library reads none. Every app imports this module,
+so cards of cache methods live in `cache_cards`.
 """
 
 import math
@@ -19,17 +19,17 @@ CONF = Path(__file__).parents[2] / "conf"
 APPROXIMATIONS = CONF / "approximation"
 
 GIVEN = ("name", "path", "target", "arguments")
-"""Fields of a card that its file gives outside of `card`"""
+"""Fields of a card that do not come from `card` in its file"""
 C = TypeVar("C", bound="MethodCard")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodCard:
-    """Describes a method: `target` called with `arguments`, its name, its place among others.
+    """Describes a method: `target` is called with `arguments`.
 
     Attributes:
         name: The option's name.
-        path: Its file, as messages name it.
+        path: Its file, for messages.
         label: Its name in tables and figures.
         place: Its place in tables, legends and records, smallest first.
     """
@@ -42,7 +42,7 @@ class MethodCard:
     place: float = math.inf
 
     def build(self, **changes: Any) -> dict[str, Any]:
-        """Returns what Hydra instantiates: the target and its arguments, some of them changed."""
+        """Returns what Hydra instantiates: the target and its arguments, with `changes`."""
         return {"_target_": self.target, **self.arguments, **changes}
 
 
@@ -51,24 +51,23 @@ class Card(MethodCard):
     """Describes an approximation, and how it is shown, measured and varied.
 
     Attributes:
-        kernels: The kernels that it approximates, as its class says; none = all.
-        causal: Whether it can attend causally, as its class says.
+        kernels: The kernels that it approximates, from its class; none = all.
+        causal: Whether it can attend causally, from its class.
         keeps: The part of attention that it keeps, in words, for the table of methods.
-        oracle: Whether it needs the exact weights or outputs, which a practical method would
-            predict.
-        mark: `colour` and `shape`; `shades` in place of `colour` where curves have none of their
-            own.
-        curves: Argument -> value -> `label` (and mark) of the curve: settings that no line
+        oracle: Whether it needs the exact weights or outputs. A practical method would predict
+            them.
+        mark: `colour` and `shape`. `shades` replaces `colour` for curves without a colour.
+        curves: Argument -> value -> `label` (and mark) of the curve. For settings that no line
             connects.
         size: Format of a setting's size after the label; empty = its r, such as "65".
-        axes: Axes of `evaluate`'s grid: argument -> its values, or the config key that has them.
-        decoder: Axes of its cells on a pretrained decoder, as `axes`; None = it has none there.
-        survey: `vary`, the argument that meets a budget (null: it has none), and others that differ
-            there; None = not in the survey.
+        axes: Axes of `evaluate`'s grid: argument -> its values, or the config key of the values.
+        decoder: `axes` for a pretrained decoder; None = not measured there.
+        survey: `vary`, the argument that meets a budget (null: none), and arguments that differ in
+            the survey; None = not in the survey.
         benchmark: Entries of the benchmark, as conf/benchmark.yaml describes them.
         explored: Its name in the token explorer, which shows methods with r keys; empty = not
             shown.
-        train: Arguments that differ in a model trained with it; None = it gives no gradients.
+        train: Arguments that differ in a model trained with it; None = it has no gradients.
     """
 
     kernels: Sequence[str] = ()
@@ -86,7 +85,7 @@ class Card(MethodCard):
     train: Mapping[str, Any] | None = field(default_factory=dict)
 
     def method(self, r: int) -> Any:
-        """Builds the method with r keys a query."""
+        """Builds the method with r keys per query."""
         return instantiate(self.build(r=r))
 
     def curve(self, setting: Mapping[str, Any]) -> str:
@@ -98,7 +97,7 @@ class Card(MethodCard):
         return ", ".join([self.label, *labels])
 
     def marks(self) -> dict[str, Mapping[str, str]]:
-        """Collects the marks of the curves that have one of their own."""
+        """Collects the curves that have marks of their own, with these marks."""
         own = {self.label: self.mark} if "colour" in self.mark else {}
         return own | {
             self.curve({argument: value}): mark
@@ -117,8 +116,8 @@ def cards(folder: Path = APPROXIMATIONS) -> Mapping[str, Card]:
 def read_cards(kind: type[C], folder: Path) -> Mapping[str, C]:
     """Reads the cards of a folder, by option name, in the order of their places.
 
-    Raises ValueError, naming file and key, for a card without a label, with a key that is none of
-    its kind, or with the label of another; FileNotFoundError where there are no cards.
+    Raises ValueError, naming file and key, for a missing label, an unknown key, or a label that
+    another card has; FileNotFoundError if there are no cards.
     """
     found = [_read(kind, file) for file in folder.glob("*.yaml")]
     if not found:
@@ -133,7 +132,7 @@ def read_cards(kind: type[C], folder: Path) -> Mapping[str, C]:
 
 def _read(kind: type[C], file: Path) -> C:
     """Reads the card of one file."""
-    path = "/".join(file.parts[-3:])  # wherever the checkout is
+    path = "/".join(file.parts[-3:])  # the same in every checkout
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""The token explorer of one sentence as a page of its own: value-aware explain."""
+"""The token explorer of one sentence, as a separate page: value-aware explain."""
 
 from argparse import ArgumentParser
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 def main(arguments: list[str] | None = None, prog: str | None = None) -> None:
     """Reads the command line, writes the page and prints its name.
 
-    Raises ValueError and OSError, before a model is loaded, where the page cannot be written.
+    Raises ValueError and OSError, before a model is loaded, if the page cannot be written.
     """
     made = ArgumentParser(
         prog=prog,
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None, prog: str | None = None) -> None:
 
 
 def explain(model: str, sentence: str, output: Path) -> None:
-    """Writes the page of a sentence. Raises ValueError for one that it cannot show whole."""
+    """Writes the page of a sentence. Raises ValueError if it cannot show the whole sentence."""
     from value_aware_attention.files import new_file
     from value_aware_attention.hugging_face.layers import positions
     from value_aware_attention.hugging_face.saved import short_name

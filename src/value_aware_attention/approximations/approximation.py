@@ -1,4 +1,4 @@
-"""Defines the interface of approximations, and of those that keep a few keys per query."""
+"""Defines the interface of approximations, and of sparse ones, which keep a few keys per query."""
 
 from abc import ABC, abstractmethod
 
@@ -14,22 +14,22 @@ from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import weighted_sum
 
 FEW_DIGITS = 1e-8
-"""Part of the largest ||v||^2 below which an error is nearly all rounding in fp32"""
+"""Errors below this fraction of the largest ||v||^2 are nearly all rounding in fp32"""
 
 
 class Approximation(nn.Module, ABC):
-    """Approximates exact attention, with its inputs and an output of its shape.
+    """Approximates exact attention; inputs and output shape are those of `attention`.
 
     Attributes:
-        supports_causal: False: the choice of keys would depend on later positions, so a causal mask
-            is refused.
-        needs_shared_keys: True: a mask must hide the same keys from every query (padding), shape
+        supports_causal: Whether causal masks are supported; False if the choice of keys would
+            depend on later positions.
+        needs_shared_keys: Whether a mask must hide the same keys from every query (padding), shape
             (..., 1, keys).
-        kernels: The kernels it can approximate; empty = every kernel.
-        queries_alone: True: the output of a query depends on no other query, nor on its place among
-            them.
-        differentiable_weights: False: its weights are searched for or drawn, so only `value` is
-            given a gradient.
+        kernels: The supported kernels; empty = all kernels.
+        queries_alone: Whether a query's output is independent of the other queries and of its index
+            among them.
+        differentiable_weights: False if weights are searched for or drawn; only `value` then gets a
+            gradient.
     """
 
     supports_causal: bool = True
@@ -50,9 +50,9 @@ class Approximation(nn.Module, ABC):
     ) -> Float[Tensor, "*batch N V"]:
         """Returns the approximate output in the dtype of `value`; fully masked rows give zeros.
 
-        Raises ValueError for NaN and infinity in a query, or in a key or value that one sees, where
-        looking for them is free: on the CPU, outside of training, torch.compile and torch.func.
-        Elsewhere they give NaN. Methods that choose keys by their numbers always raise it.
+        Raises ValueError for NaN and infinity in queries and in visible keys and values if the
+        check is free: on the CPU, outside training, torch.compile and torch.func. Otherwise they
+        give NaN. Methods that choose keys by their content always raise it.
         """
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
@@ -63,7 +63,7 @@ class Approximation(nn.Module, ABC):
             return self.approximate(call).to(value.dtype)
 
     def check(self, call: Call) -> Call:
-        """Returns the call, if it is one that this method supports; ValueError otherwise."""
+        """Returns the call if this method supports it; ValueError otherwise."""
         name, mask = type(self).__name__, call.attn_mask
         if call.is_causal and not self.supports_causal:
             raise ValueError(f"{name} does not support is_causal: its choice of keys would leak")
@@ -95,7 +95,7 @@ class Approximation(nn.Module, ABC):
         """Counts the multiply-adds per query; see `error.budget`."""
 
     def extra_repr(self) -> str:
-        """Lists the constructor's arguments, by which the records of a method are found again."""
+        """Lists the constructor's arguments; records of a method are looked up by this text."""
         return arguments_shown(self)
 
 
@@ -103,7 +103,7 @@ class SparseApproximation(Approximation):
     """Keeps at most `r` keys per query.
 
     Attributes:
-        solves_for_weights: True: weights come from a solver, and an evaluation records its largest
+        solves_for_weights: Whether weights come from a solver; evaluations then record its largest
             support and error.
     """
 
@@ -128,7 +128,7 @@ class SparseApproximation(Approximation):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> SparseWeights:
-        """Returns the keys kept for each query, their weights, and the output error they leave."""
+        """Returns the keys kept per query, their weights, and the output error."""
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         )
@@ -137,7 +137,7 @@ class SparseApproximation(Approximation):
             output = weighted_sum(indices, weights, call.centred.value)
             error = squared_output_error(output, call.centred.output())
             small = error <= FEW_DIGITS * call.centred.largest_squared_norm()
-            # Every key that a pattern keeps may be masked: o~ = 0, wherever values are centred.
+            # If all keys of a pattern are masked, o~ = 0 in the original, uncentred values.
             if (nothing := weights.sum(dim=-1) == 0).any():
                 error = call.seen.output().square().sum(dim=-1).where(nothing, error)
                 small = small & ~(nothing & (error > 0))
@@ -145,7 +145,7 @@ class SparseApproximation(Approximation):
             return self.recomputed(call, chosen, small)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
-        # Block by block to the output: all keys kept, with their indices, may be N x M numbers.
+        # Block by block up to the output: the indices of all kept keys may be N x M numbers.
         blocks = call.blocks(self.elements_per_query(call))
         return torch.cat([weighted_sum(*self.choose(block), call.value) for block in blocks], -2)
 
@@ -161,18 +161,18 @@ class SparseApproximation(Approximation):
         return torch.cat(indices, dim=-2), torch.cat(weights, dim=-2)
 
     def elements_per_query(self, call: Call) -> int:
-        """Counts the elements held to choose the keys of one query; 0 = its M weights."""
+        """Counts the elements held while choosing the keys of one query; 0 = its M weights."""
         return 0
 
     @abstractmethod
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """Returns indices and weights of the keys kept, in at most M slots."""
+        """Returns the indices and weights of the kept keys, in at most M slots."""
 
     @torch.no_grad()
     def recomputed(
         self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
-        """Recomputes in fp64 small errors, which in fp32 are nearly all rounding."""
+        """Recomputes small errors in fp64; in fp32 they are nearly all rounding."""
         for rows in rows_in_fp64(call, small) if chosen.error.dtype == torch.float32 else ():
             before = chosen.error[..., rows.place]
             error = rows.error(chosen).float().where(small[..., rows.place], before)
@@ -186,7 +186,7 @@ class SparseApproximation(Approximation):
 def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N #M"] | None) -> None:
     """Raises ValueError for NaN or infinity in visible keys and values and in queries that see."""
     tensors = {"query": call.query, "key": call.key, "value": call.value}
-    # Sums are several times faster, and where they are finite everything is.
+    # Sums are several times faster; if they are finite, so are all elements.
     if torch.stack([x.sum().float() for x in tensors.values()]).isfinite().all():
         return
     if visible is not None:

@@ -1,8 +1,8 @@
-"""Computes kernel attention over a pattern in plain torch; pairs outside it cost nothing.
+"""Computes kernel attention over a pattern in plain torch, without cost for pairs outside it.
 
-A block of queries is scored against the keys that any of its queries may see. The pieces of a
-pattern are grouped differently and computed one after the other; their states are merged at the
-end. No matrix of all pairs of a query and a key is held.
+A block of queries is scored against the keys that any of its queries may see. Each piece of a
+pattern has its own grouping; the pieces are computed in turn and their states merged at the end. No
+N x M matrix is held.
 """
 
 from collections.abc import Iterator
@@ -20,15 +20,15 @@ from value_aware_attention.kernels import Kernel
 
 QUERIES_AT_ONCE = 64
 DENSE = 16
-"""Ratio of all keys to listed ones above which these are gathered: to gather a pair takes a CPU as
-long as to compute a hundred by the fused kernel."""
+"""Listed keys are gathered if they are fewer than 1 / DENSE of all keys. On a CPU, gathering a pair
+takes as long as computing a hundred in the fused kernel."""
 
 Index = slice | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Holds some queries, the keys that any of them sees, and the visible pairs; None = all."""
+    """Holds some queries, the keys that any of them sees, and the visible pairs (None = all)."""
 
     queries: Index
     keys: Index
@@ -37,10 +37,10 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Holds a piece cut into blocks; `rows` are the queries in the order of the blocks.
+    """Holds a piece cut into blocks; `rows` are the queries in block order.
 
     Attributes:
-        complete: True: the outputs of the blocks, one after the other, are those of all queries.
+        complete: Whether the blocks' outputs, concatenated, are all outputs in order.
     """
 
     blocks: tuple[Block, ...]
@@ -58,7 +58,7 @@ def block_sparse_attention(call: Call, pattern: Pattern) -> Float[Tensor, "*batc
 
 
 def pairs(pattern: Pattern, queries: int, keys: int) -> int:
-    """Counts the pairs of query and key that the pattern keeps, for the last N of M positions."""
+    """Counts the (query, key) pairs of the pattern; queries are the last N of M positions."""
     count = 0
     for piece in pattern.pieces:
         if piece.listed is not None:
@@ -70,7 +70,7 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
 
 
 def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
-    """Computes a pattern of one piece, of which each block is attention of its own."""
+    """Computes a pattern of one piece, with one attention call per block."""
     layout = _layout(piece, call.query.shape[-2], call.keys, call.query.device)
     if not layout.blocks:
         return call.zeros()
@@ -80,7 +80,7 @@ def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
 
 
 def _state(call: Call, piece: Piece) -> AttentionState | None:
-    """Computes the attention state over the pairs of one piece; None where there is no pair."""
+    """Computes the attention state over the pairs of one piece; None if it has no pairs."""
     queries = call.query.shape[-2]
     if _is_gathered(piece, call.keys):
         parts = list(_each_its_own(call, piece))
@@ -99,7 +99,7 @@ def _concatenated(states: list[AttentionState]) -> AttentionState:
 
 
 def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> AttentionState:
-    """Scatters the states of some queries to their rows; every other query gets an empty state."""
+    """Scatters the states of some queries to their rows; the other queries get an empty state."""
     nothing = (state.values, 0.0), (state.total, 0.0), (state.log_scale, -torch.inf)
     return AttentionState(
         *(
@@ -110,12 +110,12 @@ def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> Att
 
 
 def _is_gathered(piece: Piece, keys: int) -> bool:
-    """Tells whether keys are gathered for each query, not read by a whole block of queries."""
+    """Returns whether keys are gathered per query instead of read per block of queries."""
     return piece.listed is not None and piece.listed.shape[-1] * DENSE < keys
 
 
 def _cut(call: Call, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
-    """Takes the queries, keys and values of a block, with the kernel and the visible pairs."""
+    """Returns the queries, keys, values, kernel and visible pairs of a block."""
     query = _take(call.query, block.queries)
     key, value = (_take(x, block.keys) for x in (call.key, call.value))
     visible, mask = block.visible, call.attn_mask
@@ -140,7 +140,7 @@ def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
         mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], len(indices), call.keys)
         visible = visible & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
     heads = max(1, torch.Size(call.batch).numel())
-    # Keys and values are gathered beside each other, and multiplied: a quarter of what may be held.
+    # The gathered keys and values and their products coexist, so each gets a quarter of the limit.
     elements = heads * max(1, indices[:1].numel() * call.key.shape[-1])
     rows = max(1, max_elements() // 4 // elements)
     for first in range(0, len(indices), rows):
@@ -156,7 +156,7 @@ def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
 
 
 def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
-    """Returns the listed keys (N, R), and which of them the piece sees."""
+    """Returns the listed keys (N, R) and a mask of those that the piece sees."""
     assert piece.listed is not None
     listed = piece.listed[keys - queries :]
     visible = piece.sees(torch.arange(keys - queries, keys)[:, None], listed) & (listed >= 0)
@@ -164,9 +164,9 @@ def _listed(piece: Piece, queries: int, keys: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
+@torch.inference_mode(False)  # cached for later calls; autograd cannot save inference tensors
 def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layout:
-    """Finds the keys of every block, cached: it reads the pattern at every pair once."""
+    """Finds the keys of all blocks; cached, because it evaluates the pattern at every pair."""
     blocks: list[Block] = []
     rows = [torch.arange(0)]
     for query, key in _candidates(piece, queries, keys):
@@ -184,7 +184,7 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
 
 
 def _pairs(piece: Piece, query: Int[Tensor, " B"], key: Int[Tensor, " C"]) -> Bool[Tensor, "B C"]:
-    """Tells which pairs are in the piece; listed keys are scattered, not searched for."""
+    """Returns a mask of the pairs in the piece; listed keys are scattered instead of searched."""
     if piece.listed is None:
         return piece.sees(query[:, None], key).expand(len(query), len(key))
     listed = piece.listed[query]
@@ -207,7 +207,7 @@ def _candidates(piece: Piece, queries: int, keys: int) -> Iterator[tuple[Tensor,
 
 
 def _index(positions: Int[Tensor, " B"], device: torch.device) -> Index:
-    """Turns evenly spaced positions into a slice, which is read without a copy."""
+    """Converts evenly spaced positions to a slice, which is read without a copy."""
     first, last = int(positions[0]), int(positions[-1])
     step = max(1, (last - first) // max(1, len(positions) - 1))
     if torch.equal(positions, torch.arange(first, last + 1, step)):

@@ -1,4 +1,4 @@
-"""Offers exact attention by the interface of the approximations."""
+"""Offers exact attention through the interface of approximations."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,7 +11,7 @@ from value_aware_attention.kernels import Exponential, Kernel
 
 
 class Exact(Approximation):
-    """Computes Eq. 1 with every key: the baseline of every table."""
+    """Computes Eq. 1 with all keys, the baseline of every table."""
 
     def forward(
         self,
@@ -23,7 +23,7 @@ class Exact(Approximation):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N V"]:
-        """Calls `attention`, with its own choice of precision and of fused code."""
+        """Calls `attention`, which chooses its own precision and fused code."""
         return attention(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:

@@ -1,9 +1,9 @@
-"""Computes attention by feature maps, kappa(q, k) ~ <Phi(q), Phi(k)>, in O(L), causal too.
+"""Computes attention by feature maps, kappa(q, k) ~ <Phi(q), Phi(k)>, in O(L), also causally.
 
-The sums over keys of Phi(k) v and of Phi(k) serve every query (Katharopoulos et al., 2020). Under a
-causal mask the sequence is cut into chunks: within a chunk all pairs are scored, everything before
-it is in the running sums. Features are kept as logarithms times a bounded factor, and the sums are
-kept relative to the largest feature *so far*: no later key enters, and nothing over- or underflows.
+All queries share the sums over keys of Phi(k) v and of Phi(k) (Katharopoulos et al., 2020). Under a
+causal mask the sequence is cut into chunks: pairs within a chunk are scored directly, and running
+sums hold everything before it. Features are stored as a logarithm and a bounded factor, and sums
+relative to the largest feature *so far*: no later key enters, and nothing over- or underflows.
 """
 
 from abc import abstractmethod
@@ -22,9 +22,9 @@ from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Elu
 
 CHUNK = 64
-"""Positions in a chunk, whose pairs are scored directly under a causal mask"""
+"""Positions in a chunk; under a causal mask, pairs within a chunk are scored directly"""
 ROWS_IN_CACHE = 4096
-"""Positions of a block on a CPU, over all heads, so that their features stay in its cache"""
+"""Positions of a block over all heads, so that their features stay in a CPU's cache"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Features:
 
     def scaled(self, shift: Float[Tensor, "*#batch #L #F"]) -> Float[Tensor, "*batch L F"]:
         """Returns Phi(x) exp(shift)."""
-        # A feature that no key has is -inf in both: their sum is -inf, never NaN.
+        # If no key has a feature, both terms are -inf, and their sum is -inf, not NaN.
         size = (self.log + shift).exp()
         return size if self.factor is None else size * self.factor
 
@@ -48,14 +48,14 @@ class FeatureAttention(Approximation):
     """Approximates the kernel by the inner product of features of queries and keys.
 
     Attributes:
-        smallest_total: Least magnitude of the normaliser, in units of the largest visible key's.
+        smallest_total: Least magnitude of the normaliser, relative to the largest visible key.
     """
 
     smallest_total: float = 0.0
 
     @abstractmethod
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
-        """Returns the functions that turn queries, and keys, into their features."""
+        """Returns the feature maps of queries and of keys."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         if call.attn_mask is not None and call.attn_mask.shape[-2] > 1:
@@ -67,7 +67,7 @@ class FeatureAttention(Approximation):
         return torch.cat([state.output(self.smallest_total) for state in states], dim=-2)
 
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
-        """Lets every query read the sums over all keys; blocks of positions fit in the cache."""
+        """Reads the sums over all keys for every query, in blocks that fit in the cache."""
         query_map, key_map = self.feature_maps(call)
         rows = max(call.keys, call.query.shape[-2])
         if call.key.device.type == "cpu":
@@ -82,7 +82,7 @@ class FeatureAttention(Approximation):
             yield _read(query_map(call.query[..., some, :]), sums)
 
     def _causal(self, call: Call) -> Iterator[AttentionState]:
-        """Adds, chunk by chunk, the pairs within it and the sums over all keys before it."""
+        """For each chunk, adds the pairs within it to the sums over all earlier keys."""
         query_map, key_map = self.feature_maps(call)
         past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=call.key.device).tril()
         earlier: AttentionState | None = None
@@ -97,7 +97,7 @@ class FeatureAttention(Approximation):
             earlier = earlier.merge(here) if earlier else here
 
     def _pairwise(self, call: Call) -> Iterator[AttentionState]:
-        """Computes the similarity of every pair under any mask, so that no hidden key enters."""
+        """Computes the similarity of every pair, so that under any mask no hidden key enters."""
         query_map, key_map = self.feature_maps(call)
         key = key_map(call.key)
         for block in call.blocks():
@@ -109,8 +109,8 @@ class LinearAttention(FeatureAttention):
     """Computes <Phi(q), Phi(k)> attention with Phi(x) = 1 + elu(x) (Katharopoulos et al., 2020).
 
     It is exact: the output equals that of `Exact` with the elu kernel, in O(L) time and memory,
-    causal too (section 3.3). It has no other kernel, so pass `kernel=kernels.Elu()`; the default
-    kernel of the call is the exponential one, which it refuses with a ValueError.
+    also causally (section 3.3). Pass `kernel=kernels.Elu()`: any other kernel, such as the default
+    exponential one, raises ValueError.
     """
 
     kernels = (Elu,)
@@ -124,17 +124,17 @@ class LinearAttention(FeatureAttention):
 
 
 def _elu_features(x: Float[Tensor, "*batch L D"]) -> Features:
-    """Computes log(1 + elu(x)): x below 0, log(1 + x) above."""
+    """Computes log(1 + elu(x)), which is x below 0 and log(1 + x) above."""
     return Features(x.where(x <= 0, x.clamp_min(0).log1p()))
 
 
 def _padding(call: Call, keys: slice) -> Bool[Tensor, "*#batch 1 M"] | None:
-    """Tells which keys are not padding; None = all."""
+    """Returns a mask of the keys that are not padding; None = all."""
     return None if call.attn_mask is None else call.attn_mask[..., keys]
 
 
 def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> AttentionState:
-    """Sums Phi(k_j) v_j and Phi(k_j) over the visible keys: the rows are features."""
+    """Sums Phi(k_j) v_j and Phi(k_j) over the visible keys; each row is a feature."""
     if visible is not None:
         key = Features(key.log.where(visible.transpose(-2, -1), -torch.inf), key.factor)
     largest = key.log.detach().amax(dim=-2, keepdim=True)
@@ -144,7 +144,7 @@ def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> Attention
 
 
 def _read(query: Features, sums: AttentionState) -> AttentionState:
-    """Multiplies queries' features with the sums: their states over all keys of the sums."""
+    """Multiplies query features with the sums; returns the queries' states over these keys."""
     largest = sums.log_scale.transpose(-2, -1)
     log_scale = (query.log + largest).detach().amax(dim=-1, keepdim=True)
     features = query.scaled(largest - finite(log_scale))
@@ -166,7 +166,7 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
     similarity = (features[0] @ features[1].transpose(-2, -1)).where(visible, 1.0)
     if not (similarity < torch.finfo(query.dtype).tiny ** 0.75).any():
         return similarity.log() + largest[0] + largest[1].transpose(-2, -1)
-    # Query and key are large in different features: their product is lost, its logarithm is not.
+    # If query and key are large in different features, the product underflows, but not its log.
     heads = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]).numel()
     rows = max(1, max_elements() // max(1, heads * key.shape[-2:].numel()))
     pairs = [
@@ -177,5 +177,5 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
 
 
 def _blocks(length: int, rows: int) -> list[slice]:
-    """Cuts positions into blocks of `rows`; one empty block where there are none."""
+    """Cuts positions into blocks of `rows`; one empty block if there are none."""
     return [slice(first, first + rows) for first in range(0, max(1, length), max(1, rows))]

@@ -18,12 +18,12 @@ from value_aware_attention.error import Sizes
 class FixedPattern(Approximation):
     """Computes Eq. 1 over the pairs of a pattern; a query without visible pairs gives zeros.
 
-    Queries are the last N of M positions; more of them than keys are refused.
+    Queries are the last N of M positions; N > M raises ValueError.
     """
 
     @abstractmethod
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
-        """Returns the pairs of `keys` positions that are kept; under a causal mask pairs with the
+        """Returns the pairs kept among `keys` positions; under a causal mask, pairs with the
         past."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
@@ -44,10 +44,10 @@ class FixedPattern(Approximation):
 
 
 class SparseFixedPattern(FixedPattern, SparseApproximation):
-    """Keeps a fixed pattern of at most `r` keys per query, which can be named one by one."""
+    """Keeps a fixed pattern of at most `r` keys per query, which can be listed."""
 
     queries_alone = False
-    check_finite = Approximation.check_finite  # no number moves the choice of keys
+    check_finite = Approximation.check_finite  # the choice of keys is independent of the inputs
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         slots = _slots(self._pattern_of(call), call.queries, call.keys)[call.rows.cpu()]
@@ -63,9 +63,9 @@ class SparseFixedPattern(FixedPattern, SparseApproximation):
 
 
 @lru_cache(maxsize=8)
-@torch.inference_mode(False)  # kept for later calls, and autograd saves no inference tensors
+@torch.inference_mode(False)  # cached for later calls; autograd cannot save inference tensors
 def _slots(pattern: Pattern, queries: int, keys: int) -> Int[Tensor, "N R"]:
-    """Lists the keys of each query in order; -1 fills the rows of those that keep fewer."""
+    """Lists the keys of each query in order; shorter rows are filled with -1."""
     mask = pattern.mask(queries, keys)
     row, key = mask.nonzero().unbind(dim=-1)
     counts = mask.sum(dim=-1)

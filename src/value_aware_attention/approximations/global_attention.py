@@ -1,4 +1,4 @@
-"""Computes attention to a window and to a few positions that see and are seen by all."""
+"""Computes attention to a window and to a few global positions."""
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ from value_aware_attention.arguments import check_at_least, check_seed
 
 
 class _WindowAndGlobal(FixedPattern):
-    """Attends to a window of `window` keys and to `global_positions`, which every query sees."""
+    """Attends to a window of `window` keys and to `global_positions`, visible to every query."""
 
     def __init__(self, window: int, global_positions: Sequence[int]) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ class _WindowAndGlobal(FixedPattern):
 
     @abstractmethod
     def near(self, left: int, right: int, keys: int, is_causal: bool) -> Pattern:
-        """Returns the window, `left` and `right` keys beside the query, and what is added to it."""
+        """Returns the window, `left` and `right` keys next to the query, and any additions."""
 
 
 class Longformer(_WindowAndGlobal):
     """Attends to a dilated window and global positions (Beltagy et al., 2020, section 3.1).
 
-    The window is of `window` keys, each `dilation` from the next: window // 2 to the left of the
-    token, itself, the rest to its right; cut off at the edges. The paper's W is window - 1. Causal:
-    the token and the window - 1 keys before it, and the past of and among the global positions.
-    Global positions attend to every key and every query attends to them, with the same projections.
-    Windows that grow with depth: pass a callable layer -> module to `replace_attention`.
+    The window has `window` keys, `dilation` apart: window // 2 to the left of the token, itself,
+    the rest to its right; cut off at the edges. The paper's W is window - 1. Causal: the token and
+    the window - 1 keys before it, and pairs of global positions with the past. Global positions
+    attend to every key and every query attends to them, with the same projections. For windows that
+    grow with depth, pass a callable layer -> module to `replace_attention`.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Longformer(_WindowAndGlobal):
 class BigBird(_WindowAndGlobal):
     """Attends to a window, random keys and global positions (Zaheer et al., 2020, section 2).
 
-    The pattern is of single tokens, without their blocks of 64. The window is of `window` keys:
-    window // 2 to the left of the token, itself, the rest to its right, cut off at the edges;
-    `random` keys per query, drawn as in `RandomKeys`; `global_positions` see and are seen by every
-    position. Causal: the token and the window - 1 keys before it, random keys from its past, and
-    the past of the rest.
+    The pattern consists of single tokens, not of the paper's blocks of 64. The window has `window`
+    keys: window // 2 to the left of the token, itself, the rest to its right, cut off at the edges.
+    Each query gets `random` keys, drawn as in `RandomKeys`. `global_positions` see and are seen by
+    every position. Causal: the token and the window - 1 keys before it, random keys from its past,
+    and pairs of global positions with the past.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Splits the gain of value-aware attention into its halves: other weights, and other keys."""
+"""Splits the gain of value-aware attention into two parts: better weights and better keys."""
 
 from dataclasses import replace
 
@@ -17,18 +17,18 @@ QUERIES_AT_ONCE = 128
 
 
 class ObliviousKeysOptimalWeights(SparseApproximation):
-    """Keeps the top r keys by alpha, with the weights that come closest to the exact output.
+    """Keeps the top r keys by alpha, with the weights closest to the exact output.
 
-    argmin ||o - sum_i w_i v_i||^2 over w >= 0 summing to 1 on those keys: never further from the
-    output than optimal-v-oblivious-r, whose weights are among the candidates. The distance that
-    remains to optimal-v-aware-r is due to the choice of keys.
+    argmin ||o - sum_i w_i v_i||^2 over w >= 0 summing to 1 on those keys. It is never worse than
+    optimal-v-oblivious-r, because those weights are candidates. The remaining distance to
+    optimal-v-aware-r is due to the choice of keys.
     """
 
     solves_for_weights = True
     differentiable_weights = False
 
     def elements_per_query(self, call: Call) -> int:
-        """Counts the numbers of the values kept, which are gathered."""
+        """Counts the elements of the kept values, which are gathered."""
         return min(self.r, call.keys) * call.value.shape[-1]
 
     @torch.no_grad()
@@ -41,12 +41,12 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
 
 
 class ValueAwareKeysAttentionWeights(SparseApproximation):
-    """Chooses at most r keys so that Eq. 2's weights on them come close to the exact output.
+    """Chooses at most r keys on which Eq. 2's weights come close to the exact output.
 
     argmin over sets S of at most r keys of ||o - sum_S alpha_i v_i / sum_S alpha_i||^2, searched
-    greedily: each step adds the key that leaves the smallest error. The choice is best found, not
-    proved optimal, except at r = 1. More keys can be worse here, so the best size up to r is kept.
-    Keys whose weight is 0 cannot be used.
+    greedily: each step adds the key that leaves the smallest error. The result is optimal at r = 1;
+    otherwise it is only the best found. More keys can be worse here, so the best size up to r is
+    kept. Keys with weight 0 cannot be used.
     """
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
@@ -66,7 +66,7 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N R"]:
-        """Returns ||o - o~||^2 that `select` leaves with sizes 1 to min(r, M), by one search."""
+        """Returns ||o - o~||^2 of `select` for sizes 1 to min(r, M), from one search."""
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
         )
@@ -83,8 +83,8 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
     ) -> tuple[
         Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"], Float[Tensor, "*#batch 1 1"]
     ]:
-        """Returns keys in the order they were added, and the error after each in units squared."""
-        value, r = call.centred.value, min(self.r, call.keys)  # digits even far from 0
+        """Returns the keys in the order of addition, and the error after each in units squared."""
+        value, r = call.centred.value, min(self.r, call.keys)  # keeps digits far from 0
         unit = typical_unit(value)
         value = value / unit
         blocks = []
@@ -103,8 +103,8 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
 def _greedy(
     weights: Float[Tensor, "*batch N M"], value: Float[Tensor, "*#batch M V"], r: int
 ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"], Bool[Tensor, "*batch N"]]:
-    """Adds keys greedily; returns their order, the error after each (inf: no key was left), and the
-    rows whose values need fp64.
+    """Adds keys greedily; returns their order, the error after each (inf if no key was left), and a
+    mask of the rows that need fp64.
 
     With x the combination so far and A its attention mass, adding key i moves x to x + t (v_i - x),
     t = alpha_i / (A + alpha_i).
@@ -141,8 +141,8 @@ def _errors_on_segments(
 ) -> Float[Tensor, "*batch N M"]:
     """Computes ||(1 - t)(x - o) + t (v_i - o)||^2 for every key with one matrix product.
 
-    A quadratic in t with the Bezier coefficients ||x - o||^2, <x - o, v_i - o> and ||v_i - o||^2,
-    evaluated by de Casteljau's rule, which neither overflows nor divides.
+    This is a quadratic in t with the Bezier coefficients ||x - o||^2, <x - o, v_i - o> and
+    ||v_i - o||^2. De Casteljau's rule evaluates it without overflow or division.
     """
     start = residual.square().sum(dim=-1, keepdim=True)
     along = residual @ value.transpose(-2, -1)

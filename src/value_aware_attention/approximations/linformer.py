@@ -1,4 +1,4 @@
-"""Computes Linformer's attention, to a few linear combinations of the keys."""
+"""Computes Linformer's attention to a few linear combinations of the keys."""
 
 import torch
 from jaxtyping import Float
@@ -11,18 +11,18 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 
 POSITIONS_AT_ONCE = 64
-"""Positions drawn together; the projection of a longer sequence extends that of a shorter one."""
+"""Positions drawn together, so that a longer sequence extends the projection of a shorter one."""
 
 
 class Linformer(Approximation):
     """Attends to `rank` projected keys E k and values F v (Wang et al., 2020, Eq. 7).
 
-    Until it is trained E = F = R with independent N(0, 1 / rank) entries drawn from the seed, a
-    Johnson-Lindenstrauss projection along the sequence (the proof of Theorem 2 projects keys and
-    values by one matrix, up to a constant). Given a `length`, E and F are parameters of that many
-    positions, which start there and are trained with a model; shorter sequences use their first
-    positions, longer ones are refused. It is O(L rank); projected keys mix all positions, so there
-    is no causal form. Hidden keys are left out of the projection. `rank` must not exceed the keys.
+    Untrained, E = F = R with independent N(0, 1 / rank) entries drawn from the seed. R is a
+    Johnson-Lindenstrauss projection along the sequence (the proof of Theorem 2 also projects keys
+    and values by one matrix, up to a constant). With `length`, E and F are trainable parameters for
+    that many positions, initialised to R. Shorter sequences use their first positions; longer ones
+    raise ValueError. The cost is O(L rank). Projected keys mix all positions, so there is no causal
+    form. Hidden keys are left out of the projection. `rank` must not exceed the number of keys.
     """
 
     supports_causal = False
@@ -35,7 +35,7 @@ class Linformer(Approximation):
         self.length = None if length is None else check_at_least(rank, length=length)
         self.key_projection: nn.Parameter | None = None
         self.value_projection: nn.Parameter | None = None
-        self._drawn = torch.empty(rank, 0)  # of the longest sequence met
+        self._drawn = torch.empty(rank, 0)  # R of the longest sequence so far
         if length is not None:
             self.key_projection = nn.Parameter(self.draw(length).clone())
             self.value_projection = nn.Parameter(self.draw(length).clone())
@@ -61,7 +61,7 @@ class Linformer(Approximation):
             return drawn, drawn
         return self.key_projection[:, :keys], self.value_projection[:, :keys]
 
-    @torch.inference_mode(False)  # what is kept from an evaluation may be trained through later
+    @torch.inference_mode(False)  # R drawn in an evaluation may be used in training later
     def draw(self, keys: int, device: torch.device | str = "cpu") -> Float[Tensor, "R M"]:
         """Draws R on the CPU; an entry depends on the seed and its position, not on the length."""
         if self._drawn.shape[1] < keys:
@@ -74,6 +74,6 @@ class Linformer(Approximation):
         return self._drawn[:, :keys]
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts scores and sum of `rank` projected keys, and a query's share of projecting all
-        keys."""
+        """Counts scores and weighted sum of `rank` projected keys, and a query's share of
+        projecting the keys."""
         return self.rank * sizes.one_key * (1 + sizes.keys / sizes.queries)

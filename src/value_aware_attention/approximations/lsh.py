@@ -1,4 +1,4 @@
-"""Computes LSH attention (section A.1, after Reformer): queries attend to keys of near hash."""
+"""Computes LSH attention (section A.1, after Reformer): queries attend to keys with a near hash."""
 
 import math
 from dataclasses import replace
@@ -17,19 +17,20 @@ from value_aware_attention.error import Sizes, power_of_two
 
 
 class LSH(Approximation):
-    """Attends to keys of near hash (A.1): `rounds` of r = 2B keys each, normalised once over all.
+    """Attends to keys with a near hash (A.1): `rounds` rounds of r = 2B keys, normalised once over
+    all.
 
     In each round H(x) = argmax([-Rx; Rx]) over C = 4M/r buckets, with R of C/2 x D standard
     Gaussians; queries and keys are each sorted by hash, ties by position, and cut into chunks of B.
     A query of chunk i sees the keys of chunks i - 1 (wrapping around) and i. Similarities add up
-    over the rounds before the single normalisation. Padded positions sort last, as keys and as
-    queries, so that their content changes no output. r = M is exact for any number of rounds. Later
-    positions decide where a chunk is cut, so there is no causal form.
+    over the rounds before the single normalisation. Padded queries and keys sort last, so that
+    their content changes no output. r = M is exact for any number of rounds. Chunk boundaries
+    depend on later positions, so there is no causal form.
 
     `share_query_key` is Reformer's attention (Kitaev et al., 2020, section 2): the keys are the
-    queries divided by their length, `key` is not read, and a token attends to itself only where it
-    sees nothing else in any round. Reformer's formula also hides keys of other buckets in the two
-    chunks, and divides the similarity of a pair by the number of rounds in which it meets; this
+    queries divided by their norm, `key` is ignored, and a token attends to itself only if it sees
+    nothing else in any round. Reformer's formula also hides keys of other buckets within the two
+    chunks, and divides a pair's similarity by the number of rounds in which the pair meets. This
     class does neither.
     """
 
@@ -54,32 +55,32 @@ class LSH(Approximation):
             key = normalize(call.query / unit, dim=-1)
             call = replace(call, key=key.expand(*call.batch, -1, -1))
         generator = torch.Generator().manual_seed(self.seed)
-        # Rounds add un-normalised similarities, as if their keys were different ones.
+        # Rounds add unnormalised similarities, as if their keys were distinct.
         rounds = (self._round(call, generator) for _ in range(self.rounds))
         state = reduce(AttentionState.merge, rounds)
         output = state.output()
         if not self.share_query_key:
             return output
-        alone = state.log_scale[..., 0].isneginf()  # a token that saw no other in any round
+        alone = state.log_scale[..., 0].isneginf()  # tokens that saw no other token in any round
         if call.visible is not None:
             alone = alone & call.visible[..., 0, :]
         return call.value.where(alone[..., None], output)
 
     def _round(self, call: Call, generator: torch.Generator) -> AttentionState:
-        """Computes the attention of one hash round, each query over its neighbourhood."""
+        """Computes the attention of one hash round, for each query over its neighbourhood."""
         chunk = min(self.r // 2, math.ceil(call.keys / 2))
         buckets = max(2, 2 * math.ceil(call.keys / chunk))
         shape = (buckets // 2, call.key.shape[-1])
         rotation = torch.randn(shape, generator=generator).to(call.key)
         query_order = _sorted_by_hash(call.query, rotation, call.visible)
-        key_order = query_order  # that of the shared vectors, whatever rounding does to hashes
+        key_order = query_order  # the same vectors, so rounding must not change the order
         if not self.share_query_key:
             key_order = _sorted_by_hash(call.key, rotation, call.visible)
         query = _chunks(_take(call.query, query_order), chunk)
         chunks = query.shape[-3]
         key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
         if self.share_query_key:
-            positions = _chunks(key_order[..., None], chunk)  # in one order: a query meets itself
+            positions = _chunks(key_order[..., None], chunk)  # with one order a query meets itself
             near = _with_previous(positions)[..., :chunks, :, :]
             visible = visible & (positions != near.transpose(-2, -1))
         state = attention_state(call.kernel.log_similarity(query, key), value, visible)
@@ -89,7 +90,7 @@ class LSH(Approximation):
     def _neighbourhoods(
         self, call: Call, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns keys, values and visibility; chunk i holds the sorted chunks i - 1 and i."""
+        """Returns keys, values and visibility of each chunk i: the sorted chunks i - 1 and i."""
         visible = torch.ones_like(order, dtype=torch.bool)
         if call.visible is not None:
             visible = call.visible[..., 0, :].expand_as(order).gather(-1, order)
@@ -100,7 +101,7 @@ class LSH(Approximation):
         return key, value, visible.mT
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts attended keys of all rounds, hashing a query and its share of hashing the keys.
+        """Counts the attended keys of all rounds, and hashing a query and its share of the keys.
 
         Shared queries are hashed once.
         """

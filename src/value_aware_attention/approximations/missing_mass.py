@@ -1,4 +1,4 @@
-"""Methods that differ in what becomes of the attention weight of the keys that are left out."""
+"""Defines methods that differ in where they put the attention weight of the dropped keys."""
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +14,7 @@ MASSES = ("mean_key", "exact")
 
 
 class LargestWeights(Approximation):
-    """Keeps keys of the largest weights alpha; the missing weight is not spread over them."""
+    """Keeps the keys with the largest alpha, without spreading the missing weight over them."""
 
     queries_alone = True
 
@@ -31,7 +31,7 @@ class LargestWeights(Approximation):
 
 
 class UnrenormalisedKeys(LargestWeights):
-    """Sums alpha_i v_i over the r largest weights: the missing weight is on a vector of zeros."""
+    """Sums alpha_i v_i over the r largest weights; the missing weight goes to a zero vector."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         outputs = []
@@ -45,17 +45,17 @@ class UnrenormalisedKeys(LargestWeights):
 
 
 class MeanValueSlot(LargestWeights):
-    """Keeps the r - 1 largest weights, and the mean of the other visible values in a last slot.
+    """Keeps the r - 1 largest weights and puts the mean of the other visible values in a last slot.
 
-    With O the n other keys a query sees, v_O the mean of their values and k_O of their keys:
+    With v_O the mean value and k_O the mean key of the n other keys that a query sees:
 
         mass "exact":     o~ = sum_i alpha_i v_i + (1 - sum_i alpha_i) v_O
         mass "mean_key":  o~ = (sum_i kappa(q, k_i) v_i + n kappa(q, k_O) v_O)
                                / (sum_i kappa(q, k_i) + n kappa(q, k_O))
 
-    "exact" is an oracle, as the choice of keys is; "mean_key" needs two running sums a head. SparQ
-    Attention (Ribar et al., 2023, arXiv 2312.04985) ends so, with the mean of all values. r = 1 is
-    the mean of the visible values, without a key; with r - 1 >= visible keys it is exact.
+    "exact" is an oracle, as is the choice of keys; "mean_key" needs two running sums per head. The
+    last step of SparQ Attention (Ribar et al., 2023, arXiv 2312.04985) is similar, with the mean of
+    all values. r = 1 gives the mean of the visible values; r - 1 >= visible keys is exact.
     """
 
     def __init__(self, r: int, mass: str = "mean_key") -> None:
@@ -101,9 +101,9 @@ def _mean_of_others(
     visible: Float[Tensor, "*batch N R"],
     others: Float[Tensor, "*batch N 1"],
 ) -> Float[Tensor, "*batch N D"]:
-    """Averages the vectors that a query sees without those at `indices`.
+    """Averages the vectors that a query sees, except those at `indices`.
 
-    Sums of all are made once for all queries, in fp64: one that is taken off again may be large.
+    All queries share the sums over all keys, in fp64 because a large vector may be subtracted.
     """
     precise, mask = vectors.double(), call.attn_mask
     if mask is not None and mask.shape[-2] == 1:

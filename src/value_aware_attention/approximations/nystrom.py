@@ -1,4 +1,4 @@
-"""Computes Nystromformer's attention, reconstructed from a few landmark queries and keys."""
+"""Computes Nystromformer's attention, reconstructed from landmark queries and keys."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,16 +14,16 @@ from value_aware_attention.error import Sizes
 class Nystrom(Approximation):
     """Computes alpha(Q, K~) alpha(Q~, K~)^+ alpha(Q~, K) V; Q~, K~ are means (Xiong et al., 2021).
 
-    alpha(., .) are rows of normalised similarities, in the paper of the exponential kernel; the
-    other kernels are our extension. The visible positions are cut, in order, into `landmarks`
-    segments as equal as can be, each represented by its mean. Padding enters no mean and is masked
-    among the keys, so a padded sequence gives what the bare one gives; with as many queries as keys
-    a hidden key hides the query of its place. As many landmarks as keys are exact, more are
-    refused. `iterations` None takes the Moore-Penrose pseudo-inverse, in fp64; a number takes that
-    many steps of the paper's iteration. The paper's 6 steps leave errors of a few percent, but do
-    not magnify noise as the exact inverse of a nearly singular matrix does: train with them. The
-    depthwise convolution of the values, added to the output, is left out: it is trained with a
-    model. O(L landmarks). Landmarks are means over all positions, so there is no causal form.
+    alpha(., .) are rows of normalised similarities; the paper uses the exponential kernel, other
+    kernels are our extension. The visible positions are cut in order into `landmarks` segments of
+    nearly equal size, each represented by its mean. Padding enters no mean and is masked among the
+    keys, so padding does not change the output. With as many queries as keys, a hidden key also
+    hides the query at its position. As many landmarks as keys are exact; more raise ValueError.
+    `iterations` None uses the Moore-Penrose pseudo-inverse in fp64; a number runs that many steps
+    of the paper's iteration. The paper's 6 steps leave errors of a few percent, but do not amplify
+    noise as the exact inverse of a nearly singular matrix does, so use them for training. The
+    paper's depthwise convolution of the values, which is trained with a model, is left out. The
+    cost is O(L landmarks). Landmarks are means over all positions, so there is no causal form.
     """
 
     supports_causal = False
@@ -57,7 +57,7 @@ class Nystrom(Approximation):
     ) -> Float[Tensor, "*batch R2 R1"]:
         if self.iterations is not None:
             return iterated_pseudo_inverse(matrix, self.iterations)
-        # fp64: what a nearly singular matrix loses in fp32 comes back multiplied by its condition.
+        # fp64, because a nearly singular matrix multiplies fp32 rounding by its condition number.
         noise = max(matrix.shape[-2:]) * torch.finfo(matrix.dtype).eps
         try:
             return torch.linalg.pinv(matrix.double(), rtol=noise).to(matrix.dtype)
@@ -68,7 +68,7 @@ class Nystrom(Approximation):
             ) from None
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts both outer factors and their products, and a query's share of the inverse."""
+        """Counts both outer factors, their products, and a query's share of the inverse."""
         outer = self.landmarks * sizes.one_key * (1 + sizes.keys / sizes.queries)
         inverse = 4 * (self.iterations or 6) * self.landmarks**3  # exact: about as much as 6 steps
         return outer + (inverse + self.landmarks**2 * sizes.one_key) / sizes.queries
@@ -93,7 +93,7 @@ def iterated_pseudo_inverse(
 def _segment_means(
     x: Float[Tensor, "*#batch L D"], segments: int, visible: Bool[Tensor, "*#batch L"] | None
 ) -> tuple[Float[Tensor, "*batch R D"], Bool[Tensor, "*batch 1 R"] | None]:
-    """Averages the visible positions of each segment, and tells which segments are not empty."""
+    """Averages the visible positions of each segment; also returns a mask of nonempty segments."""
     length = x.shape[-2]
     if visible is None and segments and length % segments == 0:
         return x.unflatten(-2, (segments, -1)).mean(dim=-2), None
@@ -104,7 +104,7 @@ def _segment_means(
     used = count.clamp_max(segments)
     segment = (rank * used // count.clamp_min(1)).where(
         visible, segments
-    )  # the last: of no segment
+    )  # the last one is in no segment
     batch = torch.broadcast_shapes(x.shape[:-2], visible.shape[:-1])
     index = segment.expand(*batch, length)
     rows = x.expand(*batch, *x.shape[-2:])

@@ -20,7 +20,7 @@ from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import or_overflow
 
 NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
-"""Largest ||o - o~|| that counts as none, relative to sum_i alpha_i ||v_i - o||"""
+"""Largest ||o - o~|| that counts as zero, relative to sum_i alpha_i ||v_i - o||"""
 ROUNDING = 8
 """Largest ||o - o~|| that counts as rounding of o, relative to ||o||, in epsilons of the inputs"""
 TIE = 1e-5
@@ -30,21 +30,21 @@ TIE = 1e-5
 class OptimalValueAware(SparseApproximation):
     """Minimises ||o - o~||^2 over C_r (section 3), for every r.
 
-    r = 1 tries every value, Eq. 3; r >= value_dim + 1 reaches the exact output with at most
-    value_dim + 1 keys (Carathéodory). For other r it is the best found: an upper bound on the
-    optimal error, so that "value-aware beats oblivious by x" is conservative. It is never worse
-    than the r largest attention weights, even with the best weights on them.
+    r = 1 tries every value (Eq. 3); r >= value_dim + 1 reaches the exact output with at most
+    value_dim + 1 keys (Carathéodory). For other r it is the best combination found, an upper bound
+    on the optimal error, so "value-aware beats oblivious by x" is conservative. It is never worse
+    than the best weights on the r keys with the largest attention weights.
 
-    `.optimal` of a selection marks rows proved optimal by their keys and weights, in fp64: either
-    ||o - o~|| is at most 3.5e-6 (for fp64 inputs 1e-9) of sum_i alpha_i ||v_i - o||, plus 8 epsilon
-    ||o||, or r is 1 and no value is closer to o by 1e-5 of the squared distance, or no pair where
-    all pairs are tried.
+    `.optimal` of a selection marks rows whose keys and weights are proved optimal in fp64. Either
+    ||o - o~|| <= 3.5e-6 (fp64 inputs: 1e-9) sum_i alpha_i ||v_i - o|| + 8 epsilon ||o||; or r is 1
+    and no value is closer to o by 1e-5 of the squared distance; or all pairs are tried and no pair
+    is that much closer.
 
-    `search` is the effort: "fast" adds the key of steepest descent and solves for all weights
-    again; "default" looks closer at the steepest keys and takes back keys that no longer pay;
-    "best" also follows the 32 best sets of every size, and at r = 2 takes the best of all pairs of
-    up to 512 keys, so that r = 2 is optimal too. `engine` is "compiled" (CPU; the default
-    there, built by the C++ compiler on first use), "torch" (any device), or None to choose.
+    `search` is the effort. "fast" adds the key of steepest descent and solves for all weights
+    again. "default" evaluates several steep keys and removes keys that no longer help. "best" also
+    extends the 32 best sets of every size; at r = 2 and up to 512 keys it tries all pairs, which is
+    optimal. `engine` is "compiled" (CPU; the default there, built by the C++ compiler on first
+    use), "torch" (any device), or None to choose.
     """
 
     solves_for_weights = True
@@ -73,10 +73,10 @@ class OptimalValueAware(SparseApproximation):
         attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "*batch N R"]:
-        """Returns ||o - o~||^2 of every size 1 to r from one solve, non-increasing.
+        """Returns ||o - o~||^2 of all sizes 1 to r from one solve, non-increasing.
 
-        For sizes below r the error may be lower than `select` of that size finds, because the
-        search continues and takes keys back.
+        For sizes below r the error may be lower than that of `select` with that size, because the
+        search continues and removes keys again.
         """
         call = self.check(
             Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
@@ -96,9 +96,9 @@ class OptimalValueAware(SparseApproximation):
     def recomputed(
         self, call: Call, chosen: SparseWeights, small: Bool[Tensor, "*batch N"]
     ) -> SparseWeights:
-        """Recomputes errors in fp64 and marks proved rows: error 0, or the nearest value."""
+        """Recomputes errors in fp64 and marks proved rows: error 0, nearest value or best pair."""
         dtype = chosen.weights.dtype
-        optimal = torch.full_like(small, call.is_empty)  # nothing is reached with nothing
+        optimal = torch.full_like(small, call.is_empty)  # no keys: zeros are optimal
         all_pairs = self.r == 2 and closest_combination.tries_all_pairs(call.value, self.search)
         small = small | (self.r == 1 or all_pairs)
         for rows in rows_in_fp64(call, small):
@@ -122,7 +122,7 @@ class OptimalValueAware(SparseApproximation):
 def _nearest(
     rows: RowsInFp64, chosen: Int[Tensor, "*batch K 1"], error: Float[Tensor, "*batch K"]
 ) -> Bool[Tensor, "*batch K"]:
-    """Tells whether no other value that a row sees is closer to o, up to TIE."""
+    """Returns whether no other visible value is closer to o, up to TIE."""
     distance = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
     if rows.visible is not None:
         distance = distance.masked_fill(~rows.visible, torch.inf)
@@ -131,7 +131,7 @@ def _nearest(
 
 
 def _nearest_pair(rows: RowsInFp64) -> Float[Tensor, "*batch K"]:
-    """Computes a lower bound, by rounding only, of the ||o - o~||^2 that any two values reach."""
+    """Computes the smallest ||o - o~||^2 of any two values, rounded down to a lower bound."""
     near = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
     if rows.visible is not None:
         near = near.masked_fill(~rows.visible, pairs.HIDDEN)
@@ -143,7 +143,7 @@ def _nearest_pair(rows: RowsInFp64) -> Float[Tensor, "*batch K"]:
 
 
 def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "*batch K M"]:
-    """Computes ||v - o||^2 minus `slack` (||v||^2 + ||o||^2), with a few epsilons a lower bound."""
+    """Computes ||v - o||^2 - slack (||v||^2 + ||o||^2), a lower bound with a few epsilons."""
     value, output = (x.square().sum(dim=-1) for x in (rows.value, rows.output))
     sizes = (1 - slack) * (value[..., None, :] + output[..., None])
     return sizes.sub_(rows.output @ rows.value.mT, alpha=2)

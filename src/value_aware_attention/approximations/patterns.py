@@ -1,10 +1,10 @@
-"""Defines fixed attention patterns: functions (query position, key position) -> bool that compose.
+"""Defines composable attention patterns: functions (query position, key position) -> bool.
 
     big_bird = window(1, 1) | random_keys(2, seed=0, keys=64) | global_positions((0,))
     causal = big_bird & past()
 
-Positions are integer tensors that broadcast. A pattern also knows how its pairs are best grouped
-for computation: it is a union of disjoint pieces, and `|` and `&` keep that so.
+Positions are integer tensors that broadcast. A pattern also groups its pairs for computation: it is
+a union of disjoint pieces, and `|` and `&` preserve this.
 """
 
 import math
@@ -24,10 +24,9 @@ class Piece:
     """Holds pairs of a query and a key that are computed together.
 
     Attributes:
-        period: Divides the distance between the two positions of every pair.
-        queries: The queries that are in any pair, where these are few; None = all queries.
-        listed: The keys of each query (negative = none), given where neighbouring queries share
-            none.
+        period: A divisor of the distance between the two positions of every pair.
+        queries: The queries that occur in pairs, if they are few; None = all queries.
+        listed: The keys of each query (negative = none), set if neighbouring queries share no keys.
     """
 
     sees: Relation
@@ -37,18 +36,18 @@ class Piece:
 
     @property
     def kind(self) -> tuple[int, tuple[int, ...] | None, int]:
-        """Names how the pairs are grouped: pieces of one kind can be one piece."""
+        """Returns how the pairs are grouped; pieces of the same kind can be merged."""
         return self.period, self.queries, id(self.listed)
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Tells which keys each query may see; `a | b` and `a & b` unite and intersect the pairs."""
+    """Defines which keys each query may see; `a | b` and `a & b` unite and intersect the pairs."""
 
     pieces: tuple[Piece, ...]
 
     def __call__(self, query: Int[Tensor, "..."], key: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """Tells whether the query at one position may see the key at the other."""
+        """Returns whether the query at one position may see the key at the other."""
         return reduce(torch.logical_or, (piece.sees(query, key) for piece in self.pieces))
 
     def __or__(self, other: "Pattern") -> "Pattern":
@@ -58,16 +57,16 @@ class Pattern:
         return _intersection(self, other)
 
     def mask(self, queries: int, keys: int) -> Bool[Tensor, "N M"]:
-        """Draws the pattern of the last `queries` of `keys` positions, as `attn_mask` takes it."""
+        """Returns the pattern of the last `queries` of `keys` positions as an `attn_mask`."""
         position = torch.arange(keys)
         return self(position[keys - queries :, None], position).expand(queries, keys)
 
 
-# Cached, as are the factories: equal arguments give the same object, by which layouts are found.
+# Cached like the factories: equal arguments give the same object, the cache key of its layout.
 @lru_cache(maxsize=256)
 def _union(first: Pattern, second: Pattern) -> Pattern:
     pieces: dict[object, Piece] = {}
-    # Listed keys come last: few pairs, of which those already seen are cheap to strike out.
+    # Listed keys come last: they are few, so removing pairs of earlier pieces is cheap.
     for piece in sorted((*first.pieces, *second.pieces), key=lambda p: p.listed is not None):
         like = pieces.pop(piece.kind, None)
         sees = reduce(_without, (other.sees for other in pieces.values()), piece.sees)
@@ -108,7 +107,7 @@ def past() -> Pattern:
 
 @lru_cache(maxsize=256)
 def window(left: int, right: int, dilation: int = 1) -> Pattern:
-    """Keeps `left` keys before the query, itself and `right` after, `dilation` apart."""
+    """Keeps the query, `left` keys before it and `right` after it, `dilation` apart."""
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
         lag = query - key
@@ -120,9 +119,9 @@ def window(left: int, right: int, dilation: int = 1) -> Pattern:
 
 @lru_cache(maxsize=256)
 def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
-    """Keeps r // 2 keys before the query, itself and the rest after; shifted inwards at the edges.
+    """Keeps the query, r // 2 keys before it and the rest after it; shifted inwards at the edges.
 
-    Every query sees r of the `keys` keys, or all at multiples of `dilation` where these are fewer.
+    Every query sees r of the `keys` keys, or all at multiples of `dilation` if there are fewer.
     """
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
@@ -144,7 +143,7 @@ def stripes(stride: int) -> Pattern:
 
 @lru_cache(maxsize=256)
 def same_block(size: int) -> Pattern:
-    """Keeps the keys of the query's own block: floor(j / s) = floor(i / s)."""
+    """Keeps the keys in the query's block: floor(j / s) = floor(i / s)."""
     return Pattern((Piece(lambda query, key: query // size == key // size),))
 
 
@@ -178,7 +177,7 @@ def global_positions(positions: tuple[int, ...]) -> Pattern:
 
 @lru_cache(maxsize=32)
 def random_keys(r: int, seed: int, keys: int, causal: bool = False) -> Pattern:
-    """Draws r different keys per query uniformly among `keys`, or among its past where causal."""
+    """Draws r distinct keys per query uniformly from `keys`, or from its past if causal."""
     listed = _draw(r, seed, keys, causal)
 
     def sees(query: Tensor, key: Tensor) -> Tensor:
@@ -188,9 +187,9 @@ def random_keys(r: int, seed: int, keys: int, causal: bool = False) -> Pattern:
 
 
 def _draw(r: int, seed: int, keys: int, causal: bool) -> Int[Tensor, "M R"]:
-    """Samples without replacement (Floyd), all queries at once; negative where keys run out.
+    """Samples without replacement (Floyd) for all queries at once; negative if keys run out.
 
-    A query's draws follow from its own numbers, so that causal ones outlive a longer sequence.
+    Each query has its own random numbers, so causal draws stay the same in a longer sequence.
     """
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(keys, r, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Computes attention by random features of the exponential kernel: positive ones, and waves."""
+"""Computes attention by random features of the exponential kernel, positive or Fourier."""
 
 import math
 from functools import lru_cache
@@ -35,7 +35,7 @@ class RandomFeatures(FeatureAttention):
         return orthogonal_gaussian(self.features, head_dim, self.seed)
 
     def scaled_projection(self, call: Call) -> tuple[Float[Tensor, "F D"], float]:
-        """Returns R times the root of the kernel's factor of <q, k>, and that factor."""
+        """Returns R times the square root of the kernel's scale, and the scale."""
         assert isinstance(call.kernel, Exponential)
         head_dim = call.key.shape[-1]
         scale = call.kernel.scale_for(head_dim)
@@ -45,12 +45,12 @@ class RandomFeatures(FeatureAttention):
 class OrthogonalRandomFeatures(RandomFeatures):
     """Approximates exp(<q, k>) by <Phi(q), Phi(k)>, Phi(x) = exp(Rx - ||x||^2 / 2) / sqrt(F) (A.1).
 
-    scaling "performer": R stacks D x D uniformly random orthogonal blocks whose rows are given the
+    scaling "performer": R stacks D x D uniformly random orthogonal blocks, with rows rescaled to
     norms of Gaussian vectors (FAVOR+, Choromanski et al., 2020); it converges as F grows. "paper":
-    R is `torch.nn.init.orthogonal_` of F x D, as A.1 is written; for F > D its rows are too short
-    by sqrt(F / D) and it does not converge to the exponential kernel. Everything is evaluated in
-    log space with a stabiliser per feature, which cancels exactly and never leaves 0/0. It takes
-    O(L), causal too.
+    R is `torch.nn.init.orthogonal_` of F x D, as A.1 states; for F > D its rows are too short by
+    sqrt(F / D), and it does not converge to the exponential kernel. Everything is computed in log
+    space with a stabiliser per feature, which cancels exactly and avoids 0/0. The cost is O(L),
+    also causally.
     """
 
     def __init__(self, features: int, seed: int, scaling: str = "performer") -> None:
@@ -61,13 +61,13 @@ class OrthogonalRandomFeatures(RandomFeatures):
         projection, scale = self.scaled_projection(call)
 
         def of_queries(x: Tensor) -> Features:
-            # ||q||^2 / 2 is the same for all keys of a query: normalisation cancels it, but in
-            # the sum a long query's would take the digits of Rq.
+            # ||q||^2 / 2 is left out: it is the same for all keys, so normalisation cancels it, and
+            # for a long query it would cost digits of Rq.
             return Features(x @ projection.T)
 
         def of_keys(x: Tensor) -> Features:
             size = x.square().sum(dim=-1, keepdim=True) * (scale / 2)
-            # Not -inf, which is a hidden key: a key whose ||k||^2 overflows is an error.
+            # If ||k||^2 overflows, the feature is NaN: -inf would mean a hidden key.
             return Features(x @ projection.T - size.where(size < torch.inf, torch.nan))
 
         return of_queries, of_keys
@@ -78,7 +78,7 @@ class OrthogonalRandomFeatures(RandomFeatures):
         return super().projection(head_dim)
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts a query's features, its share of the keys' features and their sum, and the
+        """Counts a query's features, its share of the features of keys and their sum, and the
         product."""
         return self.features * sizes.one_key * (1 + sizes.keys / sizes.queries)
 
@@ -86,12 +86,12 @@ class OrthogonalRandomFeatures(RandomFeatures):
 class RandomFourierFeatures(RandomFeatures):
     """Approximates exp(<q, k>) = exp((||q||^2 + ||k||^2) / 2) E[cos <w, q - k>] with Gaussian w.
 
-    The mean over `features` frequencies w (Rahimi & Recht, 2007; as attention: Choromanski et al.,
-    2020, section 2.3), in O(L), causal too. It is unbiased, but an estimated similarity may be
-    negative, so the normaliser can pass zero. Its magnitude is kept at least 1 / features times the
-    largest visible key's share of it, far below its standard deviation there, so that the output
-    stays finite. Where queries and keys are far apart no number of features suffices: see the
-    positive features of ORF.
+    It averages over `features` frequencies w (Rahimi & Recht, 2007; for attention: Choromanski et
+    al., 2020, section 2.3), in O(L), also causally. The estimate is unbiased but may be negative,
+    so the normaliser can cross zero. To keep the output finite, its magnitude is at least
+    1 / features times the largest visible key's share, far below its standard deviation there. If
+    queries and keys are far apart, no number of features suffices; ORF's positive features do not
+    have this problem.
     """
 
     def __init__(self, features: int, seed: int) -> None:
@@ -102,7 +102,7 @@ class RandomFourierFeatures(RandomFeatures):
         frequencies, scale = self.scaled_projection(call)
 
         def of_queries(x: Tensor) -> Features:
-            # exp(||q||^2 / 2) is the same for all keys of a query: normalisation cancels it.
+            # exp(||q||^2 / 2) is left out: it is the same for all keys and cancels.
             return Features(torch.zeros_like(x[..., :1]), _waves(x, frequencies))
 
         def of_keys(x: Tensor) -> Features:
@@ -112,7 +112,7 @@ class RandomFourierFeatures(RandomFeatures):
         return of_queries, of_keys
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts a query's waves, its share of the keys' waves and their sum, and the product."""
+        """Counts a query's waves, its share of the waves of keys and their sum, and the product."""
         waves = sizes.head_dim + 2 * sizes.value_dim
         return self.features * waves * (1 + sizes.keys / sizes.queries)
 
@@ -125,13 +125,13 @@ def _waves(
     return torch.cat([angles.cos(), angles.sin()], dim=-1) / math.sqrt(len(frequencies))
 
 
-@lru_cache(maxsize=128)  # a QR decomposition at every call cost more than the attention
-@torch.inference_mode(False)  # drawn under inference_mode it could never be trained through
+@lru_cache(maxsize=128)  # a QR decomposition in every call would cost more than the attention
+@torch.inference_mode(False)  # tensors drawn under inference_mode cannot be used in training
 def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor, "F D"]:
-    """Stacks D x D uniformly random orthogonal blocks whose rows have the norms of Gaussians.
+    """Stacks D x D uniformly random orthogonal blocks, with rows rescaled to Gaussian norms.
 
-    Each row is distributed as a standard Gaussian vector; those of one block are orthogonal, which
-    lowers the variance of estimates with them (Choromanski et al., 2020, section 2.4).
+    Each row is distributed as a standard Gaussian vector. Rows of one block are orthogonal, which
+    lowers the variance of estimates (Choromanski et al., 2020, section 2.4).
     """
     generator = torch.Generator().manual_seed(seed)
     blocks = math.ceil(features / head_dim)
@@ -143,12 +143,12 @@ def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor
 @lru_cache(maxsize=128)
 @torch.inference_mode(False)
 def orthonormal_columns(features: int, head_dim: int, seed: int) -> Float[Tensor, "F D"]:
-    """Draws orthonormal columns for F > D, so rows of norm sqrt(D / F), as torch's initialiser."""
+    """Draws orthonormal columns for F > D, as torch does; rows have norm about sqrt(D / F)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.nn.init.orthogonal_(torch.empty(features, head_dim), generator=generator)
 
 
 def _random_rotation(head_dim: int, generator: torch.Generator) -> Float[Tensor, "D D"]:
-    """Draws an orthogonal matrix uniformly: QR with the sign of R's diagonal taken out."""
+    """Draws an orthogonal matrix uniformly: QR, with the signs of R's diagonal moved into Q."""
     orthogonal, upper = torch.linalg.qr(torch.randn(head_dim, head_dim, generator=generator))
     return orthogonal * upper.diagonal().sign()

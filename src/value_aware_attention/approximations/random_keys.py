@@ -1,4 +1,4 @@
-"""Computes random attention, to r keys per query that are drawn once."""
+"""Computes random attention: r keys per query, drawn once."""
 
 from value_aware_attention.approximations.approximation import SparseApproximation
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
@@ -8,13 +8,13 @@ from value_aware_attention.error import Sizes
 
 
 class RandomKeys(SparseFixedPattern):
-    """Draws r different keys per query uniformly from all positions, weighted by attention.
+    """Draws r distinct keys per query uniformly from all positions, weighted by attention.
 
-    The random part of BigBird (Zaheer et al., 2020) alone. The draws follow from the seed and the
-    positions, not from the inputs. r = M is exact. Under is_causal they are drawn from the query
-    itself and its past, so that early queries see something; they are drawn regardless of an
-    `attn_mask`, which may hide some. Queries share no keys: few keys (less than a 16th of all) are
-    gathered query by query; with more, all pairs are computed and the others hidden.
+    This is the random part of BigBird (Zaheer et al., 2020). The draws depend on the seed and the
+    positions, not on the inputs. r = M is exact. Under is_causal, keys are drawn from the query
+    itself and its past, so that early queries see something. An `attn_mask` does not change the
+    draws, so it may hide some. Queries share no keys: if r is below a 16th of all keys, keys are
+    gathered per query; otherwise all pairs are computed and the others hidden.
     """
 
     def __init__(self, r: int, seed: int) -> None:
@@ -25,4 +25,4 @@ class RandomKeys(SparseFixedPattern):
         return random_keys(self.r, self.seed, keys, is_causal)
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        return SparseApproximation.multiply_adds(self, sizes)  # r each: nothing to count
+        return SparseApproximation.multiply_adds(self, sizes)  # r keys per query: no count needed

@@ -1,4 +1,4 @@
-"""Keeps the r keys of each query with the largest score: attention's own weight, or another."""
+"""Keeps the r keys of each query with the largest score: the attention weight, or another."""
 
 from abc import abstractmethod
 
@@ -19,7 +19,7 @@ class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
 
     is_sorted = True
-    """Whether the keys are named in the order of their scores."""
+    """Whether the keys are returned in the order of their scores."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         alpha = call.weights.expand(*call.batch, -1, -1)
@@ -32,11 +32,11 @@ class RankedKeys(SparseApproximation):
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]
     ) -> Float[Tensor, "*batch N M"]:
-        """Scores the keys by which they are ranked, given the attention weights."""
+        """Computes the scores that rank the keys, given the attention weights."""
 
 
 class OptimalValueOblivious(RankedKeys):
-    """Keeps the top r keys by alpha, renormalised, which sparse methods try to emulate (Eq. 2)."""
+    """Keeps the top r keys by alpha, renormalised (Eq. 2): what sparse methods try to emulate."""
 
     is_sorted = False
 
@@ -49,11 +49,10 @@ class OptimalValueOblivious(RankedKeys):
 class NormWeightedKeys(RankedKeys):
     """Keeps the top r keys by alpha_i ||v_i||, weighted by attention (Eq. 2).
 
-    norm 2: the norm-based analysis of Kobayashi et al. (2020), of a value before the output
-    projection W_O instead of after. norm 1: VATP's score (Guo et al., 2024, arXiv 2406.12335), for
-    each query alone; VATP sums alpha over the queries, and always keeps the first tokens. The score
-    looks at the size of a value and not at its direction, so it depends on where the origin is; the
-    output error does not.
+    norm 2: the norm-based analysis of Kobayashi et al. (2020), but before instead of after the
+    output projection W_O. norm 1: VATP's score (Guo et al., 2024, arXiv 2406.12335) per query; VATP
+    sums alpha over the queries and always keeps the first tokens. The score uses the norm of a
+    value but not its direction, so unlike the output error it depends on the origin.
     """
 
     def __init__(self, r: int, norm: int = 2) -> None:
@@ -70,8 +69,8 @@ class NormWeightedKeys(RankedKeys):
 class LeaveOneOutKeys(RankedKeys):
     """Keeps the top r keys by alpha_i / (1 - alpha_i) ||o - v_i||, weighted by attention (Eq. 2).
 
-    The score of CAOTE (arXiv 2504.14051): without key i and with the others renormalised, the
-    output moves by exactly that much. A key with alpha = 1 comes first.
+    This is the score of CAOTE (arXiv 2504.14051): exactly how far the output moves if key i is
+    removed and the other weights are renormalised. A key with alpha = 1 comes first.
     """
 
     def scores(
@@ -84,11 +83,11 @@ class LeaveOneOutKeys(RankedKeys):
 def output_change(
     weights: Float[Tensor, "*#batch N M"], value: Float[Tensor, "*#batch M V"]
 ) -> Float[Tensor, "*batch N M"]:
-    """Computes alpha_i / (1 - alpha_i) ||o - v_i|| of every key; inf for the only key seen.
+    """Computes alpha_i / (1 - alpha_i) ||o - v_i|| of every key; inf for the only visible key.
 
-    As alpha approaches 1 neither 1 - alpha nor o - v has a digit left. For a key with more than
-    half of the weight alpha_i ||o_i - v_i|| is computed instead, which is equal, with o_i the
-    output of the others renormalised.
+    As alpha approaches 1, 1 - alpha and o - v lose all digits. For a key with more than half of the
+    weight, the equal alpha_i ||o_i - v_i|| is computed instead, where o_i is the renormalised
+    output of the other keys.
     """
     change = weights / (1 - weights) * torch.cdist(weights @ value, value)
     weights = weights.expand_as(change)

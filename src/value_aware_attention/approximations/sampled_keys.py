@@ -1,4 +1,4 @@
-"""Samples keys from the attention weights, the argument behind Maurey's bound."""
+"""Samples keys from the attention weights, as in the proof of Maurey's bound."""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,12 +10,12 @@ from value_aware_attention.call import Call
 
 
 class SampledKeys(SparseApproximation):
-    """Draws r keys from alpha with replacement, each weighted 1 / r: the output is unbiased.
+    """Draws r keys from alpha with replacement, each weighted 1 / r; the output is unbiased.
 
-    Its mean squared error is (sum_i alpha_i ||v_i||^2 - ||o||^2) / r, and it is a member of C_r, so
+    Its mean squared error is (sum_i alpha_i ||v_i||^2 - ||o||^2) / r. It is a member of C_r, so
     optimal-v-aware-r is at least as good: Maurey's bound (Pisier, 1981). A key drawn several times
-    fills one slot. The draws come from the seed, the head and the position of the query alone:
-    neither other sequences of a batch nor keys that a query cannot see change them.
+    fills one slot. The random numbers depend only on the seed, the head and the position of the
+    query: other sequences in the batch and hidden keys do not change them.
     """
 
     queries_alone = False
@@ -37,9 +37,9 @@ class SampledKeys(SparseApproximation):
         return slots.indices, slots.values
 
     def _uniforms(self, *rows: int) -> Float[Tensor, "*rows draws"]:
-        """Draws one number in [0, 1) per draw for each (head and) query, on the CPU.
+        """Draws `draws` numbers in [0, 1) for each (head and) query, on the CPU.
 
-        Query by query, so that a longer sequence leaves the draws of the first queries alone.
+        They are drawn query by query, so that a longer sequence keeps the draws of earlier queries.
         """
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.rand(*rows[::-1], self.r, generator=generator, dtype=torch.float64)
@@ -50,8 +50,8 @@ def _draw(
     weights: Float[Tensor, "*batch N M"], uniforms: Float[Tensor, "*#batch N draws"]
 ) -> Int[Tensor, "*batch N draws"]:
     """Samples by inverse transform: the first key whose cumulative weight exceeds u."""
-    # fp64, so that neither rounding nor later keys of weight 0 shift where a key begins.
+    # fp64, so that neither rounding nor later keys of weight 0 shift the start of a key.
     cumulative = weights.double().cumsum(dim=-1).contiguous()
     u = uniforms * cumulative[..., -1:]
-    last = weights.shape[-1] - 1  # in a row without visible keys nothing exceeds u
+    last = weights.shape[-1] - 1  # without visible keys nothing exceeds u
     return torch.searchsorted(cumulative, u, right=True).clamp_max(last)

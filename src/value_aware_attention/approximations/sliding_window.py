@@ -1,4 +1,4 @@
-"""Computes sliding-window attention, to r neighbouring keys per query, adjacent or spread out."""
+"""Computes sliding-window attention: r neighbouring keys per query, adjacent or dilated."""
 
 from value_aware_attention.approximations.fixed_pattern import SparseFixedPattern
 from value_aware_attention.approximations.patterns import (
@@ -14,13 +14,13 @@ from value_aware_attention.arguments import check_at_least
 class SlidingWindow(SparseFixedPattern):
     """Keeps r keys around each query, weighted by attention (section 4, sliding-window-r).
 
-    Bidirectional: the token itself, r // 2 keys to its left and the rest to its right; at the edges
-    of the sequence the window is shifted inwards, so every query sees r keys and r = M is exact.
+    Bidirectional: the token itself, r // 2 keys to its left and the rest to its right. At the edges
+    of the sequence the window shifts inwards, so every query sees r keys and r = M is exact.
     Causal: the token itself and the r - 1 keys before it. Queries are the last N of M positions.
 
-    `sinks` of the r keys are the first positions of the sequence, whatever the query (StreamingLLM,
-    Xiao et al., 2024, arXiv 2309.17453), and the window is of the others; a key that is both counts
-    once. Raises ValueError unless 0 <= sinks < r.
+    `sinks` of the r keys are the first positions of the sequence (StreamingLLM, Xiao et al., 2024,
+    arXiv 2309.17453), and the window has the rest; a key in both counts once. Raises ValueError
+    unless 0 <= sinks < r.
     """
 
     def __init__(self, r: int, sinks: int = 0) -> None:
@@ -39,12 +39,12 @@ class SlidingWindow(SparseFixedPattern):
 
 
 class DilatedWindow(SparseFixedPattern):
-    """Keeps a sliding window with gaps: r keys, each `dilation` positions from the next.
+    """Keeps a sliding window with gaps: r keys, `dilation` positions apart.
 
-    (Longformer, Beltagy et al., 2020, section 3.1.) The token itself, r // 2 keys to its left and
-    the rest to its right, shifted inwards at the edges; causal, the token and r - 1 keys before it.
-    Fewer than r where the sequence has fewer keys at these distances. dilation = 1 is
-    `SlidingWindow`.
+    (Longformer, Beltagy et al., 2020, section 3.1.) Bidirectional: the token itself, r // 2 keys to
+    its left and the rest to its right, shifted inwards at the edges. Causal: the token and r - 1
+    keys before it. There are fewer than r if the sequence has fewer keys at these distances.
+    dilation = 1 is `SlidingWindow`.
     """
 
     def __init__(self, r: int, dilation: int) -> None:

@@ -15,8 +15,7 @@ from value_aware_attention.arguments import check_at_least
 class Strided(FixedPattern):
     """Keeps neighbours and every stride-th key: |i - j| < s or (i - j) mod s = 0.
 
-    For data with a period, such as images; s = sqrt(M) makes the cost O(M sqrt(M)). Causal: j <= i
-    as well.
+    It suits periodic data, such as images; s = sqrt(M) costs O(M sqrt(M)). Causal: also j <= i.
     """
 
     def __init__(self, stride: int) -> None:
@@ -30,10 +29,10 @@ class Strided(FixedPattern):
 
 
 class Fixed(FixedPattern):
-    """Keeps the own block and the end of every block: floor(j/s) = floor(i/s) or j mod s >= s - c.
+    """Keeps the query's block and all block ends: floor(j/s) = floor(i/s) or j mod s >= s - c.
 
-    The last c = `summary` positions of each block of s = `stride` pass its content on to all, which
-    suits text. Causal: j <= i as well.
+    The last c = `summary` positions of each block of s = `stride` pass its content on to all
+    queries, which suits text. Causal: also j <= i.
     """
 
     def __init__(self, stride: int, summary: int) -> None:

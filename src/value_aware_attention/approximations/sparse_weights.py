@@ -1,4 +1,4 @@
-"""Holds a few keys per query with their weights, and the output error that they leave."""
+"""Holds a few keys per query with their weights and the resulting output error."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class SparseWeights:
 
     Attributes:
         indices: Keys, each in range; an unused slot has weight 0.
-        weights: >= 0, summing to 1, or to 0 where every key is masked.
+        weights: >= 0, summing to 1, or to 0 if all keys are masked.
         error: ||o - o~||^2, recomputed from indices and weights.
-        optimal: Where the choice is proved optimal; None for methods that do not claim it.
+        optimal: Mask of rows whose choice is proved optimal; None for methods that do not claim it.
     """
 
     indices: Int[Tensor, "*batch N R"]
@@ -38,7 +38,7 @@ class SparseWeights:
 
 @dataclass(frozen=True)
 class RowsInFp64:
-    """Holds K queries in fp64; a head's values are measured from the smallest of their outputs.
+    """Holds K queries in fp64; each head's values are centred on its output of smallest norm.
 
     Attributes:
         place: The positions of these queries in the whole call.
@@ -53,7 +53,7 @@ class RowsInFp64:
 
     @classmethod
     def of(cls, call: Call) -> "RowsInFp64":
-        """Takes the attention weights of the call; values that no row sees become 0."""
+        """Converts a call, with its attention weights; values that no row sees become 0."""
         weights = renormalised(call.weights.double()).expand(*call.batch, -1, -1)
         value = call.value.double()
         if call.visible is not None:
@@ -63,14 +63,14 @@ class RowsInFp64:
         return cls(call.rows, weights, value, weights @ value, centre, call.visible)
 
     def error(self, chosen: SparseWeights) -> Float[Tensor, "*batch K"]:
-        """Computes ||o - o~||^2 of the choice for these rows, its weights summing to 1 in fp64."""
+        """Computes ||o - o~||^2 of the choice in these rows, with weights renormalised in fp64."""
         indices, weights = (x[..., self.place, :] for x in (chosen.indices, chosen.weights))
         weights = renormalised(weights.double())
         return squared_output_error(weighted_sum(indices, weights, self.value), self.output)
 
 
 def rows_in_fp64(call: Call, rows: Bool[Tensor, "*batch N"]) -> Iterator[RowsInFp64]:
-    """Recomputes some rows of a whole call, block by block; with a row, that of every head."""
+    """Recomputes some rows of a whole call, block by block; each row comes for all heads."""
     if call.is_empty:
         return
     for block in call.blocks():

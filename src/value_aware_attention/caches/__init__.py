@@ -1,10 +1,10 @@
-"""Which keys of a cache to keep: one set per key-value head, for all later queries.
+"""Chooses which keys of a cache to keep: one set per key-value head, for all later queries.
 
     method = caches.AfterPrefix(caches.ValueAware(64), prefix=256, observed="noncausal")
     with hugging_face.replace_attention(model, method):
         logits = model(**batch).logits  # rows from 256 on see 64 keys of the prefix
 
-A method is a small class with `scores` or `keep`; `AfterPrefix` makes it an approximation.
+A method is a small class with `scores` or `keep`; `AfterPrefix` turns it into an approximation.
 """
 
 from importlib import import_module
@@ -23,7 +23,7 @@ from value_aware_attention.caches.optimum import OptimalSet, optimal_set
 from value_aware_attention.caches.refit import AttentionMatching
 from value_aware_attention.caches.value_aware import ValueAware
 
-if TYPE_CHECKING:  # of the room above, which imports this one
+if TYPE_CHECKING:  # from `decoding`, which imports this package
     from value_aware_attention.decoding.after_prefix import AfterPrefix
 
 __all__ = [
@@ -64,7 +64,7 @@ _REMOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what `decoding` defines when it is asked for, and says what replaces old names."""
+    """Imports names of `decoding` on first access; for removed names, reports the replacement."""
     if name == "AfterPrefix":
         return import_module("value_aware_attention.decoding.after_prefix").AfterPrefix
     if name in _REMOVED:  # `from caches import` would replace the line of an AttributeError

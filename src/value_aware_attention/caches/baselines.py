@@ -1,4 +1,4 @@
-"""Keeps keys without looking at queries: random ones, the latest, or by the keys alone."""
+"""Keeps keys without looking at queries: random keys, the latest, or chosen by the keys alone."""
 
 import torch
 from jaxtyping import Float
@@ -12,11 +12,11 @@ from value_aware_attention.caches.observed import Observed
 
 
 class Random(CacheMethod):
-    """Draws r keys uniformly from `seed`, others for each head of a layer, and at each choice.
+    """Draws r keys uniformly from `seed`, anew for each head of a layer and each choice.
 
-    The layers of a model draw alike, and so do parts of a batch that are compressed apart, such as
-    texts with other padding. Random Attention (arXiv 2609.03430) is this with the prompt as sinks,
-    recent = every = 64.
+    All layers of a model get the same draws, as do parts of a batch that are compressed separately,
+    such as texts with different padding. Random Attention (arXiv 2609.03430) is this method with
+    the prompt as sinks and recent = every = 64.
     """
 
     observes = False
@@ -38,7 +38,7 @@ class Random(CacheMethod):
 
 
 class Recent(CacheMethod):
-    """Keeps the latest keys; with sinks StreamingLLM (Xiao et al., 2024)."""
+    """Keeps the latest keys; with sinks, this is StreamingLLM (Xiao et al., 2024)."""
 
     observes = False
 
@@ -51,9 +51,9 @@ class Recent(CacheMethod):
 
 
 class KeyDiff(CacheMethod):
-    """Keeps the r keys least like the mean direction of all: smallest cos(k_j, mean k / ||k||).
+    """Keeps the r keys least similar to the mean direction: smallest cos(k_j, mean k / ||k||).
 
-    KeyDiff (Park et al., 2025, arXiv 2504.15364).
+    This is KeyDiff (Park et al., 2025, arXiv 2504.15364).
     """
 
     observes = False

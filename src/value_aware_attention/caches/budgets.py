@@ -1,4 +1,4 @@
-"""Orders keys by how long they are kept, and shares a number of them among heads and layers."""
+"""Ranks keys, and shares a budget of keys among heads and layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Ranking:
-    """Orders the keys of caches: the first r of them are a set to keep, for every r.
+    """Ranks the keys of caches: for every r, the first r are a set to keep.
 
     Attributes:
-        loss: Cost of dropping each key once all behind it are dropped, comparable between the heads
-            and layers of a model: a part of the layer's squared output, or a score; inf: protected,
-            -inf: padding.
-        preference: How much a layer needs keys, where a method shares them among layers by one
-            number of each.
-        others: Orders of other methods, whose sets a search compares with its own.
+        loss: Cost of dropping each key after all lower-ranked keys, comparable between heads and
+            layers of a model: relative to the layer's squared output, or a score; inf = protected,
+            -inf = padding.
+        preference: The layer's need for keys, if a method shares keys among layers by one number
+            per layer.
+        others: Rankings of other methods; a search compares their sets with its own.
     """
 
     keys: Int[Tensor, "*batch M"]
@@ -28,10 +28,10 @@ class Ranking:
 
     @property
     def by_head(self) -> Float[Tensor, "B H M"]:
-        """Returns the losses with all dimensions between texts and keys as one, of heads.
+        """Returns the losses with all dimensions between texts and keys flattened into heads.
 
-        NaN becomes the lowest loss: where a layer adds nothing a share of its sum is 0 / 0, and
-        torch would sort that before every number.
+        NaN becomes the lowest loss. In a layer with zero output, relative losses are 0 / 0, and
+        torch would sort NaN above all numbers.
         """
         lowest = torch.finfo(self.loss.dtype).min
         return self.loss.masked_fill(self.loss.isnan(), lowest).flatten(1, -2)
@@ -40,11 +40,11 @@ class Ranking:
 def pooled_counts(
     rankings: Sequence[Ranking], total: int | Int[Tensor, " B"], least: int = 0
 ) -> list[Int[Tensor, "B H"]]:
-    """Counts the keys that heads keep when all drop, in each text, the cheapest key of any.
+    """Counts the keys that each head keeps when the cheapest key of any head is dropped repeatedly.
 
-    `rankings` are of layers; `total` keys of a text are kept, at least `least` by each
-    head. A head's next key may cost less than its last one: it then goes with it, so that each
-    head keeps the first keys of its order.
+    `rankings` holds one ranking per layer. Each text keeps `total` keys, at least `least` per head.
+    Each head keeps the first keys of its ranking, so a cheap key goes only after costlier keys
+    ranked below it.
     """
     costs = [ranking.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for ranking in rankings]
     for cost in costs:
@@ -59,10 +59,10 @@ def pooled_counts(
 def proportional_counts(
     shares: Float[Tensor, "B L"], total: int, least: int, most: int
 ) -> Int[Tensor, "B L"]:
-    """Counts keys a head of each layer: `least`, and the others in proportion to its share.
+    """Counts the keys per head of each layer: `least`, plus keys in proportion to the layer's
+    share.
 
-    `total` over the layers. Keys that a layer of `most` cannot take are shared by the others in
-    proportion too.
+    The counts sum to `total`. Keys above `most` go to the other layers, again in proportion.
     """
     share = shares.double().clamp_min(torch.finfo(torch.float32).tiny)
     counts = torch.full_like(share, least)
@@ -77,7 +77,7 @@ def proportional_counts(
 def whole_counts(
     numbers: Float[Tensor, "B X"], total: int | Int[Tensor, " B"]
 ) -> Int[Tensor, "B X"]:
-    """Rounds numbers that sum to `total` so that they still do: up by the largest remainders."""
+    """Rounds numbers that sum to `total`, keeping the sum (largest remainder method)."""
     counts = numbers.long()
     order = (numbers - counts).argsort(dim=-1, descending=True, stable=True)
     return counts + first_of(order, total - counts.sum(dim=-1)).long()
@@ -86,7 +86,7 @@ def whole_counts(
 def first_of(
     keys: Int[Tensor, "*batch M"], counts: Int[Tensor, " *batch"]
 ) -> Bool[Tensor, "*batch M"]:
-    """Returns the set of the first `counts` keys of each order."""
+    """Returns a mask of the first `counts` keys of each ranking."""
     places = torch.arange(keys.shape[-1], device=keys.device)
     chosen = (places < counts[..., None]).expand(keys.shape)
     return torch.zeros_like(chosen).scatter(-1, keys, chosen)

@@ -1,4 +1,4 @@
-"""Keeps keys by a score and by their value after the output projection."""
+"""Keeps keys by a score and by the norm of their projected value."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,9 +13,9 @@ from value_aware_attention.caches.observed_attention import by_layer, candidate_
 
 
 class CriticalValues(Refinement):
-    """Keeps r/2 keys by the scores of a method, the others by (score + 1e-4) mean ||W_o v_j||_1.
+    """Keeps r/2 keys by a method's scores, and the other half by (score + 1e-4) mean ||W_o v_j||_1.
 
-    CriticalKV (Feng et al., 2025, arXiv 2502.03805); the mean is over the heads of the group.
+    CriticalKV (Feng et al., 2025, arXiv 2502.03805). The mean is over the heads of the group.
     Without an output projection W_o is the identity. Raises ValueError for a method that searches.
     """
 
@@ -33,9 +33,9 @@ class CriticalValues(Refinement):
     def _scores(
         self, observed: Observed, counts: Int[Tensor, " *batch"]
     ) -> Float[Tensor, "*batch M"]:
-        """Scores keys of which `counts` are kept."""
+        """Computes the scores if `counts` keys are kept."""
         scores = self.method.scores(observed)
-        # a key without any score is still ranked by its value
+        # 1e-4, so that keys with score 0 are ranked by their value
         sizes = (scores + 1e-4) * projected_norms(observed)
         first = self.leading(observed, scores, observed.keys)
         return sizes.masked_fill(first_of(first, (counts // 2).clamp_min(1)), torch.inf)
@@ -46,18 +46,18 @@ class CriticalValues(Refinement):
         return self.pack(observed, first_of(keys, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts the projection as value_dim x value_dim multiply-adds a key."""
+        """Counts value_dim x value_dim multiply-adds per key for the projection."""
         scored = self.method.multiply_adds(rows, keys, head_dim, value_dim)
         return scored + keys * value_dim**2
 
 
 def projected_norms(observed: Observed) -> Float[Tensor, "*batch M"]:
-    """Computes ||W_o v_j||_1, the mean over the group; without W_o it is the identity."""
+    """Computes ||W_o v_j||_1, averaged over the group; an unknown W_o is taken as the identity."""
     value = working_precision(observed.value)
     if observed.projection is None:
         return value.abs().sum(dim=-1)
     projection = working_precision(observed.projection)
-    norms = (  # in parts: after W_o a value is as wide as the model
+    norms = (  # in chunks: after W_o a value is as wide as the model
         (values[..., None, :, :] @ projection).abs_().sum(dim=-1).mean(dim=-2)
         for values in value.split(256, dim=-2)
     )
@@ -65,11 +65,11 @@ def projected_norms(observed: Observed) -> Float[Tensor, "*batch M"]:
 
 
 class LaProx(CacheMethod):
-    """Keeps keys of the largest ||alpha_j||_2 ||W_o v_j||_2, a column of weights by its value.
+    """Keeps the keys with the largest ||alpha_j||_2 ||W_o v_j||_2 (alpha_j: column of weights).
 
-    LaProx (arXiv 2605.07234), with `pool="model"`: as parts of the layer's sum. Neither the paper
-    nor its code could be read: the formula is that of two public derivatives, which agree. The sum
-    over a group is ours. Without an output projection W_o is the identity.
+    This is LaProx (arXiv 2605.07234). With `pool="model"` scores are relative to the layer's sum.
+    Neither the paper nor its code was available: the formula is taken from two public derivatives,
+    which agree. The sum over a group is ours. Without an output projection W_o is the identity.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -87,14 +87,15 @@ class LaProx(CacheMethod):
 
 
 class DefensiveKV(CacheMethod):
-    """Keeps keys of the largest weight in any observed query, times the share of ||W_o v_j||_1.
+    """Keeps keys by their largest weight over the observed queries, times a share of ||W_o v_j||_1.
 
-    DefensiveKV (arXiv 2510.13334) as its code has it: each row's weights averaged over 5 neighbours
-    and rescaled to the row's mass, their maximum over group and rows, at least its mean over keys;
-    the norm, averaged over the group, in parts of the sum over the heads of the layer. First come
-    the keys that hold 0.9 of the mean weight, less the share of the last ones, as many as there are
-    rows. There the last 32 rows, recent = 32, sinks = 0 and `pool="layer"`; in its layer version
-    `pool="model"`, which may drop recent keys, as is not done here.
+    This is DefensiveKV (arXiv 2510.13334) as in its code. The weights of each row are averaged over
+    5 neighbours and rescaled to the row's mass. Their maximum over group and rows is raised to at
+    least its mean over keys. It is multiplied by the norm, averaged over the group and divided by
+    its sum over the heads of the layer. Ranked first are the keys that hold 0.9 of the mean weight,
+    minus the share of the last keys (as many as rows). The authors use the last 32 rows,
+    recent = 32, sinks = 0 and `pool="layer"`. Their layer version, `pool="model"`, may also drop
+    recent keys, unlike here.
     """
 
     is_nested = False
@@ -114,7 +115,7 @@ class DefensiveKV(CacheMethod):
     def _sure(
         self, observed: Observed, weights: Float[Tensor, "*batch G W M"]
     ) -> Bool[Tensor, "*batch M"]:
-        """Returns the candidates that hold most of the mean weight."""
+        """Returns a mask of the candidates that hold most of the mean weight."""
         mean, counted = weights.mean(dim=(-3, -2)), candidates(observed)
         late = counted & (counted.flip(-1).cumsum(dim=-1).flip(-1) <= weights.shape[-2])
         share = by_layer(observed, mean * late).sum(dim=-1).mean(dim=1)

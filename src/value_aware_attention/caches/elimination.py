@@ -1,6 +1,6 @@
-"""Drops keys one by one, each time the one whose loss costs the joint error of the rest least.
+"""Drops keys one by one, each time the key that increases the joint error least.
 
-On a CPU in drops.cpp, compiled on first use; in torch where there is no compiler, and on a GPU.
+On a CPU it runs drops.cpp, compiled on first use; without a compiler or on a GPU it runs in torch.
 """
 
 import ctypes
@@ -16,25 +16,26 @@ from value_aware_attention.call import uncompiled
 
 SOURCE = Path(__file__).with_name("drops.cpp")
 DROPS = 64
-"""Number of drops followed by updates before costs are computed again"""
+"""Number of drops with incremental updates before costs are recomputed"""
 STALE = 4 * CANDIDATES
-"""Largest number of keys whose costs are computed again between drops where not all are: three for
-each key to drop, the cheapest when all were computed: a cost hardly falls while others go"""
+"""Most keys whose costs are recomputed between full recomputations: the cheapest ones, three per
+key to drop, because costs hardly fall while other keys are dropped"""
 SHARE = 0.1
-"""Share of the keys that is dropped before all costs are computed again, where not every time"""
+"""Share of the keys dropped between full recomputations, unless costs are always recomputed"""
 
 
 def eliminate(
     rows: Rows, left: Int[Tensor, "B K"], least: int, *, share: float = 0.0
 ) -> tuple[Int[Tensor, "B K"], Float[Tensor, "B K"]]:
-    """Orders keys by dropping the one whose loss costs the joint error least, down to `least`.
+    """Ranks keys by repeatedly dropping the key that increases the joint error least, down to
+    `least`.
 
-    Returns the keys, the last one dropped before the others and those that stay in front of it,
-    and the cost of each drop (inf: it stays). All costs are computed again after `share` of the
-    keys, and around a drop that takes nearly all of a row's mass; in between those of the
-    cheapest after every `DROPS` drops, and after each drop those of the `CANDIDATES` cheapest, so
-    that the cost of a drop does not grow with the number of keys: within so few drops another key
-    hardly becomes the cheapest.
+    Returns the remaining keys, then the dropped keys from last to first, and the cost of each drop
+    (inf for remaining keys). All costs are recomputed after dropping `share` of the keys, and
+    around a drop that takes nearly all of a row's mass. In between, the cheapest costs are
+    recomputed every `DROPS` drops, and those of the `CANDIDATES` cheapest are updated after each
+    drop. A drop then costs the same for any number of keys; within so few drops, another key hardly
+    becomes the cheapest.
     """
     dropped, costs = [left[:, :0]], [left[:, :0].double()]
     while left.shape[-1] > least:
@@ -54,7 +55,7 @@ def eliminate(
 def _drops(
     rows: Rows, left: Int[Tensor, "B K"], count: int
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Drops up to `count` keys after computing all costs; returns their places and costs."""
+    """Drops up to `count` keys after computing all costs; returns their indices and costs."""
     state, fixed = rows.start(left)
     most = max(CANDIDATES, min(STALE, 3 * count) if count > DROPS else 0)
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
@@ -79,7 +80,7 @@ def _drops(
 def _followed(
     state: State, fixed: Float[Tensor, "B K"], count: int, is_large: bool, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Drops up to `count` keys of a state as `drop` does, among the `CANDIDATES` cheapest."""
+    """Drops up to `count` keys of a state through `drop`, among the `CANDIDATES` cheapest."""
     most = min(CANDIDATES, fixed.shape[-1])
     cheapest = (state.cost() + fixed).topk(most, dim=-1, largest=False).indices
     state, unit = state.take(cheapest).eased(is_large)
@@ -88,9 +89,9 @@ def _followed(
 
 
 def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B K"]:
-    """Measures what keys behind the first ones cost, dropped in this order, all alike between cuts.
+    """Computes the costs of dropping the keys after the `first` in this order, equal between cuts.
 
-    Errors are computed where a fifth of the keys is dropped.
+    Each cut drops a fifth of the keys, and errors are computed at the cuts.
     """
     keys = order.shape[-1]
     costs = [torch.zeros_like(order[:, :0], dtype=torch.float64)]
@@ -116,14 +117,14 @@ class _Call(ctypes.Structure):
     )
 
 
-@uncompiled  # a traced tensor has no memory to point to
+@uncompiled  # a traced tensor has no memory address
 def drop(
     state: State, fixed: Float[Tensor, "B K"], count: int, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Returns up to `count` drops and their costs; the state and `fixed` are used up.
+    """Returns up to `count` drops and their costs; overwrites the state and `fixed`.
 
-    It ends before a drop that takes nearly all of a row's mass, or, where all costs are fresh, with
-    it: the cost of such a drop is that of the last time all was computed.
+    It stops before a drop that takes nearly all of a row's mass, because the cost of such a drop
+    must be freshly computed. If all costs are fresh, that drop is the last.
     """
     on_cpu = state.error.device.type == "cpu"
     size = f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}"
@@ -151,7 +152,7 @@ def drop(
 def in_torch(
     state: State, fixed: Float[Tensor, "B K"], count: int, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Does it on batched tensors, on any device."""
+    """Does the same as `drop` on batched tensors, on any device."""
     none = torch.zeros(len(fixed), 0, device=fixed.device)
     places, costs = [none.long()], [none.double()]
     for step in range(count):

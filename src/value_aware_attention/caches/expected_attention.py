@@ -1,4 +1,4 @@
-"""Keeps keys by what queries to come are expected to give them."""
+"""Keeps keys by the attention expected from future queries."""
 
 import torch
 from jaxtyping import Float
@@ -13,12 +13,12 @@ from value_aware_attention.kernels import Exponential
 
 
 class ExpectedAttention(CacheMethod):
-    """Keeps the r keys with the largest E[exp(s q·k_j)], as weights, times ||v_j||.
+    """Keeps the r keys with the largest E[exp(s q·k_j)], normalised to weights, times ||v_j||.
 
-    With queries taken as Gaussian, log E = s mu·k + s^2 k' Sigma k / 2 for the kernel's scale s;
-    softmax over keys, mean over the group (Devoto et al., 2025, arXiv 2510.00636). mu and Sigma
-    are those of the observed queries; where the model rotates them, of the queries as they were
-    before, turned by the mean rotation of the `horizon` positions after the last key.
+    With Gaussian queries, log E = s mu·k + s^2 k' Sigma k / 2 for the kernel's scale s, followed by
+    a softmax over keys and a mean over the group (Devoto et al., 2025, arXiv 2510.00636). mu and
+    Sigma are those of the observed queries. With rotary positions, they are those of the unrotated
+    queries, rotated by the mean rotation of the `horizon` positions after the last key.
     """
 
     kernels: tuple[type, ...] = (Exponential,)
@@ -41,7 +41,7 @@ class ExpectedAttention(CacheMethod):
     def _statistics(
         self, observed: Observed
     ) -> tuple[Float[Tensor, "*batch G D"], Float[Tensor, "*batch G D D"]]:
-        """Computes mean and covariance of the observed queries, at later positions."""
+        """Computes mean and covariance of the observed queries, rotated to later positions."""
         query = working_precision(observed.query)
         if observed.rotary is not None and observed.positions is not None:
             query = observed.rotary(query, -observed.positions)
@@ -57,13 +57,13 @@ class ExpectedAttention(CacheMethod):
         return mean.squeeze(-2), covariance
 
     def _mean_rotation(self, observed: Observed) -> Float[Tensor, "D D"]:
-        """Averages the matrices that turn a row vector to each of the later positions."""
+        """Averages the matrices that rotate a row vector to each of the later positions."""
         assert observed.rotary is not None
         width, device = observed.key.shape[-1], observed.key.device
         unit = torch.eye(width, dtype=observed.log_similarity.dtype, device=device)
         start = observed.keys if observed.start is None else observed.start
         places = start + torch.arange(self.horizon, device=device)
-        turned = (  # in parts: all matrices at once would take more memory than a prompt's keys
+        turned = (  # in chunks: all matrices at once would take more memory than the keys
             observed.rotary(unit[:, None].expand(-1, len(shifts), -1), shifts).sum(dim=-2)
             for shifts in places.split(32)
         )
@@ -76,11 +76,11 @@ class ExpectedAttention(CacheMethod):
 class CapKV(ExpectedAttention):
     """Keeps the r keys with the largest w_j v_j' (I + sum_i w_i v_i v_i')^-1 v_j.
 
-    CapKV (arXiv 2604.25975) as its author's press in kvpress has it: w = exp(5 c) of the cosine c
-    of a key to the mean query, over the largest of them; the mean query is turned by the mean
-    rotation of the `horizon` positions to come; the mean over the group. Its author looks at all
-    queries but the first 4 (here at these too), with sinks = 4 and recent = 0; protected keys are
-    left out. The unit I makes the choice depend on the scale of the values.
+    This is CapKV (arXiv 2604.25975) as in its author's press for kvpress. w = exp(5 c), relative to
+    the largest, where c is the cosine between a key and the mean query. The mean query is rotated
+    by the mean rotation of the next `horizon` positions. Scores are averaged over the group. The
+    author observes all queries but the first 4 (included here), with sinks = 4 and recent = 0.
+    Protected keys are left out. Because of I, the choice depends on the scale of the values.
     """
 
     kernels = CacheMethod.kernels

@@ -1,4 +1,4 @@
-"""The caches of a call: which leading dimensions have one each, and which share one."""
+"""Finds which leading dimensions of a call have separate caches, and which share one."""
 
 from dataclasses import dataclass, replace
 
@@ -11,10 +11,10 @@ from value_aware_attention.call import Call, Layer
 
 @dataclass(frozen=True)
 class Groups:
-    """Tells which leading dimensions of a call have caches of their own, and which share them.
+    """Holds which leading dimensions of a call have separate caches, and which share one.
 
-    Queries share a cache along a dimension in which keys and values have size 1: a call of
-    grouped-query attention is query (B, heads, G, N, D) with key and value (B, heads, 1, M, .).
+    Queries share a cache along dimensions where keys and values have size 1. Grouped-query
+    attention is query (B, heads, G, N, D) with key and value (B, heads, 1, M, .).
     """
 
     leading: tuple[int, ...]
@@ -25,7 +25,7 @@ class Groups:
 
     @classmethod
     def of(cls, call: Call) -> "Groups":
-        """Reads them from the shapes of a call."""
+        """Finds the groups from the shapes of a call."""
         leading = call.batch
         caches = torch.broadcast_shapes(
             call.key.shape[:-2], call.value.shape[:-2], (1,) * len(leading)
@@ -43,7 +43,7 @@ class Groups:
         return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
 
     def _layer(self, layer: Layer) -> Layer:
-        """Returns the facts about a layer with its heads in the same order."""
+        """Returns the layer with its heads in the same order."""
         projection, repeated = layer.projection, layer.repeated
         if projection is not None:
             projection = self.of_queries(projection)
@@ -53,9 +53,9 @@ class Groups:
         return replace(layer, projection=projection, repeated=repeated)
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """Moves shared dimensions of (..., a, b) behind the others, as one: (*own, G, a, b).
+        """Moves the shared dimensions of (..., a, b) last and flattens them: (*own, G, a, b).
 
-        A dimension of size 1 that broadcasts stays one.
+        A broadcast dimension keeps size 1.
         """
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
         if any(x.shape[d] > 1 for d in self.shared):
@@ -72,7 +72,7 @@ class Groups:
         return x.reshape(*x.shape[: len(sizes)], *x.shape[-2:]).expand(*sizes, -1, -1)
 
     def restored(self, x: Float[Tensor, "*own G N V"]) -> Float[Tensor, "*batch N V"]:
-        """Puts outputs back in the order of the call's leading dimensions."""
+        """Restores the order of the call's leading dimensions."""
         order = [*self.separate, *self.shared]
         x = x.reshape(*(self.leading[d] for d in order), *x.shape[-2:])
         back = sorted(range(len(order)), key=order.__getitem__)
@@ -80,7 +80,7 @@ class Groups:
 
 
 def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
-    """Returns the visible pairs of a call with as many dimensions as its queries; None = all."""
+    """Returns the visible pairs of a call, with as many dimensions as its queries; None = all."""
     visible = call.visible
     if visible is None:
         return None

@@ -1,15 +1,17 @@
-"""Computes the joint error of a set of keys, and its change by dropping or adding each key.
+"""Computes the joint error of a set of keys, and its change when a key is dropped or added.
 
-All observed queries of a group are rows, n of them; one set S serves every row. It leaves row i
-with o~_i, the mean over S and over what is beside it. Dropping key j moves that along a line:
+The n rows are all observed queries of a group; one set S serves all rows. The output o~_i of row i
+is the weighted mean over S and over the mass outside the cache. Dropping key j moves it along a
+line:
 
-    o~' = o~ + t (o~ - v_j),  t = a_j / (m - a_j)       a_j, m: the weight of j, of all that is kept
+    o~' = o~ + t (o~ - v_j),  t = a_j / (m - a_j)       a_j, m: the weight of j, and of all kept
 
-so that the change of ||o - o~||^2 is t ((1 + t) R_j - D_j + ||o - o~||^2) with two distances that
-stay known, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with a_j -> -a_j, and
-dropping key s turns every other R_j into (1 + t) R_j + (1 + t) t R_s - t ||v_j - v_s||^2: the exact
-joint cost of every candidate takes O(n M) a drop. Where one key has nearly all of a row's mass, t
-and its rounding are large, and its cost is computed from the output of the other keys instead.
+The change of ||o - o~||^2 is then t ((1 + t) R_j - D_j + ||o - o~||^2), with two squared distances
+that are kept up to date, R_j = ||v_j - o~||^2 and D_j = ||v_j - o||^2. Adding is the same with
+a_j -> -a_j. Dropping key s changes every other R_j to (1 + t) R_j + (1 + t) t R_s - t
+||v_j - v_s||^2. The exact joint costs of all candidates thus take O(n M) per drop. If one key has
+nearly all of a row's mass, t and its rounding are large; its cost is then computed from the output
+of the other keys.
 """
 
 from collections.abc import Iterator
@@ -25,49 +27,50 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.error import typical_unit
 
 LEFT = {torch.float64: 1e-3, torch.float32: 1e-1}
-"""Smallest part of a row's mass that drops may leave before all is computed again: below it t is
-large and magnifies rounding"""
+"""Everything is recomputed if drops leave less than this share of a row's mass: t is then large and
+amplifies rounding"""
 GENTLE = 0.9
-"""Largest share of a row's mass in one key at which drops are followed in fp32, twice as fast"""
+"""Largest share of a row's mass in one key for which drops are tracked in fp32, twice as fast"""
 BREADTH = 8
-"""Keys, the cheapest ones, that an exchange tries to drop"""
+"""Number of cheapest keys that an exchange tries to drop"""
 IN_CACHE = 2**18
-"""Largest number of weights searched at once on a CPU: more do not fit its cache"""
+"""Largest number of weights searched at once on a CPU, so that they fit its cache"""
 CANDIDATES = 256
-"""Number of keys whose costs are updated after a drop: the cheapest when all were computed"""
+"""Number of keys with updated costs after a drop: the cheapest at the last full computation"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
 
 LENGTHS = ("value", "output", "exact", "nothing")
 SQUARES = ("error", "error_of_others", "to_kept", "to_exact")
-"""Fields of a `State` that are lengths, and squared ones"""
+"""Fields of a `State` that are lengths, and squared lengths"""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Holds the observed rows of B caches, with values around their mean in fp64.
+    """Holds the observed rows of B caches, with centred values in fp64.
 
-    `parts` query heads of a cache (C = B parts) have values of their own where these are measured
-    after the output projection; else the group's rows are one part. Costs hold t^2 times the
-    rounding of distances: in fp32 that decides what is dropped next, wherever attention is sharp.
+    If values are measured after the output projection, each of the `parts` query heads of a cache
+    has its own values (C = B parts); otherwise all rows of a group are one part. Costs contain t^2
+    times the rounding of distances; in fp32 this would decide the next drop wherever attention is
+    sharp.
     """
 
     log_weights: Float[Tensor, "C n M"]
-    """In the precision that they were computed in: they are by far the most numbers"""
+    """In the precision of their computation, because they are by far the largest tensor"""
     log_beside: Float[Tensor, "C n 1"]
     beside: Float[Tensor, "C n V"]
     value: Float[Tensor, "C M V"]
     output: Float[Tensor, "C n V"]
     nothing: Float[Tensor, "C 1 V"]
-    """The output of a row that sees nothing: 0, measured from the mean."""
+    """The output of a row that sees nothing: 0, relative to the mean."""
     protected: Bool[Tensor, "B M"]
     available: Bool[Tensor, "B M"]
 
     @classmethod
     def of(cls, observed: Observed, *, projected: bool = False) -> "Rows":
-        """Stacks each group's queries; `projected`: measured as W_o leaves them, where it is known.
+        """Stacks each group's queries; `projected` measures values after W_o, if it is known.
 
-        A head's W_o = L Q with orthonormal rows of Q, so that distances after L are those after it.
+        A head's W_o = L Q with orthonormal rows of Q, so distances after L equal those after W_o.
         """
         value = observed.value.double().reshape(-1, *observed.value.shape[-2:])
         allowed, forced = (
@@ -106,14 +109,14 @@ class Rows:
 
     @property
     def parts(self) -> int:
-        """Returns the number of query heads of a cache that have values of their own."""
+        """Returns the number of query heads of a cache with separate values."""
         return len(self.value) // len(self.available)
 
     def split(self, texts: int = 1) -> Iterator["Rows"]:
-        """Cuts the caches of texts into parts that are searched at once: a text's, on a CPU fewer.
+        """Splits the caches into parts that are searched together: one text, or less on a CPU.
 
-        A cache may decide how precisely, and how often, the costs of its part are computed. Of few
-        keys they are always exact, and texts are searched together.
+        A cache can affect how precisely and how often the costs of its part are computed. With few
+        keys, costs are always exact, and texts are searched together.
         """
         numbers = torch.arange(len(self.available), device=self.value.device)
         most = len(numbers)
@@ -133,7 +136,7 @@ class Rows:
         )
 
     def error(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
-        """Computes sum_i ||o_i - o~_i||^2 of a set."""
+        """Computes sum_i ||o_i - o~_i||^2 of each set."""
         slots = max(1, int(chosen.sum(dim=-1).max()))
         keys = chosen.int().topk(slots, dim=-1).indices
         at = _by_part(keys, self.parts)
@@ -153,11 +156,11 @@ class Rows:
         return state, fixed.masked_fill_(~self.available, -torch.inf).gather(-1, left)
 
     def cost_of_adding(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, "B M"]:
-        """Computes the change of the joint error by each key; inf for keys that cannot be added."""
+        """Computes the change of the joint error by adding each key; inf if it cannot be added."""
         return self._adding(self._state(chosen), chosen)
 
     def exchanged(self, chosen: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
-        """Returns the best set that one exchange of a cheap key makes, best by its joint cost."""
+        """Returns the set of least error after exchanging one cheap key."""
         state = self._state(chosen)
         dropping = state.cost().masked_fill(~chosen | self.protected, torch.inf)
         cheapest = dropping.topk(min(BREADTH, chosen.shape[-1]), dim=-1, largest=False)
@@ -184,7 +187,7 @@ class Rows:
 
 
 def _projection(observed: Observed) -> Float[Tensor, "B G V E"] | None:
-    """Returns for each query head a matrix L after which vectors are as long as after W_o."""
+    """Returns for each query head a matrix L that gives vectors the same norms as W_o."""
     if observed.projection is None:
         return None
     whole = observed.projection.double().expand(*observed.batch, -1, -1, -1).flatten(0, -4)
@@ -196,36 +199,36 @@ def _columns(x: Float[Tensor, "C n K"], at: Int[Tensor, "C D"]) -> Float[Tensor,
 
 
 def _by_part(x: Tensor, parts: int) -> Tensor:
-    """Repeats what a cache has for each of its parts."""
+    """Repeats each cache's entry for each of its parts."""
     return x if parts == 1 else x.repeat_interleave(parts, dim=0)
 
 
 def _by_cache(x: Tensor, parts: int) -> Tensor:
-    """Sums what each part of a cache has."""
+    """Sums over the parts of each cache."""
     return x if parts == 1 else x.unflatten(0, (-1, parts)).sum(dim=1)
 
 
 @dataclass
 class State:
-    """Holds the errors that a set leaves, and distances of K keys; drops change it in place."""
+    """Holds the errors of a set and the distances of K keys; drops change it in place."""
 
     value: Float[Tensor, "C K V"]
     log_total: Float[Tensor, "C n 1"]
     weights: Float[Tensor, "C n K"]
     mass: Float[Tensor, "C n 1"]
     output: Float[Tensor, "C n V"]
-    """o~ when all was computed"""
+    """o~ at the last full computation"""
     exact: Float[Tensor, "C n V"]
     nothing: Float[Tensor, "C 1 V"]
     error: Float[Tensor, "C n 1"]
     error_of_others: Float[Tensor, "C n 1"]
-    """||o - o~||^2 without the key of the largest weight, when all was computed"""
+    """||o - o~||^2 without the key of the largest weight, at the last full computation"""
     to_kept: Float[Tensor, "C n K"]
     """R = ||v_j - o~||^2"""
     to_exact: Float[Tensor, "C n K"]
     """D = ||v_j - o||^2"""
     parts: int = 1
-    """Query heads of a cache that have values of their own"""
+    """Query heads of a cache with separate values"""
 
     @classmethod
     def of(
@@ -234,7 +237,7 @@ class State:
         log_weights: Float[Tensor, "C n K"],
         value: Float[Tensor, "C K V"],
     ) -> "State":
-        """Computes the state of the set of keys with a finite log-weight."""
+        """Computes the state of the set of all keys with a finite log-weight."""
         total, weights, mass, output, others = _attended(rows, log_weights, value)
         return cls(
             value=value,
@@ -264,19 +267,19 @@ class State:
 
     @property
     def is_gentle(self) -> bool:
-        """Tells whether fp32 suffices: no key has nearly all of a row's mass."""
+        """Returns whether fp32 suffices, because no key has nearly all of a row's mass."""
         return bool((self.weights <= GENTLE * self.mass).all())
 
     @property
     def is_single(self) -> bool:
-        """Tells whether it is in fp32."""
+        """Returns whether the state is in fp32."""
         return self.error.dtype == torch.float32
 
     def eased(self, is_large: bool) -> tuple["State", Float[Tensor, "B 1"]]:
-        """Returns the state in fp32 where that suffices, and the factor that its costs are in.
+        """Returns the state in fp32 if that suffices, and the unit of its costs.
 
-        Its unit of length is one whose squares stay in the range of fp32. Of few keys it stays in
-        fp64: there texts are searched together, and one must not decide for another.
+        Its unit of length keeps squares in the range of fp32. With few keys it stays in fp64: texts
+        are then searched together, and one text must not decide the precision of another.
         """
         if self.is_single or not (is_large and self.is_gentle):
             return self, self.error.new_ones(1, 1)
@@ -288,7 +291,7 @@ class State:
 
     @property
     def unit(self) -> Float[Tensor, "C 1 1"]:
-        """Returns a power of two that is typical of the values, one for all parts of a cache."""
+        """Returns a power of two typical of the values, the same for all parts of a cache."""
         by_cache = self.value.unflatten(0, (-1, self.parts)).flatten(1, 2)
         return _by_part(typical_unit(by_cache), self.parts)
 
@@ -301,14 +304,14 @@ class State:
         """Computes the change of the error by dropping each key."""
         others = self.mass - self.weights
         t = self.weights / others
-        largest = others <= LEFT[others.dtype] * self.mass  # all of a row that sees nothing
+        largest = others <= LEFT[others.dtype] * self.mass  # true for a row that sees nothing
         if not largest.any():
             return self.change(t)
         lost = (self.error_of_others - self.error).where(largest, 0.0).sum(dim=-2)
         return self.change(t.masked_fill(largest, 0.0)) + _by_cache(lost, self.parts)
 
     def empties(self, key: Int[Tensor, "B 1"]) -> bool:
-        """Says whether a row has less than `LEFT` of its mass without these keys."""
+        """Returns whether a row has less than `LEFT` of its mass without these keys."""
         left = self.mass - self._of(self.weights, key)
         return bool(((left < LEFT[left.dtype]) & (self.mass > 0)).any())
 
@@ -327,7 +330,7 @@ class State:
         self.weights.scatter_(-1, at[:, None, :].expand_as(weight), 0.0)
 
     def recomputed(self, gone: Int[Tensor, "B D"]) -> "State":
-        """Returns the state after dropping keys, its distances computed again."""
+        """Returns the state after dropping keys, with recomputed distances."""
         at = _by_part(gone, self.parts)
         weight = _columns(self.weights, at)
         value = self.value.take_along_dim(at[..., None], dim=-2)
@@ -356,10 +359,11 @@ class State:
 def _attended(
     rows: Rows, log_weights: Float[Tensor, "C n K"], value: Float[Tensor, "C K V"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Computes log of the total weight, weights in parts of it, their mass (about 1), and o~.
+    """Computes the log of the total weight, the normalised weights, their mass (about 1), and o~.
 
-    Also the output that each row has left once it loses its largest weight, from which, in parts of
-    the others' sum, all else follows: it stays right where they are nothing beside the largest.
+    Also returns each row's output without its largest weight. Everything else is computed from it,
+    with weights relative to the sum of the others, so it stays accurate even if the largest weight
+    dwarfs them.
     """
     top, largest = log_weights.max(dim=-1, keepdim=True)
     others = log_weights.scatter(-1, largest, -torch.inf)
@@ -388,7 +392,7 @@ def _squared_distances(
 
 
 def extend(rows: Rows, counts: Int[Tensor, " B"]) -> Bool[Tensor, "B M"]:
-    """Adds key after key to the protected ones, each time the best: optimal where one is added."""
+    """Greedily adds the best key to the protected ones; optimal if only one is added."""
     chosen = rows.protected
     for _ in range(int((counts - chosen.sum(dim=-1)).max())):
         cost = rows.cost_of_adding(chosen)
@@ -400,10 +404,10 @@ def extend(rows: Rows, counts: Int[Tensor, " B"]) -> Bool[Tensor, "B M"]:
 
 
 def exchange(rows: Rows, chosen: Bool[Tensor, "B M"]) -> Bool[Tensor, "B M"]:
-    """Exchanges kept keys for others while that lowers the joint error: a local optimum.
+    """Exchanges kept keys for others while that lowers the joint error, up to a local optimum.
 
-    Each step drops, of the `BREADTH` keys whose loss costs least, the one after which the best key
-    to add leaves the least error.
+    Each step tries to drop each of the `BREADTH` cheapest keys and to add the best key in its
+    place, and takes the exchange with the least error.
     """
     chosen, error = chosen.clone(), rows.error(chosen)
     improving = torch.arange(len(chosen), device=chosen.device)

@@ -1,4 +1,4 @@
-"""The keys that a cache keeps, and attention over them."""
+"""Holds the keys that a cache keeps, and computes attention over them."""
 
 from dataclasses import dataclass
 
@@ -13,17 +13,17 @@ from value_aware_attention.kernels import Kernel
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """Holds the R slots that one cache keeps for all queries after its choice."""
+    """Holds the R slots that a cache keeps for all later queries."""
 
     indices: Int[Tensor, "*batch R"]
     """Keys, ascending and each in range; an unused slot has log-weight -inf."""
     log_weight: Float[Tensor, "*batch R"]
-    """Added to log kappa of its key: 0 = as it was, log 2 = counted twice, -inf = unused."""
+    """Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
-    """In the place of the values of these keys; None = the originals."""
+    """Replaces the values of these keys; None = original values."""
 
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
-        """Takes the slots of each text, the first dimension, from one of two choices."""
+        """Takes the slots of each text (first dimension) from one of two choices."""
         a, b = self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])
         is_mine = mine.to(a.indices.device).view(-1, *(1,) * (a.indices.ndim - 1))
         value = None
@@ -34,7 +34,7 @@ class KeptKeys:
         )
 
     def padded(self, slots: int) -> "KeptKeys":
-        """Returns at least so many slots; those added are unused copies of the last one."""
+        """Pads to at least `slots` slots with unused copies of the last one."""
         more = max(0, slots - self.indices.shape[-1])
         value = None if self.value is None else pad(self.value, (0, 0, 0, more))
         last = self.indices[..., -1:].expand(*self.indices.shape[:-1], more)

@@ -1,7 +1,7 @@
-"""Shares keys among layers and heads by rules that their authors published.
+"""Shares keys among layers and heads by published rules.
 
-Their codes round each number on its own, so that totals differ by some keys; here totals are exact,
-by largest remainders, and the window of recent keys counts in r.
+The authors' codes round each number separately, so totals differ by some keys. Here totals are
+exact (largest remainder method), and the window of recent keys counts towards r.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from value_aware_attention.caches.observed_attention import (
 
 
 class AdaKV(ObservedAttention):
-    """Keeps more keys in heads with more of the layer's largest scores, which are SnapKV's.
+    """Keeps more keys in heads with more of the layer's largest SnapKV scores.
 
-    AdaKV (arXiv 2407.11550), the rule of its code: a head gets 0.2 of the mean, and 0.8 of its part
-    of the largest scores of all heads. kvpress makes 0.2 the least number instead (`floor`). With
-    SnapKV's options and `pool="layer"`.
+    This is AdaKV (arXiv 2407.11550), by the rule of its code: a head gets 0.2 times the mean, plus
+    0.8 times its number among the largest scores of all heads. kvpress instead makes 0.2 the
+    minimum (`floor`). The authors use SnapKV's options and `pool="layer"`.
     """
 
     def share(
@@ -41,12 +41,12 @@ class AdaKV(ObservedAttention):
 
 
 class PyramidKV(ObservedAttention):
-    """Keeps fewer keys the later the layer, in equal steps, by SnapKV's scores.
+    """Keeps fewer keys in later layers, in equal steps, by SnapKV's scores.
 
-    PyramidKV (arXiv 2406.02069), the rule of its code: beside the b keys of the mean that are not
-    always kept, from 2b - b/20 in the first layer, or all there are, down to as many less than b in
-    the last. There the last 8 rows, pool 7, pooling "max", recent = 8 and sinks = 0. With
-    `pool="model"`.
+    This is PyramidKV (arXiv 2406.02069), by the rule of its code. With b keys per head on average
+    besides those always kept, the first layer gets 2b - b/20 (at most all keys), and the last layer
+    as many below b as the first is above. The authors use the last 8 rows, pool 7, pooling "max",
+    recent = 8, sinks = 0 and `pool="model"`.
     """
 
     def share(
@@ -62,13 +62,15 @@ class PyramidKV(ObservedAttention):
 
 
 class Cake(CacheMethod):
-    """Keeps keys of large mean and variance of their weight, more in layers where these are large.
+    """Keeps keys by mean and variance of their weights, more in layers of high entropy and
+    variance.
 
-    CAKE (arXiv 2503.12491) as its code has it, with the last 32 rows, recent = 32, sinks = 0: mean
-    + 200 variance over rows, averaged over 5 neighbours and the group; layers in proportion to
-    H^(1/t) V^(1/t') of the entropy H and the summed variance V of their weights, beside the keys
-    that are always kept. Its authors fit both t for each model and size; here they are 1. Keys
-    that a layer lacks are shared by the others in proportion, there equally. With `pool="model"`.
+    This is CAKE (arXiv 2503.12491) as in its code. Scores are mean + 200 variance over rows,
+    averaged over 5 neighbours and the group. Besides the keys always kept, layers get keys in
+    proportion to H^(1/t) V^(1/t') of the entropy H and the summed variance V of their weights. The
+    authors fit both t for each model and size; here they are 1. Keys that a layer cannot take go to
+    the others in proportion (in the original, equally). The authors use the last 32 rows,
+    recent = 32, sinks = 0 and `pool="model"`.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -87,13 +89,14 @@ class Cake(CacheMethod):
 
 
 class Lava(CacheMethod):
-    """Keeps keys by their weight times the head's longest value, more where these are spread.
+    """Keeps keys by their weight times the head's longest value, more in layers with spread scores.
 
-    LAVa (arXiv 2509.09754), the rule that its code means: the largest mean weight of 7 neighbours
-    over the group, times max_j ||v_j||_1; layers in proportion to the entropy of their scores,
-    beside the keys that are always kept, and in a layer the heads as in `AdaKV`. As run its code
-    gives every head 0.2 r keys alike in all layers, and keeps 0.2 times its window more than r.
-    There the last 32 rows, recent = 32, sinks = 0. With `pool="model"`.
+    This is LAVa (arXiv 2509.09754), by the rule that its code intends. Scores are the largest mean
+    weight of 7 neighbours over the group, times max_j ||v_j||_1. Besides the keys always kept,
+    layers get keys in proportion to the entropy of their scores, and heads within a layer as in
+    `AdaKV`. The code as it runs gives 0.2 r keys to every head in all layers, and keeps more than r
+    by 0.2 times its window. The authors use the last 32 rows, recent = 32, sinks = 0 and
+    `pool="model"`.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -130,7 +133,7 @@ def _preferences(rankings: Sequence[Ranking]) -> Float[Tensor, "B L"]:
 def _by_layer(
     rankings: Sequence[Ranking], shares: Float[Tensor, "B L"], total: int, least: int
 ) -> list[Int[Tensor, "B H"]]:
-    """Gives all heads of a layer the same number of keys, by the layer's share."""
+    """Gives all heads of a layer the same number of keys, from the layer's share."""
     heads, keys = rankings[0].by_head.shape[1:]
     counts = proportional_counts(shares, total // heads, least, keys)
     return [count[:, None].expand(-1, heads) for count in counts.unbind(dim=-1)]
@@ -139,6 +142,6 @@ def _by_layer(
 def _pulled_alike(
     ranking: Ranking, total: int | Int[Tensor, " B"], least: int
 ) -> Int[Tensor, "B H"]:
-    """Counts a head's keys: the mean of all heads times 0.2, its best of all heads' times 0.8."""
+    """Counts the keys of each head: 0.2 times the mean plus 0.8 times its pooled count."""
     (best,) = pooled_counts([ranking], total, least)
     return whole_counts(best + 0.2 * (best.double().mean(dim=-1, keepdim=True) - best), total)

@@ -1,4 +1,4 @@
-"""Keeps keys by the change of the output where each is dropped alone."""
+"""Keeps keys by the change of the output when each is dropped alone."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,10 +14,10 @@ from value_aware_attention.caches.single_losses import single_losses
 class LeaveOneOut(CacheMethod):
     """Keeps the r keys with the largest sum_i (alpha_ij / (1 - alpha_ij))^2 ||v_j - o_i||^2.
 
-    The exact squared change of the observed outputs where key j alone is dropped, summed as if
-    drops added up. A query that sees nothing else loses its output. `pool` averages over that many
-    neighbouring keys, protected ones too (odd; 1 = none). DropKV (kvpress pull request 285) is the
-    last 8 rows, pool 11, recent 8 and sinks 0; there 1e-6 is added to 1 - alpha.
+    This is the exact squared change of the observed outputs when only key j is dropped, summed as
+    if drops were additive. A query that sees no other key loses its output. `pool` averages over
+    that many neighbouring keys, including protected ones (odd; 1 = none). DropKV (kvpress pull
+    request 285) uses the last 8 rows, pool 11, recent 8 and sinks 0, and adds 1e-6 to 1 - alpha.
     """
 
     def __init__(self, r: int, pool: int = 1) -> None:
@@ -28,7 +28,7 @@ class LeaveOneOut(CacheMethod):
         return pooled(single_losses(observed)[0], self.pool)
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
-        """Measures the losses after W_o, in parts of the layer's squared output."""
+        """Computes the losses after W_o, relative to the layer's squared output."""
         losses, output = single_losses(observed, projected=True)
         norm = observed.squared_layer_output(output).view(-1, *(1,) * len(observed.batch))
         return pooled(losses, self.pool) / norm
@@ -40,11 +40,11 @@ class LeaveOneOut(CacheMethod):
 class OBCache(CacheMethod):
     """Keeps the r keys with the largest sum_i alpha_ij^2 ||v_j + z_ij (v_j - o_i)||^2.
 
-    OBCache (arXiv 2510.07651), with z = log kappa: closed forms of Optimal Brain Damage for a
-    pruned key and value ("joint", above), for the value alone, sum_i alpha_ij^2 ||v_j||^2, and for
-    the key alone, sum_i (alpha_ij z_ij)^2 ||v_j - o_i||^2. The authors' code could not be read: the
-    formulas are those of a public derivative. The sum over a group is ours; there each query head
-    has a cache of its own.
+    This is OBCache (arXiv 2510.07651), with z = log kappa. It has closed forms of Optimal Brain
+    Damage for pruning key and value ("joint", above), the value alone, sum_i alpha_ij^2 ||v_j||^2,
+    and the key alone, sum_i (alpha_ij z_ij)^2 ||v_j - o_i||^2. The authors' code was not available:
+    the formulas are taken from a public derivative. The sum over a group is ours; in the original,
+    each query head has its own cache.
     """
 
     def __init__(self, r: int, part: str = "joint") -> None:

@@ -17,31 +17,31 @@ class CacheMethod(nn.Module):
     """Keeps r keys of a cache, chosen on observed queries; subclasses define `scores` or `keep`."""
 
     kernels: tuple[type, ...] = ()
-    """The kernels it has a meaning for; empty = every kernel."""
+    """The supported kernels; empty = all kernels."""
 
     observes: bool = True
-    """False: the choice does not depend on the queries."""
+    """Whether the choice depends on the queries."""
 
     refits: bool = False
-    """True: keys get weights and values of their own, from which nothing can be chosen again."""
+    """Whether keys get new weights and values, so that no later choice can be made among them."""
 
     is_nested: bool = True
-    """False: the order of the keys depends on r."""
+    """Whether the order of the keys is the same for every r."""
 
     def __init__(self, r: int) -> None:
         super().__init__()
         self.r = check_at_least(1, r=r)
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
-        """Scores the keys, of which the r largest are kept."""
+        """Computes the scores; the r keys with the largest are kept."""
         raise NotImplementedError(f"{type(self).__name__} has neither scores nor keep")
 
     @torch.no_grad()
     def keep(self, observed: Observed) -> KeptKeys:
         """Chooses the keys to keep: the protected ones, then those with the largest scores.
 
-        Raises ValueError where r exceeds the keys or falls below those protected, and for a kernel
-        that the method has no meaning for.
+        Raises ValueError if r exceeds the number of keys or is below that of protected keys, and
+        for an unsupported kernel.
         """
         self.check(observed)
         first = self.leading(observed, self.scores(observed), self.r)
@@ -51,7 +51,7 @@ class CacheMethod(nn.Module):
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:
-        """Orders all keys by how long they are kept, by `losses`; raises ValueError as `keep`.
+        """Ranks all keys by `losses`; raises ValueError like `keep`.
 
         A loss that is NaN counts as the lowest.
         """
@@ -63,26 +63,26 @@ class CacheMethod(nn.Module):
         return Ranking(keys, loss.gather(-1, keys), self.preference(observed))
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
-        """Scores the keys so that heads and layers compare; by default those of a head."""
+        """Computes scores that are comparable between heads and layers; by default `scores`."""
         return self.scores(observed)
 
     def preference(self, observed: Observed) -> Float[Tensor, " B"] | None:
-        """Measures how much a layer needs keys, where `share` goes by that; else None."""
+        """Computes the layer's need for keys, if `share` uses it; else None."""
         return None
 
     def share(
         self, rankings: Sequence[Ranking], total: int, least: int
     ) -> list[Int[Tensor, "B H"]]:
-        """Counts the keys of each head where those of `rankings`, one a layer, keep `total`."""
+        """Counts the keys of each head if `rankings`, one per layer, keep `total` in all."""
         return pooled_counts(rankings, total, least)
 
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
-        """Keeps `counts` keys of each cache; `ranking` is this method's."""
+        """Keeps `counts` keys of each cache by `ranking`, which this method made."""
         return self.pack(observed, first_of(ranking.keys, counts))
 
     def check(self, observed: Observed) -> None:
-        """Raises ValueError for a kernel, or a number of keys, that this method cannot take."""
+        """Raises ValueError for an unsupported kernel or number of keys."""
         name = type(self).__name__
         check_kernel(observed.kernel)
         if self.kernels and not isinstance(observed.kernel, self.kernels):
@@ -108,7 +108,7 @@ class CacheMethod(nn.Module):
     def leading(
         observed: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
-        """Returns the r keys that come first: protected, by score, then padding."""
+        """Returns the first r keys: protected, then by score, then padding."""
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(nan=-largest, posinf=largest / 2, neginf=-largest)
         first = first.masked_fill(protected(observed), largest)
@@ -117,9 +117,9 @@ class CacheMethod(nn.Module):
 
     @staticmethod
     def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
-        """Packs sets of keys, as they are, into slots.
+        """Packs sets of keys, unchanged, into slots.
 
-        Slots of padding, and of a cache that keeps fewer keys than others, are unused.
+        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
         """
         slots = max(1, int(chosen.sum(dim=-1).max()))
         indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
@@ -133,9 +133,9 @@ class CacheMethod(nn.Module):
         return arguments_shown(self)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts the multiply-adds of one choice for a key-value head that `rows` queries see.
+        """Counts the multiply-adds of one choice for a key-value head with `rows` queries.
 
-        By default those of every score, or, without queries, one pass over the keys.
+        The default counts all scores, or, without queries, one pass over the keys.
         """
         return float((rows if self.observes else 1) * keys * head_dim)
 
@@ -150,7 +150,7 @@ def check_cache_method(method: CacheMethod) -> None:
 
 
 class Refinement(CacheMethod):
-    """Ranks and shares keys as another method does, and changes what a head keeps of them."""
+    """Ranks and shares keys like another method, and changes what a head keeps."""
 
     def __init__(self, method: CacheMethod) -> None:
         check_cache_method(method)
@@ -169,7 +169,7 @@ class Refinement(CacheMethod):
 
 
 def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
-    """Returns the keys that may be kept."""
+    """Returns a mask of the keys that may be kept."""
     keys = torch.ones(
         (*observed.batch, observed.keys), dtype=torch.bool, device=observed.key.device
     )
@@ -177,7 +177,7 @@ def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
 
 
 def protected(observed: Observed) -> Bool[Tensor, "*batch M"]:
-    """Returns the keys that must be kept; padding never is."""
+    """Returns a mask of the keys that must be kept, never padding."""
     allowed = available(observed)
     none = torch.zeros_like(allowed)
     if observed.protected is None:
@@ -187,5 +187,5 @@ def protected(observed: Observed) -> Bool[Tensor, "*batch M"]:
 
 
 def candidates(observed: Observed) -> Bool[Tensor, "*batch M"]:
-    """Returns the keys that a choice is made of: neither padding nor protected."""
+    """Returns a mask of the keys to choose from: neither padding nor protected."""
     return available(observed) & ~protected(observed)

@@ -1,4 +1,4 @@
-"""The queries that a choice of keys is judged by, for the heads of one key-value head."""
+"""Holds the queries that judge a choice of keys, for the heads of one key-value head."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,10 +30,10 @@ from value_aware_attention.kernels import Kernel
 
 @dataclass(frozen=True)
 class Observed:
-    """Holds the queries that a choice of keys is judged by, and the keys to choose from.
+    """Holds the queries that judge a choice of keys, and the keys to choose from.
 
-    The G query heads of a group share the keys of one key-value head; W queries of each are seen.
-    Everything derived is in at least fp32.
+    The G query heads of a group share the keys of one key-value head; W queries of each are
+    observed. All derived tensors are in at least fp32.
     """
 
     query: Float[Tensor, "*batch G W D"]
@@ -41,24 +41,24 @@ class Observed:
     value: Float[Tensor, "*batch M V"]
     kernel: Kernel
     visible: Bool[Tensor, "*#batch #G #W M"] | None = None
-    """The pairs that attend, None = all."""
+    """The visible pairs; None = all."""
     protected: Int[Tensor, "*#batch P"] | None = None
-    """Positions of keys that must be kept, counted in r; one may be named twice."""
+    """Positions of keys that must be kept and count towards r; repeats are allowed."""
     projection: Float[Tensor, "*#batch G V E"] | None = None
-    """The layer's output projection W_o of each head, where it is known."""
+    """The layer's output projection W_o of each head, if known."""
     rotary: Rotary | None = None
-    """Turns queries to later positions, where the model rotates them."""
+    """Rotates queries to later positions, if the model has rotary positions."""
     positions: Int[Tensor, " W"] | None = None
-    """The positions of the queries, which `rotary` counts from."""
+    """The positions of the queries; `rotary` shifts from there."""
     start: int | None = None
-    """Position of the first query to come; None = the number of keys"""
+    """Position of the first future query; None = the number of keys"""
     available: Bool[Tensor, "*#batch M"] | None = None
-    """False: padding, which is never kept. None = every key."""
+    """False for padding, which is never kept; None = all keys are available."""
     beside: AttentionState | None = None
-    """State (G, W) of each query over further keys, which it sees whatever is kept"""
+    """State (G, W) of each query over further keys, which it sees in any case"""
 
     def cache(self, place: tuple[int, ...]) -> "Observed":
-        """Returns the queries and keys of one cache, without leading dimensions."""
+        """Returns the queries and keys of a single cache, without leading dimensions."""
         pairs = (*self.query.shape[:-1], self.keys)
         groups = (*self.batch, -1, -1, -1)
 
@@ -85,7 +85,7 @@ class Observed:
             visible = visible[..., rows, :]
         return replace(
             self,
-            query=self.query[..., rows, :].clone(),  # no view, which would hold all queries
+            query=self.query[..., rows, :].clone(),  # a view would keep all queries in memory
             visible=visible,
             positions=None if self.positions is None else self.positions[rows],
             beside=None if beside is None else beside.rearranged(lambda x: x[..., rows, :].clone()),
@@ -98,12 +98,12 @@ class Observed:
 
     @property
     def batch(self) -> torch.Size:
-        """Returns the leading dimensions: one set of keys is kept for each."""
+        """Returns the leading dimensions; each entry keeps one set of keys."""
         return self.key.shape[:-2]
 
     @cached_property
     def log_mass_beside(self) -> Float[Tensor, "*batch G W 1"]:
-        """Computes the log of the unnormalised mass beside the keys; -inf = none."""
+        """Computes the log of the unnormalised mass in `beside`; -inf = none."""
         if self.beside is None:
             query = working_precision(self.query)
             return torch.full_like(query[..., :1], -torch.inf)
@@ -111,30 +111,30 @@ class Observed:
 
     @cached_property
     def log_similarity(self) -> Float[Tensor, "*batch G W M"]:
-        """Computes log kappa of every pair, -inf where it does not attend."""
+        """Computes log kappa of every pair; -inf for hidden pairs."""
         query, key = working_precision(self.query), working_precision(self.key)
         scores = self.kernel.log_similarity(query, key[..., None, :, :])
         return scores if self.visible is None else scores.masked_fill(~self.visible, -torch.inf)
 
     @cached_property
     def log_total(self) -> Float[Tensor, "*batch G W 1"]:
-        """Computes the log of the mass over the keys and beside them; 0 where nothing is seen."""
+        """Computes the log of the mass over the keys and `beside`; 0 where nothing is visible."""
         among_keys = self.log_similarity.logsumexp(dim=-1, keepdim=True)
         return finite(torch.logaddexp(among_keys, self.log_mass_beside))
 
     @property
     def log_beside(self) -> Float[Tensor, "*batch G W 1"]:
-        """Computes the log of the weight that each query has beside the keys; -inf = none."""
+        """Computes the log of each query's weight on `beside`; -inf = none."""
         return self.log_mass_beside - self.log_total
 
     @property
     def log_weights(self) -> Float[Tensor, "*batch G W M"]:
-        """Computes log alpha, normalised over the keys and the mass beside them."""
+        """Computes log alpha, normalised over the keys and `beside`."""
         return self.log_similarity - self.log_total
 
     @cached_property
     def weights(self) -> Float[Tensor, "*batch G W M"]:
-        """Computes alpha; a row that sees nothing is zeros."""
+        """Computes alpha; zeros in a row that sees nothing."""
         return self.log_weights.exp()
 
     @cached_property
@@ -147,20 +147,20 @@ class Observed:
     def squared_layer_output(
         self, output: Float[Tensor, "*batch G W V"] | None = None
     ) -> Float[Tensor, " B"]:
-        """Computes sum_i ||sum_h W_o,h o_hi||^2 of each text, the first dimension; 1 where it is 0.
+        """Computes sum_i ||sum_h W_o,h o_hi||^2 per text (first dimension); 1 where it is 0.
 
-        Sums over all heads, which are the other leading dimensions, of the exact output, given
-        where it is known. Where W_o is not known, the sum over heads of ||o_hi||^2.
+        The heads h are the other leading dimensions. `output` is the exact output, if already
+        computed. If W_o is unknown, returns the sum over heads of ||o_hi||^2.
         """
         output = self.output if output is None else output
-        if self.projection is not None:  # of all heads at once
+        if self.projection is not None:  # for all heads at once
             projection = working_precision(self.projection).expand(*output.shape[:-2], -1, -1)
             output = output.movedim(-2, 1).flatten(2) @ projection.flatten(1, -2)
         norm = output.double().square().flatten(1).sum(dim=-1)
         return norm.where(norm > 0, 1.0)
 
     def error(self, choice: KeptKeys) -> Float[Tensor, " *batch"]:
-        """Computes sum ||o - o~||^2 over the group's queries, the cost of a choice."""
+        """Computes the cost of a choice: sum ||o - o~||^2 over the group's queries."""
         state = kept_state(
             working_precision(self.query), working_precision(self.key), self._value,
             self.kernel, self.visible, choice,
@@ -179,4 +179,4 @@ class Observed:
 OBSERVED: Mapping[str, Callable[[Choice], Arguments]] = {
     way.__name__: way for way in (last, causal, noncausal, continued, repeat, hindsight)
 }
-"""By name: query (*own, G, W, D), visible, positions and beside of `Observed`."""
+"""Fields of `Observed` by name: query (*own, G, W, D), visible, positions and beside."""

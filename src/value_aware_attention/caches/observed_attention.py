@@ -15,23 +15,24 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import max_elements
 
 AGGREGATES = {"mean": 1.0, "rms": 2.0, "max": torch.inf}
-"""The orders of norms that aggregate weights"""
+"""The orders of the norms that aggregate weights"""
 
 
 class ObservedAttention(CacheMethod):
-    """Keeps the r keys with the largest mean attention weight over observed queries and group.
+    """Keeps the r keys with the largest attention weight, averaged over observed queries and group.
 
-    `aggregate` "max" takes the largest weight for the mean, "rms" the root mean square. `pool` then
-    averages over that many neighbouring keys, protected ones as 0 (odd; 1 = none), or takes the
-    largest of them with `pooling` "max". `by_layer` keeps one set for all heads of a layer (every
-    leading dimension but the first), by their mean. With the options of `AfterPrefix`:
-        SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 rows, pool 7, pooling "max", recent =
-            rows, sinks = 0
-        TOVA (Oren et al., 2024, arXiv 2401.06104): the last row alone, by_layer, sinks = recent = 0
-        H2O (Zhang et al., 2023, arXiv 2306.14048): every causal row, recent = r / 2, sinks = 0, as
-            its one-shot form
-        KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"; there heads have
-            budgets of their own
+    `aggregate` "max" or "rms" replaces the mean by the maximum or the root mean square. `pool` then
+    averages over that many neighbouring keys, counting protected ones as 0 (odd; 1 = none);
+    `pooling` "max" takes their maximum instead. `by_layer` keeps one set for all heads of a layer
+    (all leading dimensions but the first), by their mean. With options of `AfterPrefix` this gives:
+
+    - SnapKV (Li et al., 2024, arXiv 2404.14469): last 32 rows, pool 7, pooling "max", recent =
+      rows, sinks = 0
+    - TOVA (Oren et al., 2024, arXiv 2401.06104): the last row, by_layer, sinks = recent = 0
+    - H2O (Zhang et al., 2023, arXiv 2306.14048): all causal rows, recent = r / 2, sinks = 0, in its
+      one-shot form
+    - KVzip (Kim et al., 2025, arXiv 2505.23416): repeated rows, aggregate "max"; the original has
+      a budget per head
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ObservedAttention(CacheMethod):
 
 
 def check_pool(pool: int) -> int:
-    """Returns the number of neighbouring keys, if it is odd; ValueError otherwise."""
+    """Returns the number of neighbouring keys if it is odd; ValueError otherwise."""
     if check_at_least(1, pool=pool) % 2 == 0:
         raise ValueError(f"pool is {pool}; it must be odd, to lie around its key")
     return pool
@@ -69,26 +70,26 @@ def check_pool(pool: int) -> int:
 def pooled(
     x: Float[Tensor, "*rows M"], pool: int, pooling: str = "mean"
 ) -> Float[Tensor, "*rows M"]:
-    """Takes the mean, or the largest, of `pool` neighbouring numbers >= 0; past the ends are 0."""
+    """Takes the mean or maximum of `pool` neighbouring numbers >= 0, with 0 beyond the ends."""
     flat = x.reshape(-1, 1, x.shape[-1])
     over = max_pool1d if pooling == "max" else avg_pool1d
     return over(flat, pool, stride=1, padding=pool // 2).view_as(x)
 
 
 def by_layer(observed: Observed, x: Shaped[Tensor, "*batch M"]) -> Shaped[Tensor, "B H M"]:
-    """Joins the leading dimensions behind the first, of texts: the heads of a layer."""
+    """Flattens the leading dimensions after the first (texts) into the heads of a layer."""
     return x.reshape(observed.batch[:1].numel(), -1, observed.keys)
 
 
 def candidate_weights(observed: Observed) -> Float[Tensor, "*batch G W M"]:
-    """Returns alpha, 0 for keys that are no candidates."""
+    """Returns alpha, with 0 for keys that are not candidates."""
     return observed.weights.masked_fill(~candidates(observed)[..., None, None, :], 0.0)
 
 
 def mean_softmax(
     observed: Observed, logits: Float[Tensor, "*batch #G W M"]
 ) -> Float[Tensor, "*batch M"]:
-    """Averages the softmax over the candidates alone; a row that sees none of them has zeros."""
+    """Averages the softmax over the candidates; zeros in a row that sees no candidates."""
     logits = logits.masked_fill(~candidates(observed)[..., None, None, :], -torch.inf)
     return logits.softmax(dim=-1).nan_to_num().mean(dim=(-3, -2))
 
@@ -96,12 +97,12 @@ def mean_softmax(
 class RKV(CacheMethod):
     """Keeps the r keys with the largest 0.1 importance - 0.9 redundancy.
 
-    R-KV (Cai et al., 2025, arXiv 2505.24133) as its code has it. Importance: softmax over keys of
-    the group's largest logits, its mean over observed queries, the largest of 7 neighbours.
-    Redundancy: softmax over keys of the mean cosine to all keys, where of each key's copies (a
-    cosine above 1/2) the last one counts as unlike it. There a key without a copy counts as unlike
-    the first key, by accident; not here. Its authors choose again as a cache grows (`every`), with
-    the last 8 rows and recent = 8, and advise against it for a prefill.
+    This is R-KV (Cai et al., 2025, arXiv 2505.24133) as in its code. Importance: softmax over keys
+    of the group's largest logits, averaged over observed queries, then the maximum of 7 neighbours.
+    Redundancy: softmax over keys of the mean cosine to all keys; the last copy of each key (cosine
+    above 1/2) counts as cosine 0. In the original code, a key without copies gets cosine 0 to the
+    first key by accident; not here. The authors choose again as a cache grows (`every`), with the
+    last 8 rows and recent = 8, and advise against it for a prefill.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -115,7 +116,7 @@ class RKV(CacheMethod):
 
     @staticmethod
     def _mean_cosine(observed: Observed) -> Float[Tensor, "*batch M"]:
-        """Averages each key's cosine to all keys, in blocks of them."""
+        """Averages each key's cosine to all keys, in blocks of keys."""
         counted = available(observed)
         key = normalize(working_precision(observed.key), dim=-1).where(counted[..., None], 0.0)
         total, places = (
@@ -135,12 +136,13 @@ class RKV(CacheMethod):
 
 
 class VaSE(Random):
-    """Keeps r/4 keys whose values have the largest range, and draws the others by attention weight.
+    """Keeps the r/4 keys whose values have the largest range, and draws the rest by attention
+    weight.
 
-    VaSE (arXiv 2606.03928) as its code has it: range max_d v_jd - min_d v_jd, the first 4 keys
-    before all; the others without replacement in proportion to the mean weight over group, observed
-    queries and 5 neighbours, with softmax over the keys that are not protected. Its authors choose
-    again after every 64 tokens, with the last 64 rows, recent = 64 and sinks = 0.
+    This is VaSE (arXiv 2606.03928) as in its code. The range is max_d v_jd - min_d v_jd; the first
+    4 keys rank above all. The rest is drawn without replacement in proportion to the mean weight
+    over group, observed queries and 5 neighbours, with a softmax over unprotected keys. The authors
+    choose again every 64 tokens, with the last 64 rows, recent = 64 and sinks = 0.
     """
 
     observes = True
@@ -148,7 +150,7 @@ class VaSE(Random):
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         weights = pooled(mean_softmax(observed, observed.log_similarity), 5)
-        # Gumbel noise: the largest are draws without replacement
+        # with Gumbel noise the largest scores are draws without replacement
         scores = weights.log() - super().scores(observed).log().neg().log()
         smallest, largest = working_precision(observed.value).aminmax(dim=-1)
         ranges = (largest - smallest).masked_fill(available(observed).cumsum(-1) <= 4, torch.inf)
@@ -160,13 +162,14 @@ class VaSE(Random):
 
 
 class AnDPro(CacheMethod):
-    """Keeps blocks of 4 keys by the part of their weighted values along that of all candidates.
+    """Keeps blocks of 4 keys by the projection of their weighted values on that of all candidates.
 
-    AnDPro (Geng et al., NeurIPS 2025, openreview.net Tdl89SZItB) as its code has it: the sum over a
-    block, observed queries and group of a_ij <v_j, d_i>, with a the largest weight of 7 neighbours
-    and the anchor d_i = sum_j a_ij v_j over the keys that are neither padding nor protected. Where
-    r cuts a block its first keys are kept. There each query head has a cache of its own (the sum
-    over a group is ours), the last 32 rows, recent = 32, sinks = 4 and `pool="layer"`.
+    This is AnDPro (Geng et al., NeurIPS 2025, openreview.net Tdl89SZItB) as in its code. The score
+    is the sum over a block, observed queries and group of a_ij <v_j, d_i>. Here a is the largest
+    weight of 7 neighbours, and the anchor is d_i = sum_j a_ij v_j over keys that are neither
+    padding nor protected. If r cuts a block, its first keys are kept. In the original, each query
+    head has its own cache; the sum over a group is ours. The authors use the last 32 rows,
+    recent = 32, sinks = 4 and `pool="layer"`.
     """
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -174,7 +177,7 @@ class AnDPro(CacheMethod):
         weights = near.masked_fill(~candidates(observed)[..., None, None, :], 0.0)
         anchor = weights @ value[..., None, :, :]
         along = (weights * (anchor @ value[..., None, :, :].mT)).sum(dim=(-3, -2))
-        block = (available(observed).cumsum(dim=-1) - 1).clamp_min(0) // 4  # of the text's own keys
+        block = (available(observed).cumsum(dim=-1) - 1).clamp_min(0) // 4  # without padding
         return torch.zeros_like(along).scatter_add(-1, block, along).gather(-1, block)
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:

@@ -1,9 +1,9 @@
 """Finds the set of r keys with the least joint error, by branch and bound, with a proved bound.
 
-With k_j = a_ij (v_j - o_i), and what is beside the keys as one key more that is always kept, a set
-of indicator x leaves sum_i N_i / s_i^2: N_i = ||sum_j x_j k_j||^2, and s_i = sum_j x_j a_ij is the
-kept mass. A node of the search fixes some keys as kept and some as dropped; its completions keep a
-mass between l_i and u_i. Each row's error has two lower bounds there:
+Let k_j = a_ij (v_j - o_i), and let the mass in `beside` be one more key that is always kept. A set
+with indicator x has error sum_i N_i / s_i^2, where N_i = ||sum_j x_j k_j||^2 and s_i = sum_j x_j
+a_ij is the kept mass. A node of the search fixes some keys as kept and some as dropped; its
+completions keep a mass between l_i and u_i. Each row's error then has two lower bounds:
 
     chord      t := (l + u) s - l u = s^2 + (s - l) (u - s) >= s^2, so N / s^2 >= N / t: the square
                of a linear map over a positive linear function, convex in x, above its tangents
@@ -11,10 +11,10 @@ mass between l_i and u_i. Each row's error has two lower bounds there:
                set whose heaviest key is j: that key alone makes it min(p, c_j), the others less
 
 A row without kept mass has N = 0, a chord of 0, and c_j = its whole loss. Both bounds are linear in
-x once a point and p are chosen. Their sum over rows, by row the one that is larger at the point,
-has its minimum over the completions by a sort: the node's bound. A completion that differs from
-that minimum in a given key is above it by at least one exchange, which fixes keys as they are in it
-where that reaches the limit. Points follow Frank and Wolfe's method, towards those minima.
+x once a point and p are chosen. The node's bound is the minimum over its completions of their sum
+over rows, taking in each row the bound that is larger at the point; a sort finds the minimum. A
+completion that differs from it in some key is above it by at least one exchange. If that reaches
+the limit, the key is fixed. Points follow the Frank-Wolfe method towards those minima.
 """
 
 from dataclasses import dataclass, replace
@@ -30,27 +30,28 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.value_aware import ValueAware
 
 MOST_KEYS, NODES = 128, 2**18
-"""Largest number of keys that `optimal_set` takes; nodes bounded at once, times rows, times keys"""
+"""Largest number of keys for `optimal_set`; limit of nodes x rows x keys bounded at once"""
 STEPS, FIRST_STEPS, SLOWNESS = 4, 256, 24
-"""Tangents of a node, and of the first. The point moves by 2 / (k + slowness) of the way at step k:
-a child goes on from the point of its parent, which is near its best"""
+"""Number of tangents per node, and for the first node. At step k the point moves 2 / (k + slowness)
+of the way: a child starts from its parent's point, which is near its own best"""
 ROUNDING, DIGITS, TINY = 1e-9, 1e-14, 1e-100
-"""Relative difference of errors that counts as none; rounding of an error, in parts of the rows'
-largest squared distances ||v_j - o_i||^2, and of a bound, in parts of its slopes; a divisor's
-least value, in parts of what it divides"""
+"""Relative difference of errors that counts as zero; rounding of an error, relative to the rows'
+largest squared distances ||v_j - o_i||^2, and of a bound, relative to its slopes; smallest divisor,
+relative to its dividend"""
 SMALL = 1e-2
-"""Part of the largest mass below which the smallest counts as 0: slopes go with (u / l)^2"""
+"""A mass below this share of the largest counts as 0, because slopes grow as (u / l)^2"""
 KEPT, DROPPED = 2.0, -1.0
-"""Marks of a node's fixed keys; a free one has its part of the last point, 0 to 1"""
+"""Marks of a node's fixed keys; a free key has its coordinate of the last point, 0 to 1"""
 
 
 @dataclass(frozen=True)
 class OptimalSet:
     """Holds the best set found for each cache, and a proved bound on the error of every set.
 
-    `indices` ascend, with padding where a cache has fewer keys; `error` is the set's sum
-    ||o - o~||^2 in fp64. No set of r keys with the protected ones leaves less than `lower_bound`,
-    and `proved` says that it is the error, up to rounding (1e-9, or the last digits of distances).
+    `indices` ascend and include padding if a cache has fewer keys. `error` is the set's sum
+    ||o - o~||^2 in fp64. No set of r keys that includes the protected ones has an error below
+    `lower_bound`. `proved` is True if both are equal up to rounding (1e-9, or the last digits of
+    distances).
     """
 
     indices: Int[Tensor, "*batch r"]
@@ -61,11 +62,12 @@ class OptimalSet:
 
 @torch.no_grad()
 def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> OptimalSet:
-    """Finds the r keys that leave the least sum ||o_i - o~_i||^2 over the observed queries.
+    """Finds the r keys with the least sum ||o_i - o~_i||^2 over the observed queries.
 
-    Searches each cache, from the set of `ValueAware(r, search="best")`, for at most `seconds`. A
-    search that ends within them has proved the optimum; otherwise error / lower_bound is the gap of
-    the best set found. Raises ValueError for more than `MOST_KEYS` keys, and as `ValueAware` does.
+    Searches each cache for at most `seconds`, starting from the set of `ValueAware(r,
+    search="best")`. A search that ends in time has proved the optimum; otherwise
+    error / lower_bound is the gap. Raises ValueError for more than `MOST_KEYS` keys, and in the
+    cases of `ValueAware`.
     """
     if observed.keys > MOST_KEYS:
         raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_KEYS}")
@@ -74,7 +76,7 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
     names = ("query", "key", "value", "projection")
     raised = {name: x.double() for name in names if (x := getattr(observed, name)) is not None}
     beside = observed.beside and observed.beside.rearranged(Tensor.double)
-    # outputs and weights in fp64, as errors are
+    # outputs and weights in fp64, like errors
     observed = replace(observed, **raised, beside=beside)
     rows, start = Rows.of(observed), ValueAware(r, search="best").keep(observed).indices
     first = torch.zeros_like(rows.available)
@@ -93,7 +95,7 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
 def _search(
     rows: Rows, chosen: Bool[Tensor, "1 M"], seconds: float
 ) -> tuple[Bool[Tensor, " M"], Float[Tensor, ""], Float[Tensor, ""], Bool[Tensor, ""]]:
-    """Searches one cache from a set of it, the nodes of the least bounds first."""
+    """Searches one cache from a starting set, nodes with the least bounds first."""
     stop, steps = monotonic() + seconds, FIRST_STEPS
     problem, error = _Problem.of(rows, int(chosen.sum())), rows.error(chosen)
     limit, at_once = problem.limit(error), max(1, NODES // problem.weights.numel())
@@ -115,7 +117,7 @@ def _search(
 
 @dataclass(frozen=True)
 class _Problem:
-    """Holds the weights of a cache, its k_j and its c_j; column M is beside the keys.
+    """Holds the weights, k_j and c_j of a cache; column M is the mass in `beside`.
 
     `digits` is the rounding of an error.
     """
@@ -128,7 +130,7 @@ class _Problem:
 
     @classmethod
     def of(cls, rows: Rows, r: int) -> "_Problem":
-        """Weights the distances of one cache."""
+        """Creates the problem of one cache."""
         log_weights = torch.cat([rows.log_weights, rows.log_beside], dim=-1)[0]
         weights, output = log_weights.exp(), rows.output[0, :, None]
         value = rows.value.expand(len(output), -1, -1)
@@ -137,19 +139,19 @@ class _Problem:
         away = away.where(sees[..., None], 0.0)
         scaled = (weights[..., None] * away).transpose(0, 1).flatten(1)
         cost = _costs_of_heaviest(weights, away @ away.mT, r - 1 + int(sees[:, -1].any()))
-        cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # all is lost
-        cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # nothing: never heaviest
+        cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # loses everything
+        cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # no mass: never heaviest
         digits = DIGITS * away.square().sum(dim=-1).amax(dim=-1).sum()
         return cls(r, weights, scaled, cost, float(digits))
 
     def limit(self, error: Float[Tensor, " 1"]) -> float:
-        """Returns the error at which another set is no better."""
+        """Returns the error from which another set is no better."""
         return float(error) - max(ROUNDING * float(error), self.digits)
 
     def bounded(
         self, nodes: Float[Tensor, "B M"], limit: float, steps: int
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
-        """Bounds each node, and fixes the keys without which, or with which, it is at the limit."""
+        """Bounds each node, and fixes keys whose other choice would reach the limit."""
         free, left = _free(nodes), self.r - (nodes == KEPT).sum(dim=-1, keepdim=True)
         masses, x = self._masses(nodes, free, left), _with_sum(nodes.clamp(0, 1), free, left)
         best = x.new_full(x.shape[:1], -torch.inf)
@@ -167,14 +169,14 @@ class _Problem:
     def tangent(
         self, x: Float[Tensor, "B M"], low: Float[Tensor, "B n"], high: Float[Tensor, "B n"]
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
-        """Computes the sum of each row's larger bound at a point, and a subgradient of it."""
+        """Computes the sum over rows of the larger bound at a point, and a subgradient."""
         parts = _with_beside(x)
         moved, total = self._moved(parts), low + high
         t = total * (parts @ self.weights.mT) - low * high + TINY * high
         chord = moved.square().sum(dim=-1) / t
         cost, order = self.cost.sort(dim=-1)
         reached = (parts[:, order].cumsum(dim=-1) >= 1).to(torch.int8).argmax(-1, keepdim=True)
-        p = cost.expand(len(x), -1, -1).gather(-1, reached)  # the best one at this point
+        p = cost.expand(len(x), -1, -1).gather(-1, reached)  # the best p at this point
         less = (p - self.cost).clamp_min(0)
         heaviest = (p - less @ parts[..., None]).squeeze(-1)
         per_t = (chord >= heaviest) / t
@@ -184,18 +186,18 @@ class _Problem:
         return chord.maximum(heaviest).sum(dim=-1), slope[:, :-1]
 
     def below(self, limit: float, nodes: Float[Tensor, "B M"]) -> Bool[Tensor, "C M"]:
-        """Rounds nodes, and returns the sets that may leave less than the limit."""
+        """Rounds nodes to sets; returns those with an error that may be below the limit."""
         fits = ((nodes == KEPT).sum(-1) <= self.r) & ((nodes >= 0).sum(-1) >= self.r)
-        chosen = nodes[fits].topk(self.r, dim=-1).indices  # others: keys fixed both ways
+        chosen = nodes[fits].topk(self.r, dim=-1).indices  # the others fix keys both ways
         sets = torch.zeros_like(nodes[fits] > 0).scatter(-1, chosen, value=True).unique(dim=0)
         parts = _with_beside(sets.double())
         errors = self._moved(parts).square().sum(-1) / (parts @ self.weights.mT + TINY).square()
-        return sets[errors.sum(dim=-1) < limit]  # a row that loses all leaves 0 here
+        return sets[errors.sum(dim=-1) < limit]  # a row that loses everything counts as 0 here
 
     def children(
         self, nodes: Float[Tensor, "B M"], alive: Bool[Tensor, " B"]
     ) -> tuple[Float[Tensor, "C M"], Int[Tensor, " C"]]:
-        """Branches on the key that is least decided and longest; returns also each one's parent."""
+        """Branches on the least decided and longest key; also returns the parent of each child."""
         left, free = self.r - (nodes == KEPT).sum(dim=-1), _free(nodes)
         origin = (alive & (left > 0) & (left < free.sum(dim=-1))).nonzero().squeeze(-1)
         worth = (nodes * (1 - nodes) + 1e-2) * self.scaled.square().sum(dim=-1)[:-1]
@@ -210,7 +212,7 @@ class _Problem:
     def _masses(
         self, nodes: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
     ) -> tuple[Float[Tensor, "B n"], Float[Tensor, "B n"]]:
-        """Computes l and u, the smallest and the largest mass that a completion keeps."""
+        """Computes l and u, the smallest and largest mass of a completion."""
         fixed = _with_beside((nodes == KEPT).double()) @ self.weights.mT
         heaviest, order = self.weights[:, :-1].sort(dim=-1, descending=True)
         place, left = free[:, order].cumsum(dim=-1, dtype=torch.int16), left[..., None]
@@ -224,15 +226,15 @@ class _Problem:
 def _costs_of_heaviest(
     weights: Float[Tensor, "n K"], gram: Float[Tensor, "n K K"], others: int
 ) -> Float[Tensor, "n K"]:
-    """Bounds each row's error with key j as the heaviest of at most `others` + 1, from below.
+    """Computes a lower bound of each row's error if key j is the heaviest of at most `others` + 1.
 
-    Of (o~ - o)·(v_j - o) / ||v_j - o|| this is the least value squared: a mean, with the weights of
-    the set, that is at least z where no `others` lighter keys pull their sum of a (. - z) below 0.
+    It is the squared minimum of (o~ - o)·(v_j - o) / ||v_j - o||, a mean with the set's weights.
+    This is at least z if no `others` lighter keys bring the sum of a (. - z) below 0.
     """
     length = gram.diagonal(dim1=-2, dim2=-1).sqrt()
     along, cost = gram / (length[..., None] + TINY), torch.zeros_like(length)
     pulling = weights[:, None] * (weights[:, None] <= weights[..., None])
-    for place in range(1, 21):  # binary digits; itself, a key does not pull
+    for place in range(1, 21):  # binary digits; a key does not pull itself
         z = cost + length / 2**place
         pulls = (pulling * (along - z[..., None])).clamp_max(0)
         pull = pulls.topk(min(others, pulls.shape[-1]), dim=-1, largest=False).values.sum(dim=-1)
@@ -251,7 +253,7 @@ def _with_beside(x: Float[Tensor, "B M"]) -> Float[Tensor, "B K"]:
 def _with_sum(
     x: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
 ) -> Float[Tensor, "B M"]:
-    """Scales the free parts, or what they lack to 1, so that they sum to `left`."""
+    """Scales the free coordinates, or their complements to 1, so that they sum to `left`."""
     whole, most = (x * free).sum(dim=-1, keepdim=True), free.sum(dim=-1, keepdim=True)
     more = 1 - (1 - x) * (most - left) / (most - whole).clamp_min(TINY)
     return torch.where(whole > left, x * left / whole, more).where(free, x)
@@ -260,9 +262,9 @@ def _with_sum(
 def _least_linear(
     slope: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
 ) -> tuple[Float[Tensor, "B M"], Bool[Tensor, "B M"]]:
-    """Minimises a linear function over the sets of `left` free keys: the keys chosen.
+    """Minimises a linear function over the sets of `left` free keys.
 
-    Returns before them by how much it rises where a key is exchanged against its choice.
+    Returns the increase if an exchange reverses the choice of each key, and a mask of the set.
     """
     ordered, keys = slope.masked_fill(~free, torch.inf).sort(dim=-1)
     inside = free.scatter(-1, keys, torch.arange(keys.shape[-1], device=keys.device) < left) & free

@@ -1,7 +1,7 @@
-"""Fits log-biases and values by which kept keys stand in for dropped ones.
+"""Fits log-biases and values so that kept keys replace dropped ones.
 
-The closed form of Attention Matching (arXiv 2602.16284): biases by which the kept mass is the whole
-one, then values by which outputs are the exact ones, both by least squares with a ridge.
+This is the closed form of Attention Matching (arXiv 2602.16284). Biases are fitted to the total
+mass, then values to the exact outputs, both by ridge regression.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,24 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.observed_attention import ObservedAttention
 
 RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Strengths of the pull of values to the original ones, in parts of the mean squared weight."""
+"""Ridges that pull values towards the originals, relative to the mean squared weight."""
 CHOICES = tuple(product((False, True), (torch.inf, *RIDGES)))
-"""Pairs of whether biases are fitted and the ridge of the values; infinity: the original values"""
+"""Pairs (fit biases, ridge of the values); infinity keeps the original values"""
 BIAS_RIDGE = 0.1
-"""Strength of the pull of the factors of weights to 1"""
+"""Ridge that pulls the factors of weights towards 1"""
 FACTORS = (0.05, 50.0)
-"""The least and the largest factor; a bias is the logarithm of one."""
+"""Smallest and largest factor; a bias is the log of a factor."""
 HELD_OUT = 4
-"""One of `HELD_OUT` rows is held out."""
+"""One in `HELD_OUT` rows is held out."""
 
 
 class AttentionMatching(Refinement):
-    """Refits log-biases and values of r keys, those of `method` or of the largest attention.
+    """Refits log-biases and values of r keys, chosen by `method` or by the largest attention.
 
-    Attention Matching (arXiv 2602.16284), in its form without a search: keys by the root mean
-    square of their weights, biases and values by least squares with a ridge (`refit`), where the
-    paper has non-negative and plain ones; docs/cache-methods.md lists the differences.
+    This is Attention Matching (arXiv 2602.16284) without a search. By default keys are chosen by
+    the root mean square of their weights. Biases and values are fitted by ridge regression
+    (`refit`); the paper uses non-negative and plain least squares. docs/cache-methods.md lists the
+    differences.
     """
 
     refits = True
@@ -59,7 +60,7 @@ class AttentionMatching(Refinement):
         return refitted(observed, self.method.cut(observed, ranking, counts))
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts one solution of the two least squares problems; the refit compares thirteen."""
+        """Counts one solution of both least squares problems; the refit compares thirteen."""
         base = self.method.multiply_adds(rows, keys, head_dim, value_dim)
         return base + 2 * (rows * self.r**2 + self.r**3 / 3)
 
@@ -67,15 +68,16 @@ class AttentionMatching(Refinement):
 def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
     """Refits the biases and values of chosen keys to the observed rows.
 
-    Every fourth row is held out. Of `CHOICES`, the one with the least error on held-out rows after
-    a fit to the others is fitted again to all rows. With fewer than eight rows nothing is refitted.
+    Every fourth row is held out. Each of `CHOICES` is fitted to the other rows; the one with the
+    least error on held-out rows is fitted again to all rows. With fewer than eight rows nothing is
+    refitted.
     """
     rows, slots = Rows.of(observed), choice.indices.shape[-1]
     flat = KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
     fit = _Fit.of(rows, flat)
     count = fit.weights.shape[1]
     dtype = choice.log_weight.dtype
-    if count < 2 * HELD_OUT:  # with values, as in texts of more rows beside these
+    if count < 2 * HELD_OUT:  # with values, because texts with more rows have them
         value = observed.value.take_along_dim(choice.indices[..., None], dim=-2)
         return KeptKeys(choice.indices, choice.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
@@ -101,7 +103,7 @@ class _Fit:
     weights: Float[Tensor, "B n r"]
     """alpha of the kept keys"""
     beside: Float[Tensor, "B n 1"]
-    """Attention weight beside the keys"""
+    """Attention weight on `beside`"""
     output_beside: Float[Tensor, "B n V"]
     output: Float[Tensor, "B n V"]
     value: Float[Tensor, "B r V"]
@@ -121,7 +123,7 @@ class _Fit:
         )
 
     def of_rows(self, which: Bool[Tensor, " n"]) -> "_Fit":
-        """Takes some of the rows."""
+        """Returns the problem of some of the rows."""
         return _Fit(
             **{name: x if name == "value" else x[:, which] for name, x in vars(self).items()}
         )
@@ -129,7 +131,7 @@ class _Fit:
     def solve(
         self, bias: bool, ridge: float
     ) -> tuple[Float[Tensor, "B r"], Float[Tensor, "B r V"]]:
-        """Fits the factors of the weights, and the change of the values."""
+        """Fits the factors of the weights and the change of the values."""
         factors = torch.ones_like(self.weights[:, 0])
         if bias:
             lost = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
@@ -150,7 +152,7 @@ class _Fit:
     def _reweighted(
         self, factors: Float[Tensor, "B r"]
     ) -> tuple[Float[Tensor, "B n r"], Float[Tensor, "B n V"]]:
-        """Computes the kept keys' weights with these factors, and o - o~ with the old values."""
+        """Computes the kept keys' weights with these factors, and o - o~ with original values."""
         weights = self.weights * factors[:, None]
         total = weights.sum(dim=-1, keepdim=True) + self.beside
         total = total.where(total > 0, 1.0)
@@ -163,13 +165,13 @@ def _least_squares(
 ) -> Float[Tensor, "B r V"]:
     """Minimises ||factor x - target||^2 + ridge mean(diag) ||x||^2.
 
-    The mean is of keys that have a weight: a cache's unused slots depend on the others beside it.
-    With fewer rows n than keys r the system of the rows is solved, which has the same solution.
+    The mean is over keys with a weight, because the number of unused slots depends on other caches.
+    With fewer rows n than keys r, the n x n system is solved, which has the same solution.
     """
     squares = factor.square().sum(dim=-2)
     used = (squares > 0).sum(dim=-1).clamp_min(1)
     pull = ridge * squares.sum(dim=-1) / used
-    pull = pull.where(pull > 0, 1.0)[:, None, None]  # all weights are 0, and so is x
+    pull = pull.where(pull > 0, 1.0)[:, None, None]  # if all weights are 0, so is x
     rows, keys = factor.shape[-2:]
     small = factor if rows < keys else factor.mT
     unit = torch.eye(small.shape[-2], dtype=pull.dtype, device=pull.device)

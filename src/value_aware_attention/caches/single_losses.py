@@ -1,4 +1,4 @@
-"""Computes the loss of every key alone, in blocks of queries.
+"""Computes the loss from dropping each key alone, in blocks of queries.
 
 Dropping key j moves the output of query i from o_i to o_i + t_ij (o_i - v_j) with
 t_ij = alpha_ij / (1 - alpha_ij). The squared changes t_ij^2 ||v_j - o_i||^2 sum, with
@@ -6,9 +6,9 @@ u_ij = t_ij^2, to
 
     ||v_j||^2 sum_i u_ij - 2 v_j . sum_i u_ij o_i + sum_i u_ij ||o_i||^2
 
-Three products of attention's size are left: the scores, the outputs, and u with the outputs. Only
-the key of the largest weight can have t_ij above 1, where v_j - o_i cancels: its change is computed
-as alpha_ij (o_i' - v_j) from o_i', the output that all other keys leave.
+This leaves three products of attention's size: the scores, the outputs, and u with the outputs.
+Only the key of the largest weight can have t_ij above 1, where v_j - o_i cancels. Its change is
+computed as alpha_ij (o_i' - v_j), where o_i' is the output of all other keys.
 """
 
 import numpy as np
@@ -23,17 +23,17 @@ from value_aware_attention.caches.ways import ELSEWHERE
 from value_aware_attention.error import typical_unit
 
 BLOCK = {"cpu": 2**18}
-"""Weights that are computed at once: they fit a CPU's cache"""
+"""Weights computed at once, so that they fit a CPU's cache"""
 
 
 def single_losses(
     observed: Observed, *, projected: bool = False
 ) -> tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch G W V"]]:
-    """Computes the squared change of the outputs by each key's loss alone, and the outputs.
+    """Computes the squared change of the outputs when each key is dropped alone, and the outputs.
 
-    Summed over the queries of a group as if drops added up. A query that sees no other key loses
-    its output. `projected`: measured as W_o leaves outputs, where it
-    is known. Losses are in fp64, computed in at least fp32 with the memory of a block of queries.
+    Changes are summed over the queries of a group as if drops were additive. A query that sees no
+    other key loses its output. `projected` measures outputs after W_o, if it is known. Losses are
+    returned in fp64, computed in at least fp32 with the memory of a block of queries.
     """
     value = working_precision(observed.value)
     losses = value.new_empty(*observed.batch, observed.keys, dtype=torch.float64)
@@ -97,14 +97,14 @@ def _of_cache(
 def _centred(
     observed: Observed,
 ) -> tuple[Float[Tensor, "M V"], Float[Tensor, "1 V"], Float[Tensor, "1 1"]]:
-    """Returns the values of a cache less their mean, and the mean, both in a unit, and the unit."""
+    """Returns the centred values of a cache, their mean, both in a unit, and the unit."""
     value, allowed = working_precision(observed.value), available(observed)[:, None]
     centre = value.where(allowed, 0.0).sum(dim=0) / allowed.sum().clamp_min(1)
     value = (value - centre).where(allowed, 0.0)
-    unit = typical_unit(value)  # its squares may leave the range of fp32
+    unit = typical_unit(value)  # squares of values may leave the range of fp32
     return value / unit, centre / unit, unit
 
 
 def _squared(x: Float[Tensor, "*#G N V"], metric: Float[Tensor, "*#G V V"]) -> Tensor:
-    """Computes x metric x of each vector, with a last dimension of one."""
+    """Computes x metric x of each vector, with a last dimension of size 1."""
     return ((x @ metric) * x).sum(dim=-1, keepdim=True)

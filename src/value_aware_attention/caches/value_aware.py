@@ -1,4 +1,4 @@
-"""Searches the set of keys that jointly changes the observed outputs least."""
+"""Searches for the set of keys that jointly changes the observed outputs least."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ RANKINGS: Sequence[Callable[[int], CacheMethod]] = (
     ObservedAttention,
     partial(ObservedAttention, aggregate="max"),
 )
-"""Scores of which `search="default"` searches the first keys by any"""
+"""`search="default"` eliminates among the 4r keys that any of these scores ranks highest"""
 STARTS: Sequence[Callable[[int], CacheMethod]] = (
     *RANKINGS,
     partial(ObservedAttention, pool=5),
@@ -38,29 +38,29 @@ STARTS: Sequence[Callable[[int], CacheMethod]] = (
     Recent,
     lambda r: CriticalValues(ObservedAttention(r)),
 )
-"""Scores whose sets are starts, or are returned where they leave less error"""
+"""Scores whose sets are starting points, or are returned if they have less error"""
 PRESELECTED = 4
-"""Number of keys that it searches, in parts of r"""
+"""Number of keys that `search="default"` searches, relative to r"""
 EXCHANGED, FEW_KEYS = 3, 64
-"""`search="best"` improves at most `EXCHANGED` starts; with `FEW_KEYS` keys or fewer it improves
-all of them. On 128 keys of three trained models all 11 starts left 0.2 to 1.6% less, in four times
-the time; among ten keys the start that ends at the optimum is often far from it."""
+"""`search="best"` improves at most `EXCHANGED` starts, but all starts with `FEW_KEYS` keys or
+fewer. On 128 keys of three trained models, all 11 starts gave 0.2 to 1.6% less error in four times
+the time. With ten keys, the start that leads to the optimum is often far from it."""
 
 
 class ValueAware(CacheMethod):
-    """Keeps the r keys found to leave the least sum ||o_i - o~_i||^2 over the observed queries.
+    """Searches for the r keys with the least sum ||o_i - o~_i||^2 over the observed queries.
 
     One set serves all queries, with attention's own weights: the objective of section 3 for a
     cache. Scores of single keys cannot rank sets, because the gain of a key depends on the others.
-    Keys are therefore dropped one by one, each time the key whose loss raises the joint error
-    least, computed exactly for every candidate. Where the set of a scoring method (`STARTS`) leaves
-    less error on the observed queries, that set is returned.
+    Keys are therefore dropped one by one, each time the key that increases the joint error least,
+    computed exactly for every candidate. If the set of a scoring method (`STARTS`) has less error
+    on the observed queries, that set is returned.
 
-    Optimal where one key is free (r = 1, or one more than the protected) and where one is dropped;
-    best found elsewhere. `search` "default" drops one by one among the 4r keys that come first by
-    any of three scores, "exhaustive" among all keys; "best" is "exhaustive", then exchanges keys
-    until none helps, from several starts (all, of few keys).
-    `refit` gives the keys biases and values of their own, as `AttentionMatching` does.
+    The set is optimal if one key is free (r = 1, or one more than the protected) or one is dropped,
+    and the best found otherwise. `search` "default" eliminates among the 4r keys that any of three
+    scores ranks highest, "exhaustive" among all keys. "best" also exchanges keys until no exchange
+    helps, from several starts (with few keys, from all). `refit` fits biases and values of the
+    keys, like `AttentionMatching`.
     """
 
     is_nested = False
@@ -73,7 +73,7 @@ class ValueAware(CacheMethod):
     @torch.no_grad()
     def keep(self, observed: Observed) -> KeptKeys:
         self.check(observed)
-        # of copies, whose derived tensors are freed: there is one for each observed query and key
+        # copies, so that derived tensors of size queries x keys are freed
         starts, rows = self._starts(replace(observed)), Rows.of(replace(observed))
         searched = [
             self._searched(part_rows, part_starts, self.r)[0]
@@ -87,7 +87,7 @@ class ValueAware(CacheMethod):
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:
-        """Orders keys by elimination, with costs after W_o in parts of the layer's output."""
+        """Ranks keys by elimination, with costs after W_o relative to the layer's output."""
         self.check(observed)
         starts, rows = self._starts(replace(observed)), Rows.of(replace(observed), projected=True)
         least = int(rows.protected.sum(dim=-1).max())
@@ -113,7 +113,7 @@ class ValueAware(CacheMethod):
         orders: Int[Tensor, "S *batch M"],
         counts: Int[Tensor, " *batch"],
     ) -> KeptKeys:
-        """Keeps the best of the first keys of any order, or a better set."""
+        """Keeps the set of least error among the first keys of each order, or a better set."""
         best, first = [], 0
         for part_rows, part_orders in _parts(rows, orders):
             part_counts = counts.flatten()[first : first + len(part_rows.available)]
@@ -122,10 +122,10 @@ class ValueAware(CacheMethod):
         return self.pack(observed, torch.cat(best).view(*observed.batch, -1))
 
     def _starts(self, observed: Observed) -> Int[Tensor, "S *batch M"]:
-        """Orders the keys by each of `STARTS`."""
+        """Ranks the keys by each of `STARTS`."""
         starts = []
         for method in (build(self.r) for build in STARTS):
-            with suppress(ValueError):  # of another kernel, or a rotation that is not known
+            with suppress(ValueError):  # unsupported kernel or unknown rotation
                 method.check(observed)
                 starts.append(method.leading(observed, method.scores(observed), observed.keys))
         return torch.stack(starts)
@@ -133,7 +133,7 @@ class ValueAware(CacheMethod):
     def _searched(
         self, rows: Rows, others: Int[Tensor, "S B M"], least: int
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B K"]]:
-        """Orders the keys by the search, down to `least`, with the costs of the K searched."""
+        """Ranks the keys by the search, down to `least`, with the costs of the K searched."""
         all_keys = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
         count = PRESELECTED * self.r
         if self.search != "default" or count >= others.shape[-1]:
@@ -149,7 +149,7 @@ class ValueAware(CacheMethod):
     def _measured(
         self, rows: Rows, others: Int[Tensor, "S B M"], least: int
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B M"]]:
-        """Orders the keys by the search, with the cost of each."""
+        """Ranks the keys by the search; also returns the cost of each."""
         keys, costs = self._searched(rows, others, least)
         behind = measured_in_order(rows, keys, costs.shape[-1])
         return keys, torch.cat([costs, behind], dim=-1)
@@ -157,7 +157,7 @@ class ValueAware(CacheMethod):
     def _best(
         self, rows: Rows, orders: Int[Tensor, "S B M"], counts: Int[Tensor, " B"]
     ) -> Bool[Tensor, "B M"]:
-        """Returns the set of the first keys of any order, or a better one, of the least error."""
+        """Returns the set of least error among the first keys of each order, or a better set."""
         starts = [first_of(keys, counts) for keys in orders]
         free = counts - rows.protected.sum(dim=-1)
         if (free == 1).any() or self.search == "best":
@@ -174,9 +174,9 @@ class ValueAware(CacheMethod):
         return sets[best, torch.arange(len(best), device=best.device)]
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
-        """Counts scores, distances, and the nine numbers that a drop takes of each pair left.
+        """Counts scores, distances, and nine multiply-adds per drop and remaining pair.
 
-        Of `search` "default", without a refit; the others' scores are not counted.
+        This is for `search` "default" without a refit; the scores of `STARTS` are not counted.
         """
         searched = min(keys, PRESELECTED * self.r)
         drops = searched - min(self.r, searched)
@@ -187,7 +187,7 @@ class ValueAware(CacheMethod):
 def _parts(
     rows: Rows, orders: Int[Tensor, "S *batch M"]
 ) -> Iterator[tuple[Rows, Int[Tensor, "S B M"]]]:
-    """Cuts caches into parts that are searched at once, with the orders of their keys."""
+    """Splits caches into parts that are searched together, with the orders of their keys."""
     parts = list(rows.split(orders.shape[1:-1][:1].numel()))  # texts; 1 without dimensions
     by_cache = orders.reshape(len(orders), -1, orders.shape[-1])
     return zip(parts, by_cache.split([len(x.available) for x in parts], dim=1), strict=True)

@@ -1,4 +1,4 @@
-"""The ways to take the queries that a choice of keys observes."""
+"""Defines the ways to select the queries that a choice of keys observes."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from value_aware_attention.caches.groups import visible_pairs
 from value_aware_attention.call import Arguments, Call
 
 AT_ONCE = {"cpu": 2**17}
-"""Weights over a query's own past that are computed at once: they fit a CPU's cache"""
+"""Weights over a query's own past computed at once, so that they fit a CPU's cache"""
 ELSEWHERE = 2**26
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Holds a choice among a pool of keys, made when the queries `served` are still to come."""
+    """Holds a choice among a pool of keys, made before the queries `served` arrive."""
 
     call: Call
     """query (*own, G, N, D), key (*own, 1, M, D)"""
@@ -25,12 +25,12 @@ class Choice:
     past: range
     served: range
     start: int
-    """Position of the first key outside the choice, which is kept for every query"""
+    """Position of the first later key; such keys are kept for every query"""
     rows: int
     seed: int = 0
 
     def attending(self, rows: Int[Tensor, " W"]) -> Arguments:
-        """Returns queries of the text with the pairs of the pool that they see."""
+        """Returns queries of the text and the pool keys that they see."""
         call = self.call.take(rows)
         visible = visible_pairs(call)
         if visible is not None:
@@ -38,9 +38,9 @@ class Choice:
         return {"query": call.query, "visible": visible, "positions": rows}
 
     def spaced(self, among: range) -> Int[Tensor, " W"]:
-        """Draws one of these rows in each of `rows` equal strides.
+        """Draws one row from each of `rows` equal strides.
 
-        Evenly spaced rows would all fall on one part of a text with a period, such as its values.
+        In a periodic text, evenly spaced rows would all fall on one kind of token, such as values.
         """
         count = min(self.rows, len(among))
         cuts = torch.arange(count + 1) * len(among) // count
@@ -50,21 +50,21 @@ class Choice:
 
 
 def last(choice: Choice) -> Arguments:
-    """Takes the last queries of the past, which attend as in the text."""
+    """Takes the last past queries; they attend as in the text."""
     rows = choice.past[-choice.rows :]
     return choice.attending(torch.tensor(rows, device=choice.pool.device))
 
 
 def causal(choice: Choice) -> Arguments:
-    """Takes queries of the whole past, which attend as in the text."""
+    """Takes queries of the whole past; they attend as in the text."""
     return choice.attending(choice.spaced(choice.past))
 
 
 def noncausal(choice: Choice) -> Arguments:
-    """Takes queries of the whole past, which see every key, rotated to later positions."""
+    """Takes queries of the whole past, rotated to later positions; they see all keys."""
     rows = choice.spaced(choice.past)
     query = choice.call.query[..., rows, :]
-    if choice.past == choice.served:  # an encoder: nothing is later
+    if choice.past == choice.served:  # encoder: there is no later position
         return choice.attending(rows)
     if choice.call.layer.rotary is not None:
         query = choice.call.layer.rotary(query, torch.full_like(rows, choice.start))
@@ -72,9 +72,9 @@ def noncausal(choice: Choice) -> Arguments:
 
 
 def continued(choice: Choice) -> Arguments:
-    """Takes the queries of `noncausal`, each of which sees its own past once more beside the keys.
+    """Takes the queries of `noncausal`; next to the keys, each sees its own past again.
 
-    The past at its true distances: neither queries nor keys are turned there.
+    In this second copy, distances are the true ones: neither queries nor keys are rotated.
     """
     rows, call = choice.spaced(choice.past), choice.call
     beside = own_past(choice, call.query[..., rows, :], call.key, call.value, rows)
@@ -84,13 +84,13 @@ def continued(choice: Choice) -> Arguments:
 def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
-    """Returns the state of queries over the keys up to them."""
+    """Returns the state of queries over the keys up to their own position."""
     groups = query.shape[-3]
     key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
     places = torch.arange(key.shape[-2], device=rows.device)
     weights = AT_ONCE.get(key.device.type, ELSEWHERE)
     at_once = max(1, weights // max(1, query.shape[:-2].numel() * len(places)))
-    # filled in place: parts that are kept between blocks that are freed scatter the memory
+    # filled in place: keeping parts while blocks are freed would fragment the memory
     values = value.new_empty(*query.shape[:-1], value.shape[-1])
     total, log_scale = (value.new_empty(*query.shape[:-1], 1) for _ in range(2))
     for start in range(0, len(rows), at_once):
@@ -109,7 +109,7 @@ def own_past(
 
 
 def repeat(choice: Choice) -> Arguments:
-    """Takes queries of the prefix read once more, which see every key and their own past."""
+    """Takes queries of the prefix read a second time; they see all keys and their own past."""
     if choice.call.layer.repeated is None:
         raise ValueError(
             "observed is 'repeat': its queries are recorded by hugging_face.replace_attention in a "
@@ -126,11 +126,11 @@ def repeat(choice: Choice) -> Arguments:
 
 
 def hindsight(choice: Choice) -> Arguments:
-    """Takes the queries to come, with the later keys that they see beside.
+    """Takes the future queries, and the later keys that they see as `beside`.
 
-    Evenly spaced from the first query; with an encoder among those that `noncausal` leaves out.
+    They are evenly spaced from the first query; for an encoder, among those that `noncausal` omits.
     """
-    # a text that ends with the prefix is not served
+    # a text that ends with the prefix has no future queries
     served = torch.tensor(choice.served or choice.past[-1:], device=choice.pool.device)
     if choice.past == choice.served and choice.rows < len(served):
         served = served[~torch.isin(served, choice.spaced(choice.past))]

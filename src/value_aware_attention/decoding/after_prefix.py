@@ -1,4 +1,4 @@
-"""Turns a cache method into an approximation: later queries see the keys kept of a prefix."""
+"""Turns a cache method into an approximation: later queries see the kept keys of a prefix."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -29,9 +29,9 @@ from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential, Kernel
 
 ROWS = 32
-"""Queries that are observed where no number is given"""
+"""Default number of observed queries"""
 OF_MODEL = ("model", "checked")
-"""Pools of all layers, whose keys are chosen together"""
+"""Pools over all layers, whose keys are chosen together"""
 
 
 class Given(CacheMethod):
@@ -43,7 +43,7 @@ class Given(CacheMethod):
         self.refits = choice.value is not None
 
     def keep(self, observed: Observed) -> KeptKeys:
-        shape = (*observed.batch, -1)  # a group of one query head is a dimension too
+        shape = (*observed.batch, -1)  # a group of one query head has a dimension too
         value = self.choice.value
         return KeptKeys(
             self.choice.indices.reshape(shape),
@@ -55,46 +55,45 @@ class Given(CacheMethod):
 class AfterPrefix(Approximation):
     """Lets queries from `prefix` on see the keys that a cache method kept, and all later keys.
 
-    Queries before it attend exactly. A key carries its position, so one causal pass over a text
-    computes what decoding with the compressed cache does; no cache is needed. Query heads that are
-    given one key-value head (`Groups`) share what it keeps. A text keeps in a padded batch what it
-    keeps alone, unless the method draws; one of fewer than r tokens keeps them all. Keys that no
-    later query sees, as those before a sliding window, are not kept.
+    Earlier queries attend exactly. A key carries its position, so one causal pass over a text
+    computes the same as decoding with the compressed cache, without a cache. Query heads with the
+    same key-value head (`Groups`) share its kept keys. Padding does not change what a text keeps,
+    unless the method draws at random. A text of fewer than r tokens keeps all keys. Keys that no
+    later query sees, such as those before a sliding window, are not kept.
 
     Queries that a method may observe:
 
-    - last: the last ones of the prefix, which attend causally.
-    - causal: those of the whole prefix, which attend causally.
-    - noncausal: those of the whole prefix, each of which sees all of it; where a model rotates
-      queries they are rotated by the length of the prefix, to later positions.
-    - continued: the same, each of which sees its own causal past once more, beside the prefix: in
-      the first layer of a rotary model those of the prefix read once more.
-    - repeat: those of the prefix read once more, which `hugging_face` records.
-    - hindsight: the queries that are served, an oracle.
+    - last: the last queries of the prefix, attending causally.
+    - causal: queries of the whole prefix, attending causally.
+    - noncausal: queries of the whole prefix, each seeing all of it. Rotary queries are rotated by
+      the length of the prefix, to later positions.
+    - continued: the same, each also seeing its own causal past again, next to the prefix. In the
+      first layer of a rotary model this equals reading the prefix a second time.
+    - repeat: queries of the prefix read a second time, recorded by `hugging_face`.
+    - hindsight: the later queries themselves, an oracle.
 
-    Heads that share their keys (`pool`): with "layer" and "model" those of the layer, or of all
-    layers, keep r on average, and of all their keys the one goes that costs least
-    (`CacheMethod.rank`), in each text. "checked" does as "model" in texts where the model's
-    outputs over the prefix read once more stay nearer to its exact ones than with r keys in every
-    head, and keeps r elsewhere.
+    With `pool` "layer" or "model", the heads of a layer or of all layers keep r keys on average: in
+    each text, the cheapest key of any head is dropped first (`CacheMethod.rank`). "checked"
+    compares the model's outputs over the prefix read a second time with the exact ones. Per text it
+    uses "model" if that is closer than r keys in every head, and r keys otherwise.
 
     Args:
-        method: Chooses the r keys that a key-value head keeps.
-        prefix: Tokens of the text whose keys are compressed. None: one set for all queries of an
-            encoder, with no protected keys.
-        observed: Queries by which keys are chosen, one of the above.
-        rows: Most observed queries of each head. None: all with "continued", else 32.
-        sinks: First keys of the prefix that are always kept, counted in r.
-        recent: Last keys of the prefix that are always kept, counted in r.
-        every: Rows after which the method chooses r again, among the kept keys and all keys since
-            (a growing cache). None: it chooses once.
-        pool: "layer", "model" or "checked": these heads keep r on average. None: each keeps r.
-        floor: Keys that every head keeps at least, with `pool`.
+        method: Chooses the r keys that each key-value head keeps.
+        prefix: Number of tokens whose keys are compressed. None: one set for all queries of an
+            encoder, without protected keys.
+        observed: Which queries choose the keys, one of the above.
+        rows: Most observed queries per head. None: all with "continued", else 32.
+        sinks: Number of first keys of the prefix that are always kept, included in r.
+        recent: Number of last keys of the prefix that are always kept, included in r.
+        every: Number of rows after which the method chooses r again, among the kept keys and all
+            later keys (a growing cache). None: it chooses once.
+        pool: "layer", "model" or "checked", see above. None: each head keeps r keys.
+        floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
 
     shares_keys = True
-    """The adapter gives it key-value heads as the model has them, and the model's `Layer`."""
+    """Tells the adapter to pass the model's key-value heads unrepeated, and its `Layer`."""
 
     def __init__(
         self,
@@ -185,9 +184,9 @@ class AfterPrefix(Approximation):
     ) -> Float[Tensor, "*batch N V"]:
         """Returns the approximate output in the dtype of `value`; fully masked rows give zeros.
 
-        `layer` holds the adapter's facts about a model's layer. Raises ValueError as every
-        approximation does; for a text shorter than the prefix or than `every`; and where queries
-        are not as many as keys (generation with a cache).
+        `layer` holds the adapter's facts about a model's layer. Raises ValueError in the cases of
+        every approximation, for a text shorter than the prefix or `every`, and if there are not as
+        many queries as keys (generation with a cache).
         """
         call = self.check(
             Call.of(
@@ -201,7 +200,7 @@ class AfterPrefix(Approximation):
             return self.approximate(call).to(value.dtype)
 
     def like(self, method: CacheMethod, **changed: Any) -> "AfterPrefix":
-        """Returns another method after the same prefix, with other options where they are given."""
+        """Returns a copy with another method and optionally other options."""
         options = {name: getattr(self, name) for name in signature(type(self)).parameters}
         return AfterPrefix(**options | {"method": method} | changed)
 
@@ -219,7 +218,7 @@ class AfterPrefix(Approximation):
     ) -> Observed:
         """Returns the input of the method's first choice, for `method.keep`.
 
-        Raises ValueError as `forward` does, and for texts with padding, which `choose` takes.
+        Raises ValueError like `forward`, and for texts with padding, which only `choose` supports.
         """
         parts, each = self.parted(
             query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal, layer=layer
@@ -272,7 +271,7 @@ class AfterPrefix(Approximation):
         return call
 
     def check_finite(self, call: Call) -> None:
-        """Checks hidden keys too: a choice by NaN has no meaning."""
+        """Checks hidden keys too: a choice based on NaN has no meaning."""
         refuse_non_finite(call, None)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
@@ -309,7 +308,7 @@ class AfterPrefix(Approximation):
         """Lets the method choose from a pool of keys; indices are those of the call."""
         if call.layer.kept is not None:
             return call.layer.kept
-        if isinstance(self.method, Given):  # a choice for all texts, by their places
+        if isinstance(self.method, Given):  # one choice for all texts, by position
             return self.method.keep(self.observe_part(call, pool, start))
         parts = Parts.of(call, start)
         return parts.joined([self.choose_part(*texts) for texts in parts.cut(call, pool, start)])
@@ -337,7 +336,7 @@ class AfterPrefix(Approximation):
         return self.method.cut(observed, ranking, counts.view(ranking.keys.shape[:-1]))
 
     def _all_kept(self, observed: Observed) -> KeptKeys:
-        """Keeps every key of a text that has fewer than r of them."""
+        """Keeps all keys of a text with fewer than r."""
         choice = CacheMethod.pack(observed, torch.ones_like(available(observed)))
         if self.method.refits:
             return replace(choice, value=working_precision(observed.value))
@@ -345,16 +344,16 @@ class AfterPrefix(Approximation):
 
     @property
     def _least(self) -> int:
-        """Returns the least number of keys that heads keep where they share keys."""
+        """Returns the least number of keys per head with `pool`."""
         always = 0 if self.prefix is None else min(self.sinks + self.recent, self.prefix)
         return max(always, self.floor)
 
     @torch.no_grad()
     def choose(self, calls: Collection[Arguments]) -> list[KeptKeys]:
-        """Keeps keys of every layer, from the arguments of its call, a pool's together.
+        """Chooses the keys of all layers from the arguments of their calls, pooled layers together.
 
-        Indices are those of the prefix. Pool "checked" must read the model: here it is "model".
-        Raises ValueError as `forward` does.
+        Indices refer to the prefix. Pool "checked" would have to run the model: here it acts like
+        "model". Raises ValueError like `forward`.
         """
         return self.choose_ways(calls)[0]
 
@@ -388,10 +387,10 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def ranked(self, observed: Observed) -> tuple[Observed, Ranking | None]:
-        """Ranks the keys of a layer, None where all are kept, and drops what no cut needs again."""
+        """Ranks the keys of a layer (None if all are kept), and frees what `cut` does not need."""
         if self.method.r > observed.keys:
             return observed, None
-        ranking = self.method.rank(replace(observed))  # a copy, whose derived tensors are freed
+        ranking = self.method.rank(replace(observed))  # a copy, to free its derived tensors
         if type(self.method).cut is CacheMethod.cut:
             observed = observed.take(slice(0))
         return observed, ranking
@@ -400,14 +399,13 @@ class AfterPrefix(Approximation):
     def choose_model(
         self, layers: Sequence[tuple[Observed, Ranking | None]]
     ) -> list[list[KeptKeys]]:
-        """Keeps keys of all layers together, given as `ranked` returns them.
+        """Chooses the keys of all layers together, from the results of `ranked`.
 
-        Where the pool is "checked", returns beside them r keys of every head, from the same
-        rankings.
+        With the pool "checked", it also returns r keys of every head, from the same rankings.
         """
         ways = 2 if self.pool == "checked" else 1
         rankings = [ranking for _, ranking in layers if ranking is not None]
-        if not rankings:  # every layer has as many keys
+        if not rankings:  # all layers have the same number of keys
             return [[self._all_kept(observed) for observed, _ in layers]] * ways
         heads = sum(ranking.by_head.shape[1] for ranking in rankings)
         pooled = self.method.share(rankings, self.method.r * heads, self._least)
@@ -426,16 +424,16 @@ class AfterPrefix(Approximation):
 
     @torch.no_grad()
     def observe_part(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
-        """Returns the method's input before rows from `start` on are served."""
+        """Returns the method's input for a choice before row `start`."""
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
         choice = Choice(call, pool, past, served, start, self.rows, self.seed)
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
-        if pool.shape[-1] < start:  # else it is every key before the start
+        if pool.shape[-1] < start:  # else the pool has all keys before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
         places, available = torch.arange(pool.shape[-1], device=pool.device), None
         protected = torch.cat([places[: self.sinks], places.flip(0)[: self.recent]])
-        if (mask := call.attn_mask) is not None:  # heads may have masks, and layers windows
+        if (mask := call.attn_mask) is not None:  # heads may have masks, layers windows
             pairs = mask[..., start:, :] if start < mask.shape[-2] else mask
             available = pairs.any(dim=(-3, -2)).expand(*pool.shape[:-1], -1).gather(-1, pool)
         return Observed(
@@ -451,7 +449,7 @@ class AfterPrefix(Approximation):
         )
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts the keys kept and those after the prefix, and the choice, over all queries."""
+        """Counts kept keys, keys after the prefix and the choice, averaged over all queries."""
         rows = min(self.rows, sizes.queries)
         if self.prefix is None:
             chosen = self.method.multiply_adds(rows, sizes.keys, sizes.head_dim, sizes.value_dim)
@@ -472,14 +470,14 @@ def _every_key(call: Call) -> Int[Tensor, "*own M"]:
 
 
 def _placed(choice: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
-    """Returns keys of a pool by their places in the text."""
+    """Converts indices into a pool to positions in the text."""
     return replace(choice, indices=pool.gather(-1, choice.indices))
 
 
 def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
-    """Computes exact attention of the first queries, by the kernel that serves a whole call.
+    """Computes exact attention of the first queries, with the same kernel as for a whole call.
 
-    Fused attention takes two leading dimensions: a group's is joined with that of the heads.
+    Fused attention takes two leading dimensions, so groups and heads are flattened into one.
     """
     visible_keys = call.query.shape[-2] if call.is_causal else call.keys
     tensors = [call.query, call.key[..., :visible_keys, :], call.value[..., :visible_keys, :]]

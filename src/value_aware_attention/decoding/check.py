@@ -1,4 +1,4 @@
-"""Tells whether a compressed cache computes what the keys that it claims to keep say."""
+"""Compares a compressed cache's logits with one pass over the keys it says it kept."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,26 +19,26 @@ from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.layers import attention_layers
 
 Reader = Callable[[Int[Tensor, "B 1"], int], Float[Tensor, "B 1 E"]]
-"""(a token of each text, their position) -> the logits of the next ones"""
+"""(a token of each text, their position) -> the logits of the next tokens"""
 
 
 @dataclass(frozen=True)
 class CacheCheck:
-    """Holds how far a cache's logits are from those of one pass over the keys that it claims."""
+    """Holds the differences between a cache's logits and those of one pass over the kept keys."""
 
     prefix: int
     differences: Float[Tensor, "B N"]
-    """Largest difference of a logit, in parts of the largest logit, by text and later token"""
+    """Largest difference of a logit, relative to the largest logit, by text and later token"""
     tolerance: float
 
     @property
     def is_equal(self) -> bool:
-        """Tells whether no logit differs by more than the tolerance."""
+        """Returns whether no logit differs by more than the tolerance."""
         return self.first is None
 
     @property
     def first(self) -> int | None:
-        """Returns the first position at which a text's logits differ; None: at none."""
+        """Returns the first position where a text's logits differ; None if there is none."""
         departs = ~(self.differences <= self.tolerance).all(dim=0)  # NaN differs too
         return self.prefix + int(departs.int().argmax()) if departs.any() else None
 
@@ -56,7 +56,7 @@ class CacheCheck:
 
 
 def _check_kept(model: PreTrainedModel, kept: Sequence[object], texts: int, prefix: int) -> None:
-    """Raises ValueError for choices that are not of this model and of these texts."""
+    """Raises ValueError for choices that do not fit this model and these texts."""
     layers = len(attention_layers(model))
     if len(kept) != layers:
         raise ValueError(f"kept has {len(kept)} layers; the model has {layers}")
@@ -90,7 +90,7 @@ def _check_kept(model: PreTrainedModel, kept: Sequence[object], texts: int, pref
 def _inputs(
     model: PreTrainedModel, input_ids: Int[Tensor, "B T"], attention_mask: Tensor | None
 ) -> Arguments:
-    """Returns the inputs of one pass, with the positions that `generate` gives."""
+    """Returns the inputs of one pass, with the same positions as in `generate`."""
     inputs: Arguments = {"input_ids": input_ids, "use_cache": False}
     if attention_mask is None:
         return inputs
@@ -133,18 +133,18 @@ def check_cache(
     attention_mask: Int[Tensor, "B T"] | None = None,
     tolerance: float = 1e-4,
 ) -> CacheCheck:
-    """Compares a compressed cache of any make with one exact pass over the keys it claims to keep.
+    """Compares a compressed cache of any kind with one exact pass over the keys it says it kept.
 
     `kept` has a `caches.KeptKeys` (B, H, R) for each layer: positions in the prefix, log-weights
-    (0 = as they were) and, where they changed, values. `cache` holds the prefix of all texts: the
-    model reads the later tokens with it one by one, which fills it; or it is a function from a
-    token of each text and its position to their logits, for code of any kind. The reference is one
-    pass of `caches.AfterPrefix`: it hides all other keys of the prefix from later queries.
+    (0 = unchanged) and, if changed, values. `cache` is a Cache with the prefix of all texts; the
+    model reads the later tokens with it one by one, which fills it. For other code, `cache` is a
+    function from a token of each text and its position to the logits. The reference is one pass of
+    `caches.AfterPrefix`, which hides all other keys of the prefix from later queries.
 
-    Shifted positions, lost biases, a wrong mask and later keys that are dropped all show as a
-    departure where the fault begins. Raises ValueError for a prefix without later tokens, for
-    choices that do not fit the model's layers, heads and texts, and for a Cache with texts that
-    have padding, which only its own code knows how to place.
+    Shifted positions, lost biases, a wrong mask and dropped later keys all show as a difference
+    from the faulty position on. Raises ValueError for a prefix without later tokens, for choices
+    that do not fit the model's layers, heads and texts, and for a Cache with padded texts, because
+    only its own code knows where padding is.
     """
     if input_ids.ndim != 2 or not 1 <= prefix < input_ids.shape[1]:
         raise ValueError(

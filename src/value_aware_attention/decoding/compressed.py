@@ -1,4 +1,4 @@
-"""Compresses the key-value caches that a model fills, right after each prefill."""
+"""Compresses the key-value caches of a model right after each prefill."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -49,9 +49,9 @@ from value_aware_attention.hugging_face.masks import split_mask
 from value_aware_attention.hugging_face.traits import traits_of
 
 IMPLEMENTATIONS = ("eager", "sdpa", OWN)
-"""Attention functions whose masks are read here"""
+"""Attention functions with supported masks"""
 FUSED = ("flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
-"""Attention functions that compute the same from other masks; "sdpa" stands in for them"""
+"""Attention functions that compute the same with other mask formats; "sdpa" replaces them"""
 
 
 @contextmanager
@@ -75,28 +75,28 @@ def compressed_cache(
             model.generate(**inputs, max_new_tokens=200)
         print(report)
 
-    The prompt's queries attend exactly. Then each key-value head keeps `method(r)`'s choice of
-    r = keep * tokens keys, padding apart; later tokens see these, and all later keys. Logits are
-    those of one pass of `caches.AfterPrefix` with the same options, and gradients flow through the
-    kept keys. A cache can be read within the context alone, and copied, not saved. A context whose
-    caches nobody read ends with a warning, for one pass is exact: `logits_after` reads in two.
-    docs/decoding.md says what that means for padding, windows, memory and several turns, and lists
-    the models, caches and calls that raise ValueError.
+    The prompt's queries attend exactly. Then each key-value head keeps the r = keep * tokens keys
+    (padding not counted) that `method(r)` chooses; later tokens see these and all later keys.
+    Logits equal those of one pass of `caches.AfterPrefix` with the same options, and gradients flow
+    through the kept keys. A cache can be read only within the context; it can be copied, but not
+    saved. If no cache was read, the context ends with a warning, because a single pass is exact:
+    `logits_after` reads in two passes. docs/decoding.md explains padding, windows, memory and
+    several turns, and lists the models, caches and calls that raise ValueError.
 
     Args:
         model: A causal transformers model.
-        method: Builds the cache method that keeps r keys; a class such as `caches.ValueAware` does.
-        keep: Share of a text's own keys that a head keeps: above 0 and at most 1. Sinks and recent
-            keys are kept where that is more; for a whole prompt so short this brings a warning.
-        observed: Queries by which keys are chosen: "last", "causal", "noncausal" or "continued".
-        rows: Most of these queries in each head. None: all with "continued", else 32. Few of them
-            with a `pool` bring a warning: heads that they do not use lose their keys.
-        sinks: First keys of the prompt that are always kept, counted in r.
-        recent: Last keys of the prompt that are always kept, counted in r.
-        every: Later tokens after which the method chooses r keys again, without `pool` and not by
-            "continued". None: it chooses once.
-        pool: Heads that share their keys: "layer" or "model". None: none.
-        floor: Keys that every head keeps at least, with `pool`.
+        method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
+        keep: Share of a text's keys that a head keeps, above 0 and at most 1. Sinks and recent keys
+            are kept even if they exceed it; a warning is issued if that holds for the whole prompt.
+        observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
+        rows: Most observed queries per head. None: all with "continued", else 32. Few rows with a
+            `pool` cause a warning, because heads that they do not use lose their keys.
+        sinks: Number of first keys of the prompt that are always kept, included in r.
+        recent: Number of last keys of the prompt that are always kept, included in r.
+        every: Number of later tokens after which the method chooses r keys again; not with `pool`
+            or "continued". None: it chooses once.
+        pool: Heads that share a budget of keys: "layer" or "model". None: each head keeps r.
+        floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
     options = {
@@ -108,7 +108,7 @@ def compressed_cache(
 
 
 class _Compression(Context):
-    """Serves the attention of a model, and compresses the caches that it fills."""
+    """Computes the attention of a model, and compresses the caches that it fills."""
 
     def __init__(self, model: PreTrainedModel, choices: Choices) -> None:
         check_decoder(model)
@@ -121,7 +121,7 @@ class _Compression(Context):
 
     @contextmanager
     def opened(self) -> Iterator[CompressedCaches]:
-        """Lets the model attend here within the context."""
+        """Replaces the model's attention by this object's within the context."""
         with ExitStack() as restored:
             name = restored.enter_context(named_attention(self.model, alone=True))
             if self.attention not in IMPLEMENTATIONS:
@@ -138,11 +138,11 @@ class _Compression(Context):
             self.report.warn_of_unread()
 
     def _follow(self, restored: ExitStack) -> None:
-        """Follows the caches of the model's calls until the context is restored."""
+        """Tracks the caches of the model's calls until the context is restored."""
         for module in self.numbers:
             see = partial(self._see_cache, str(cache_argument(module)))
             restored.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
-        for module in (self.model.base_model, self.model):  # some models call parts of the first
+        for module in (self.model.base_model, self.model):  # some models bypass the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
             check = module.register_forward_pre_hook(check_mask, with_kwargs=True)
             restored.callback(check.remove)
@@ -160,7 +160,7 @@ class _Compression(Context):
     def _see_cache(
         self, name: str, module: nn.Module, _: tuple[object, ...], options: dict[str, object]
     ) -> None:
-        """Begins a filling with the first layer that is called with a cache."""
+        """Starts a filling at the first layer that is called with a cache."""
         if current_thread() is not self.thread:
             raise ValueError(
                 "another thread has opened this compressed_cache: open it in the thread that "
@@ -192,7 +192,7 @@ class _Compression(Context):
     def _prefill(
         self, prefill: Callable[..., object], *inputs: object, **options: object
     ) -> object:
-        """Reads a prompt as `generate` does; one read in chunks is compressed at its end."""
+        """Reads a prompt like `generate`; a prompt in chunks is compressed at its end."""
         arguments = signature(prefill).bind(*inputs, **options).arguments
         check_continued(**arguments)
         self.is_chunked = arguments["generation_config"].prefill_chunk_size is not None
@@ -206,7 +206,7 @@ class _Compression(Context):
 
     @uncompiled
     def _end_pass(self, *_: object) -> None:
-        """Reports the cache that the pass has filled, if it has, and drops what was read."""
+        """Reports the cache that the pass filled, if any, and frees what was read."""
         if self.is_chunked:
             return
         if self.filling is not None and self.filling.prompts:
@@ -225,13 +225,13 @@ class _Compression(Context):
         dropout: float = 0.0,
         **options: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """Computes attention as transformers calls it."""
+        """Computes attention with the signature of transformers."""
         if module not in self.numbers:
             raise ValueError(
                 f"another {type(module).__name__} reads the config of the model in this "
                 f"compressed_cache: give each model a config of its own"
             )
-        assert self.filling is not None  # it was made when the module was called
+        assert self.filling is not None  # set by `_see_cache` before the module runs
         place, kernel = cast(int, module.layer_idx), layer_kernel(module, scaling)
         layer = self.filling.cache.layers[place]
         if isinstance(layer, KeptLayer) and layer.is_filled:
@@ -256,7 +256,7 @@ class _Compression(Context):
 
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Returns the attention function of this name, as the module's own code finds it."""
+    """Returns the attention function that the module's own code finds under this name."""
     homes = (sys.modules[kind.__module__] for kind in type(module).__mro__)
     eager = (getattr(home, "eager_attention_forward", None) for home in homes)
     return ALL_ATTENTION_FUNCTIONS.get(name, next(filter(None, eager), None))
@@ -265,7 +265,7 @@ def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, T
 class CompressedGeneration:
     """Generates with compressed caches: `model.generate(..., custom_generate=this)`.
 
-    The arguments are those of `compressed_cache`; `report` has the caches of all calls.
+    The arguments are those of `compressed_cache`; `report` lists the caches of all calls.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class CompressedGeneration:
         self, model: PreTrainedModel, input_ids: Tensor, *, generation_config: GenerationConfig,
         **model_kwargs: object,
     ) -> Tensor | GenerateOutput:  # fmt: skip
-        """Decodes as `generate` would with this config."""
+        """Decodes like `generate` with this config."""
         mode = GENERATION_MODES_MAPPING[generation_config.get_generation_mode()]
         if not hasattr(model, mode):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Fills a compressed cache: what each layer has read, and the choice of its keys."""
+"""Fills a compressed cache: records what each layer has read, and chooses its keys."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,30 +25,30 @@ from value_aware_attention.hugging_face.traits import Traits
 from value_aware_attention.kernels import Kernel
 
 OBSERVED = ("last", "causal", "noncausal", "continued")
-"""Ways to observe that need one pass over a prompt"""
+"""Ways to observe that need only one pass over a prompt"""
 
 
 @dataclass
 class CompressedCache:
-    """Tells what one cache kept of its prompt."""
+    """Reports what one cache kept of its prompt."""
 
     tokens: int
-    """Length of the prompt, its padding included"""
+    """Length of the prompt, including padding"""
     keys: Float[Tensor, "L H"]
-    """Keys kept by layer and key-value head, the mean of the texts, each of its own tokens"""
+    """Keys kept by layer and key-value head, averaged over texts; padding is not counted"""
     slots: int
-    """Slots that hold the kept keys of all texts, layers and heads, unused ones included"""
+    """Slots for the kept keys of all texts, layers and heads, including unused ones"""
     bytes_before: int
-    """Of the keys and values of the prompt, in the layers that are compressed"""
+    """Bytes of the prompt's keys and values in the compressed layers"""
     bytes_after: int
     bytes_of_queries: int
-    """Of the prompt's queries that are held for later choices"""
+    """Bytes of the prompt's queries that are held for later choices"""
     seconds: float
-    """Time of choosing keys and of copying them, later choices included"""
+    """Time for choosing and copying keys, including later choices"""
     layers: list[int]
-    """Numbers of the layers that are compressed, as `attention_layers` has them"""
+    """Numbers of the compressed layers, as in `attention_layers`"""
     bytes_of_others: int
-    """Of the keys and values in layers with windows, which stay as they are"""
+    """Bytes of keys and values in layers with windows, which are not compressed"""
     was_read: bool = False
     """Whether any token was read over the kept keys"""
 
@@ -72,7 +72,7 @@ class CompressedCache:
 
 @dataclass
 class CompressedCaches:
-    """Reports the caches that were compressed within a context, in their order."""
+    """Reports the caches that were compressed within a context, in order."""
 
     caches: list[CompressedCache] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ class CompressedCaches:
         )
 
     def warn_of_unread(self) -> None:
-        """Warns where the model gave the logits of a prompt, and no other, after a compression."""
+        """Warns if no token was read over a compressed cache, so that all its logits are exact."""
         if unread := sum(not cache.was_read for cache in self.caches):
             warnings.warn(
                 f"no token was read over {unread} of {len(self.caches)} compressed caches, so all "
@@ -93,7 +93,7 @@ class CompressedCaches:
 
 
 def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
-    """Returns the cache method that `method` builds for r keys; ValueError where it builds none."""
+    """Returns the cache method that `method` builds for r keys; ValueError if it builds none."""
     is_function = callable(method) and not isinstance(method, nn.Module)
     cache_method = method(r) if is_function else None
     if not isinstance(cache_method, CacheMethod):
@@ -106,12 +106,12 @@ def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
 
 @dataclass(frozen=True)
 class Choices:
-    """Tells by which method, and how many keys, texts of any length keep."""
+    """Holds the method and the share of keys, for prompts of any length."""
 
     method: Callable[[int], CacheMethod]
     keep: float
     options: Arguments
-    """Those of `AfterPrefix`"""
+    """Options of `AfterPrefix`"""
 
     def __post_init__(self) -> None:
         for name, again, others in (
@@ -131,13 +131,13 @@ class Choices:
         AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
 
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
-        """Returns what keeps r keys of texts with so many tokens."""
+        """Returns the `AfterPrefix` that keeps r keys of texts with this many tokens."""
         return AfterPrefix(self.method(r), prefix=tokens, **self.options | changed)
 
     def of_prompt(self, lengths: Sequence[int]) -> dict[int, AfterPrefix]:
-        """Returns what compresses texts of a prompt, by their number of tokens.
+        """Returns the `AfterPrefix` for the texts of a prompt, by their number of tokens.
 
-        A text keeps what is always kept, if that is more than its share.
+        A text keeps at least its sinks and recent keys, even if they exceed its share.
         """
         sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
         always, longest = max(1, sinks + recent), max(lengths)
@@ -162,7 +162,7 @@ class Choices:
         return after
 
     def _warn_of_few_rows(self, after: AfterPrefix, tokens: int) -> None:
-        """Warns where less than half of the prompt's queries decide which heads lose keys."""
+        """Warns if less than half of the prompt's queries decide which heads lose keys."""
         if after.pool is not None and after.method.observes and 2 * after.rows < tokens:
             warnings.warn(
                 f"pool is {after.pool!r} and {after.rows} of the prompt's {tokens} queries are "
@@ -174,19 +174,19 @@ class Choices:
 
 @dataclass(eq=False)
 class Context:
-    """Holds what the layers of a model share within a `compressed_cache`."""
+    """Holds the state that a model's layers share within a `compressed_cache`."""
 
     choices: Choices
     numbers: Mapping[nn.Module, int]
-    """The place of each layer in the model"""
+    """The index of each layer in the model"""
     traits: Mapping[nn.Module, Traits]
     filling: "Filling | None" = None
-    """The cache that a pass fills, or has filled; None between passes"""
+    """The cache that a pass is filling or has filled; None between passes"""
     is_chunked: bool = False
     """True while `generate` reads a prompt in chunks"""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        return self  # a copy of a cache is read in the same context
+        return self  # copies of a cache are read in the same context
 
     def __reduce__(self) -> str:
         raise ValueError(
@@ -197,37 +197,37 @@ class Context:
 
 @dataclass
 class Prompt:
-    """Holds what one layer has read of a prompt, and chooses again among its keys."""
+    """Holds what one layer has read of a prompt, and makes later choices among its keys."""
 
     context: Context
     module: nn.Module
     kernel: Kernel
     queries: list[Tensor] = field(default_factory=list)
     visible: Tensor | None = None
-    """The keys that the last query sees, all but padding; None = all"""
+    """The keys that the last query sees (all except padding); None = all"""
     parts: Parts | None = None
-    """Its texts without their padding"""
+    """Its texts without padding"""
     ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)
-    """Of each part, where the model's keys are chosen together"""
+    """Rankings of each part, if the keys of all layers are chosen together"""
     report: CompressedCache | None = None
-    """Of the cache that this is a layer of, once its keys are chosen"""
+    """Report of the layer's cache, once keys are chosen"""
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Prompt":
-        return self  # a copy of a cache is of the same model
+        return self  # copies of a cache share the model
 
     @property
     def number(self) -> int:
-        """Returns the layer's place in the model."""
+        """Returns the layer's index in the model."""
         return self.context.numbers[self.module]
 
     def reads(self) -> bool:
-        """Tells whether the context's model reads the kept keys now, and reports that it did."""
+        """Returns whether the context's model reads the kept keys now, and records that it did."""
         if self.report is not None and self.context.filling is not None:
             self.report.was_read = True
         return self.context.filling is not None
 
     def read(self, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> None:
-        """Reads a prompt, or a chunk of one; ValueError where the cache held other tokens."""
+        """Reads a prompt or a chunk of one; ValueError if the cache already held other tokens."""
         earlier = key.shape[2] - query.shape[2]
         if earlier and not self.queries:
             raise ValueError(
@@ -258,7 +258,7 @@ class Prompt:
         self, share: Int[Tensor, " B"], pool: Tensor, query: Tensor, key: Tensor, value: Tensor,
         visible: Tensor | None,
     ) -> KeptKeys:  # fmt: skip
-        """Lets the method choose among a pool of keys before the next token is read."""
+        """Makes a new choice among a pool of keys before the next token is read."""
         begun, tokens, choices = seconds_now(), key.shape[2], self.context.choices
         always = choices.options["sinks"] + choices.options["recent"]
         share = share.clamp_min(max(1, always))
@@ -275,27 +275,27 @@ class Prompt:
 
 
 class Filling:
-    """Holds a cache whose prompt is being read, from a pass's first layer to its end.
+    """Holds a cache whose prompt is being read, from the first layer of a pass to its end.
 
-    Where the pass is interrupted it is dropped, and with it all that was read.
+    If the pass is interrupted, the filling is dropped with everything read.
     """
 
     def __init__(self, context: Context, cache: Cache) -> None:
         self.context, self.cache = context, cache
-        self.prompts: dict[int, Prompt] = {}  # by their layer's place in the cache
+        self.prompts: dict[int, Prompt] = {}  # by layer index in the cache
         self.kept: dict[int, KeptLayer] = {}
-        self.after: dict[int, AfterPrefix] = {}  # by the number of a text's tokens
+        self.after: dict[int, AfterPrefix] = {}  # by number of tokens in a text
         self.bytes_before, self.seconds = 0, 0.0
 
     def observe(self, place: int) -> None:
-        """Chooses a layer's keys, or observes it where the model's are chosen together."""
+        """Chooses a layer's keys, or only ranks them if those of all layers are chosen together."""
         begun, prompt = seconds_now(), self.prompts[place]
         layer = cast(DynamicLayer, self.cache.layers[place])
         key, value = filled(layer)
         query = prompt.queries[0] if len(prompt.queries) == 1 else torch.cat(prompt.queries, dim=2)
         prompt.queries.clear()
         lengths = [key.shape[2]]
-        if prompt.visible is not None:  # what a model computes for padding may be NaN
+        if prompt.visible is not None:  # a model may compute NaN for padding
             query, key, value = (x.where(prompt.visible.mT, 0.0) for x in (query, key, value))
             layer.keys, layer.values = key, value
             lengths = prompt.visible.sum(dim=-1).flatten().tolist()
@@ -318,7 +318,7 @@ class Filling:
         self.seconds += seconds_now() - begun
 
     def _replace(self, place: int, choice: KeptKeys, query: Tensor | None = None) -> None:
-        """Lets the cache hold the kept keys in the place of a layer."""
+        """Replaces a layer of the cache by one with the kept keys."""
         key, value = filled(self.cache.layers[place])
         options, prompt = self.context.choices.options, self.prompts[place]
         self.bytes_before += key.nbytes + value.nbytes
@@ -334,9 +334,9 @@ class Filling:
         self.kept[place] = self.cache.layers[place] = layer
 
     def finished(self) -> CompressedCache:
-        """Chooses the keys that are not chosen yet, and reports what was kept."""
+        """Chooses all keys not yet chosen, and reports what was kept."""
         for place in [place for place, prompt in self.prompts.items() if prompt.queries]:
-            self.observe(place)  # it was read in chunks
+            self.observe(place)  # read in chunks
         begun = seconds_now()
         if self.context.choices.options["pool"] == "model":
             self._choose_model()

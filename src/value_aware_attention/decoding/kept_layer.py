@@ -1,4 +1,4 @@
-"""Holds a layer of a key-value cache after most of its keys were dropped, once or again."""
+"""Holds a layer of a key-value cache after most keys were dropped, once or repeatedly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,28 +21,28 @@ from value_aware_attention.call import uncompiled
 from value_aware_attention.kernels import Kernel
 
 PAGES = 32
-"""Pages of a head of the mean size, where heads keep different numbers of keys: half of a page is
-wasted by each"""
+"""Pages of a head of average size, if heads keep different numbers of keys; each head wastes half a
+page"""
 
 
 @dataclass(frozen=True)
 class Pages:
-    """Holds the kept keys of C = B H caches as P pages of S slots, each of one cache.
+    """Holds the kept keys of C = B H caches as P pages of S slots; a page belongs to one cache.
 
-    A cache has as many pages as it needs, so that memory and time follow the keys that are kept.
+    A cache has as many pages as it needs, so memory and time are proportional to its kept keys.
     """
 
     key: Float[Tensor, "P S D"]
     value: Float[Tensor, "P S V"]
     bias: Float[Tensor, "P S"] | None
-    """Added to log kappa: the log-weight of a key, -inf in an unused slot. None: all are 0."""
+    """Added to log kappa: the log-weight of a key, -inf in an unused slot; None = all 0."""
     cache: Int[Tensor, " P"]
     """The cache of each page, ascending"""
     caches: int
 
     @classmethod
     def of(cls, held: "Slots") -> Self:
-        """Cuts the slots of each cache into pages, without those that are unused."""
+        """Cuts the used slots of each cache into pages."""
         used = held.used.flatten(0, 1)
         counts = used.sum(dim=-1)
         order = used.int().argsort(dim=-1, descending=True, stable=True)
@@ -57,7 +57,7 @@ class Pages:
         return cls(key, value, bias if (bias != 0).any() else None, cache, len(used))
 
     def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
-        """Returns the pages of some of the texts, which may be named several times."""
+        """Returns the pages of some texts; repeats are allowed."""
         of_text = [(self.cache // heads == text).nonzero()[:, 0] for text in texts]
         sizes = torch.tensor([len(pages) for pages in of_text], device=self.cache.device)
         at = torch.cat(of_text)
@@ -90,7 +90,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class Slots:
-    """Holds copies of the keys that the caches of a layer keep, in R slots each."""
+    """Holds copies of the kept keys of a layer's caches, in R slots each."""
 
     key: Float[Tensor, "B H R D"]
     value: Float[Tensor, "B H R V"]
@@ -101,7 +101,7 @@ class Slots:
     def of(
         cls, choice: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]
     ) -> Self:
-        """Copies the kept keys of a layer, with their refitted values where there are any."""
+        """Copies the kept keys of a layer, with refitted values if there are any."""
         indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
         at = indices[..., None]
         values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
@@ -112,7 +112,7 @@ class Slots:
 
     @property
     def used(self) -> Bool[Tensor, "B H R"]:
-        """Tells which slots hold a key."""
+        """Returns a mask of the slots that hold a key."""
         return self.bias > -torch.inf
 
 
@@ -136,18 +136,18 @@ def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> Att
 
 
 def filled(layer: object) -> tuple[Float[Tensor, "B H M D"], Float[Tensor, "B H M V"]]:
-    """Returns the keys and values of a layer of a cache that a model has filled."""
+    """Returns the keys and values of a cache layer that a model has filled."""
     assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
     return layer.keys, layer.values
 
 
 class KeptLayer(DynamicLayer):
-    """Holds the keys that a cache method kept of a prefix, and those of all later tokens.
+    """Holds the kept keys of a prefix, and the keys of all later tokens.
 
-    Where all caches keep as many keys, `keys` and `values` are the kept ones, then the later ones;
-    else they are the later ones, and `pages` hold the kept ones. Positions and lengths count every
-    token that was seen. Only the attention of the open `compressed_cache` that made it can read it:
-    any other would see wrong keys.
+    If all caches keep equally many keys, `keys` and `values` hold the kept keys, then the later
+    ones. Otherwise they hold the later keys, and `pages` the kept ones. Positions and lengths count
+    all tokens read. Only the attention of the `compressed_cache` that made the layer can read it,
+    while open; any other attention would see wrong keys.
     """
 
     def __init__(self, held: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
@@ -157,7 +157,7 @@ class KeptLayer(DynamicLayer):
         self.hold(held, prefix)
 
     def hold(self, held: Slots, prefix: int) -> None:
-        """Holds the kept keys of a prefix, and no later ones."""
+        """Replaces the content by the kept keys of a prefix, without later keys."""
         self.prefix = prefix
         self.counts: Int[Tensor, "B H"] = held.used.sum(dim=-1)
         self.bias: Float[Tensor, "B H R"] | None = None
@@ -170,12 +170,12 @@ class KeptLayer(DynamicLayer):
             self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
-        """Tells whether the kept keys lie in `keys`: where no cache has an unused slot."""
+        """Returns whether `keys` stores the kept keys, because no cache has an unused slot."""
         return bool((counts == slots).all())
 
     @property
     def is_filled(self) -> bool:
-        """Tells whether a prefix was read since the layer was empty."""
+        """Returns whether the layer holds a prefix."""
         return self.prefix > 0
 
     @uncompiled
@@ -196,9 +196,9 @@ class KeptLayer(DynamicLayer):
         kernel: Kernel,
         visible: Bool[Tensor, "#B #heads #N L"] | None,
     ) -> Float[Tensor, "B heads N V"]:
-        """Computes attention over the kept keys and the later ones, which the last queries made.
+        """Computes attention over the kept and later keys, including those of these queries.
 
-        `visible` tells which of the later keys each query sees, none after itself; None = all.
+        `visible` masks the later keys that each query sees, none after itself; None = all.
         """
         return self.attend(query, kernel, visible, self.later - query.shape[2])
 
@@ -209,7 +209,7 @@ class KeptLayer(DynamicLayer):
         visible: Bool[Tensor, "#B #heads #N L"] | None,
         first: int,
     ) -> Float[Tensor, "B heads N V"]:
-        """Computes attention of the queries from the `first` after the prefix on."""
+        """Computes attention of queries that start `first` tokens after the prefix."""
         rows, heads = query.shape[2], self.counts.shape[1]
         last = self.slots + first + rows
         grouped = working_precision(query).unflatten(1, (heads, -1))
@@ -237,12 +237,12 @@ class KeptLayer(DynamicLayer):
 
     @property
     def held(self) -> int:
-        """Counts the slots of the kept keys of all caches, unused ones included."""
+        """Counts the slots for kept keys in all caches, including unused ones."""
         return self.counts.numel() * self.slots if self.pages is None else self.pages.slots
 
     @property
     def nbytes(self) -> int:
-        """Counts the bytes of all keys and values, and of what tells which are kept."""
+        """Counts the bytes of all keys, values and bookkeeping tensors."""
         pages = 0 if self.pages is None else self.pages.nbytes
         held = (self.keys, self.values, self.bias, self.counts)
         return pages + sum(x.nbytes for x in held if x is not None)
@@ -251,12 +251,12 @@ class KeptLayer(DynamicLayer):
         return self.prefix + self.later
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns the length and offset of the later keys, the only ones that are masked."""
+        """Returns the length and offset of the later keys; only these are masked."""
         return self.later + query_length, self.prefix
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes later tokens, a negative number of them; ValueError beyond."""
-        if -tokens_to_remove > self.later:  # a positive number is refused by transformers
+        """Removes the last -`tokens_to_remove` later tokens; ValueError if there are fewer."""
+        if -tokens_to_remove > self.later:  # transformers refuses a positive number
             raise ValueError(
                 f"{-tokens_to_remove} tokens are to be removed; only the {self.later} after "
                 f"the compressed prefix can be (assisted decoding needs an uncompressed cache)"
@@ -264,13 +264,13 @@ class KeptLayer(DynamicLayer):
         super().crop(tokens_to_remove)
 
     def reset(self) -> None:
-        """Empties the layer, which is then as one that was never filled."""
+        """Empties the layer, as if it had never been filled."""
         super().reset()
         self.bias = self.pages = None
         self.slots = self.prefix = 0
 
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
-        """Moves the batch dimension of what it holds."""
+        """Applies `move` to the batch dimension of all tensors."""
         if self.keys is None or self.values is None:
             return
         if self.is_filled:
@@ -292,10 +292,10 @@ class KeptLayer(DynamicLayer):
 
 
 class GrowingLayer(KeptLayer):
-    """Chooses again among the kept keys and the later ones after every `every` later tokens.
+    """Chooses again among the kept and later keys after every `every` later tokens.
 
-    The choice is that of `caches.AfterPrefix` with the same `every`: it comes before the first
-    query that does not see it, so that `every` later keys are held at most, and those of one call.
+    It makes the same choices as `caches.AfterPrefix` with this `every`, each before the first query
+    after the `every` tokens. It thus holds at most `every` later keys, plus those of one call.
     """
 
     is_croppable = False
@@ -313,17 +313,17 @@ class GrowingLayer(KeptLayer):
         rows: int | None,
         visible: Bool[Tensor, "B 1 1 M"] | None,
     ) -> None:
-        """Begins with the first choice; of queries the last `rows` are held."""
+        """Starts with the first choice; holds the last `rows` queries."""
         super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
         self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
         """The positions of the kept keys"""
         self.visible = visible
-        """The keys of the prefix that are no padding; None: all"""
+        """The keys of the prefix that are not padding; None = all"""
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
-        return True  # slots of padding stay: a later choice fills them
+        return True  # padding keeps its slots, because a later choice fills them
 
     def serve(
         self,
@@ -331,7 +331,7 @@ class GrowingLayer(KeptLayer):
         kernel: Kernel,
         visible: Bool[Tensor, "#B #heads #N L"] | None,
     ) -> Float[Tensor, "B heads N V"]:
-        """Computes attention as a layer that is kept does, and chooses when it is time."""
+        """Computes attention like `KeptLayer`, and makes new choices when they are due."""
         self.query = torch.cat([self.query, query.detach()], dim=2)
         first, begun, parts = self.later - query.shape[2], 0, []
         if first > self.every:
@@ -351,7 +351,7 @@ class GrowingLayer(KeptLayer):
         return torch.cat(parts, dim=2)
 
     def _first_row(self, tokens: int) -> int:
-        """Finds the first of the queries of all tokens so far that a later choice observes."""
+        """Returns the first query, among all tokens so far, that a later choice observes."""
         rows = tokens if self.rows is None else self.rows
         if self.visible is None:
             return max(0, tokens - rows)
@@ -359,7 +359,7 @@ class GrowingLayer(KeptLayer):
         return int((tokens_from > rows).all(dim=0).sum())
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
-        """Keeps keys of the prefix and of the next tokens, of which `visible` are no padding."""
+        """Chooses among the kept keys and the next `every` ones; `visible` is False for padding."""
         start, held = self.prefix + self.every, self.slots + self.every
         later = torch.arange(self.prefix, start, device=self.at.device)
         pool = torch.cat([self.at, later.expand(*self.at.shape[:2], -1)], dim=-1)

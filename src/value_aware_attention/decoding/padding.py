@@ -1,4 +1,4 @@
-"""Cuts padding out of a batch, so that what a text keeps does not depend on the texts beside it."""
+"""Removes padding from a batch, so that what a text keeps does not depend on other texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,23 +11,23 @@ from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.call import Call
 
 Part = tuple[Call, Int[Tensor, "*part K"], int]
-"""A call of texts without padding, the keys to choose from, the number of keys before the served"""
+"""A call of texts without padding, the keys to choose from, the number of keys before `start`"""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Splits a call (`Groups.call`) into texts that have tokens at the same places."""
+    """Splits a call (`Groups.call`) into groups of texts with tokens at the same positions."""
 
     is_token: Bool[Tensor, "*own M"]
     places: Sequence[tuple[Int[Tensor, " T"], Int[Tensor, " n"]]] | None
-    """Texts, and positions of their tokens, of each part; None: it is one part, without padding"""
+    """Texts and their token positions, for each part; None = a single part without padding"""
 
     @classmethod
     def of(cls, call: Call, start: int, share: Int[Tensor, " B"] | None = None) -> "Parts":
-        """Splits by padding, and by the number of keys that a text keeps where that is given.
+        """Splits by padding and, if `share` is passed, by the number of keys that a text keeps.
 
-        A key that no query of a text sees is padding. Texts without a token before `start` have
-        nothing to keep and are left out.
+        A key that no query of a text sees is padding. Texts without tokens before `start` have no
+        keys to keep and are left out.
         """
         all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
         visible = all_keys if call.attn_mask is None else call.attn_mask
@@ -46,7 +46,7 @@ class Parts:
         return cls(is_token, [pair for pair in places if (pair[1] < start).any()])
 
     def cut(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Iterator[Part]:
-        """Yields each part, with its share of a pool of keys before `start`."""
+        """Yields each part, with its keys from a pool before `start`."""
         if self.places is None:
             yield call, pool, start
         for texts, tokens in self.places or ():
@@ -57,12 +57,12 @@ class Parts:
             yield _cut(call, texts, tokens), ranks[..., hidden:], int((tokens < start).sum())
 
     def of_first(self, x: Int[Tensor, " B"]) -> list[int]:
-        """Returns what the first text of each part has."""
+        """Returns the entry of each part's first text."""
         firsts = [0] if self.places is None else [int(texts[0]) for texts, _ in self.places]
         return [int(x[text]) for text in firsts]
 
     def joined(self, choices: Sequence[KeptKeys]) -> KeptKeys:
-        """Puts the choices of all parts in the order of the texts; unused slots are at padding."""
+        """Joins the choices of all parts in the order of texts; unused slots point to padding."""
         if self.places is None:
             return choices[0]
         slots = max((choice.indices.shape[-1] for choice in choices), default=1)
@@ -85,12 +85,12 @@ class Parts:
 
 
 def _of_texts(x: Tensor, texts: Int[Tensor, " T"], call: Call) -> Tensor:
-    """Takes texts, the first dimension of a grouped call where there is one and it has a size."""
+    """Selects texts along the first dimension of a grouped call, if there is one of size > 1."""
     return x[texts] if call.key.ndim > 3 and len(x) > 1 else x
 
 
 def _cut(call: Call, texts: Int[Tensor, " T"], tokens: Int[Tensor, " n"]) -> Call:
-    """Takes texts that have these tokens."""
+    """Selects texts and their token positions."""
 
     def cut(x: Tensor, dim: int = -2) -> Tensor:
         return _of_texts(x, texts, call).index_select(dim, tokens[tokens < x.shape[dim]])

@@ -1,4 +1,4 @@
-"""What a compressed cache refuses, and warns of."""
+"""Checks the inputs of a compressed cache: raises errors and issues warnings."""
 
 import warnings
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from value_aware_attention.hugging_face.layers import (
 
 @uncompiled
 def check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str, object]) -> None:
-    """Raises ValueError for a mask that has not a column for each token of the cache and the call.
+    """Raises ValueError unless a mask has one column per token of the cache and the call.
 
-    transformers fills a shorter one up with hidden tokens, the new ones among them.
+    transformers extends a shorter mask with hidden tokens, and so hides new ones.
     """
     arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
     mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
     if not isinstance(mask, Tensor) or getattr(cache, "is_compileable", False):
-        return  # a static cache, which is refused later, has masks of its whole length
+        return  # masks of a static cache, refused later, have its full length
     tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
     tokens = next((x for x in tensors if isinstance(x, Tensor)), mask)
     before, length = cache.get_seq_length() if isinstance(cache, Cache) else 0, tokens.shape[1]
@@ -44,10 +44,10 @@ def check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str, 
 def check_continued(
     input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: Arguments, **_: object
 ) -> None:
-    """Raises ValueError for a cache that `generate` would continue at another place.
+    """Raises ValueError for a cache that `generate` would continue at a wrong position.
 
-    It is given the whole text, whose mask is as long, or the new tokens with the mask of all. Where
-    the cache has the whole text, transformers reads it again behind itself.
+    Valid inputs are the whole text with a mask of its length, or the new tokens with a mask of all.
+    If the cache already has the whole text, transformers would read it again after itself.
     """
     cache, mask = model_kwargs.get("past_key_values"), model_kwargs.get("attention_mask")
     before = cache.get_seq_length() if isinstance(cache, Cache) else 0
@@ -78,7 +78,7 @@ def check_decoder(model: PreTrainedModel) -> None:
 
 
 def cache_argument(module: nn.Module) -> str | None:
-    """Finds the name by which an attention module is given its cache."""
+    """Returns the name of an attention module's cache argument."""
     names = signature(module.forward).parameters
     return next((name for name in ("past_key_values", "layer_past") if name in names), None)
 
@@ -86,7 +86,7 @@ def cache_argument(module: nn.Module) -> str | None:
 def check_layer(
     module: nn.Module, layer: object, key: Tensor, value: Tensor, window: object
 ) -> None:
-    """Raises ValueError for a layer that cannot be compressed once it is filled."""
+    """Raises ValueError for a filled layer that cannot be compressed."""
     if not (type(layer) is DynamicLayer or isinstance(layer, KeptLayer)):
         raise ValueError(
             f"layer {module.layer_idx} caches in a {type(layer).__name__}; compressed_cache needs "
@@ -101,7 +101,7 @@ def check_layer(
 
 
 def check_unchanged(module: nn.Module, layer: DynamicLayer, key: Tensor, value: Tensor) -> None:
-    """Raises ValueError unless a module reads just what its layer of the cache holds."""
+    """Raises ValueError unless a module reads exactly what its cache layer holds."""
     if key is not layer.keys or value is not layer.values:
         raise ValueError(
             f"{type(module).__name__} attends to other keys or values than its cache holds; "
@@ -112,7 +112,7 @@ def check_unchanged(module: nn.Module, layer: DynamicLayer, key: Tensor, value: 
 def warning_of_padding(
     prepare: Callable[..., Tensor], *inputs: object, **options: object
 ) -> Tensor:
-    """Warns where `generate` takes tokens of the prompt for padding, which no query sees."""
+    """Warns if `generate` treats tokens of the prompt as padding, which no query sees."""
     mask = prepare(*inputs, **options)
     if hidden := int((mask == 0).sum()):
         warnings.warn(

@@ -1,9 +1,9 @@
-"""Gives a trained Hugging Face model another attention, for a while or for good.
+"""Replaces the attention of a Hugging Face model, within a context or permanently.
 
     with hugging_face.replace_attention(model, approximations.OptimalValueOblivious(16)):
         logits = model(**batch).logits
 
-`docs/hugging-face.md` lists the architectures, and the options that are refused.
+`docs/hugging-face.md` lists the supported architectures and the refused options.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.attending import set_attention
 from value_aware_attention.hugging_face.layers import attention_layers, own_kernel
 
-if TYPE_CHECKING:  # of rooms that import this one
+if TYPE_CHECKING:  # from packages that import this one
     from value_aware_attention.decoding.check import check_cache
     from value_aware_attention.decoding.compressed import CompressedGeneration, compressed_cache
     from value_aware_attention.decoding.reading import logits_after
@@ -32,7 +32,7 @@ __all__ = [
     "set_attention",
 ]
 
-_ABOVE = {  # of rooms that import this one
+_ABOVE = {  # from packages that import this one
     "CompressedGeneration": "decoding.compressed",
     "check_cache": "decoding.check",
     "compressed_cache": "decoding.compressed",
@@ -43,7 +43,7 @@ _ABOVE = {  # of rooms that import this one
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what other rooms define when it is asked for."""
+    """Imports names of other packages on first access."""
     if name in _ABOVE:
         return getattr(import_module(f"value_aware_attention.{_ABOVE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Swaps the attention of a trained Hugging Face model for an approximation, and back."""
+"""Replaces the attention of a trained Hugging Face model by an approximation, and restores it."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,23 +38,24 @@ def replace_attention(
 ) -> Iterator[PreTrainedModel]:
     """Replaces the self-attention of `model` with `approximation` within the context.
 
-    Attention to another sequence stays exact. `caches.AfterPrefix` is given key-value heads as they
-    are, so that a group of query heads keeps one set, and the layer's projection and rotation (the
-    first time, the model reads six tokens twice to tell these); other methods get the heads
-    repeated, and past keys as the model does. Exceptions too restore the model. Contexts of one
-    thread nest: the innermost open one computes.
+    Attention to another sequence stays exact. `caches.AfterPrefix` gets unrepeated key-value heads,
+    so that a group of query heads keeps one set, and the layer's projection and rotation (to find
+    these, the model reads six tokens twice at the first use). Other methods get repeated heads, and
+    past keys as the model does. The model is restored after exceptions too. Contexts of one thread
+    can be nested; the innermost one is active.
 
-    Raises ValueError for a model without transformers' attention interface; for a model whose
-    attention another thread has replaced (transformers reads it from the config, which threads
-    share); and for options that no approximation can honour: logit soft-capping, attention sinks,
-    position bias, attention dropout, output_attentions, a non-causal method in a causal model.
+    Raises ValueError for a model without transformers' attention interface, and for a model whose
+    attention another thread has replaced (threads share the config, where transformers reads it).
+    Also raises it for options that approximations do not support: logit soft-capping, attention
+    sinks, position bias, attention dropout, output_attentions, a non-causal method in a causal
+    model.
 
     Args:
-        model: A transformers model in evaluation mode; it is changed in place and restored.
-        approximation: One method for all layers, or a function from a layer's number (its place in
-            `attention_layers`) to that layer's.
-        kernel: Similarity kernel of the replaced attention. None: `kernel` of the attention module
-            where it has one, else the exponential with the model's own scaling.
+        model: A transformers model in evaluation mode, changed in place and then restored.
+        approximation: One method for all layers, or a function from a layer's number (its index in
+            `attention_layers`) to its method.
+        kernel: Similarity kernel of the replaced attention. None: the attention module's `kernel`
+            if it has one, else the exponential kernel with the model's scaling.
         layers: Numbers of the layers whose attention is replaced. None: all.
         heads: Numbers of the query heads whose attention is replaced. None: all.
     """
@@ -78,7 +79,7 @@ def _attending(
     numbers: Mapping[nn.Module, int],
     first: FirstReadings,
 ) -> dict[nn.Module, Callable[..., Tensor]]:
-    """Returns what computes the attention of each module of a model."""
+    """Returns the attention function of each module of a model."""
     layers = (*attention_layers(model), *cross_attention_layers(model))
     attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, Exact())
     for layer, method in methods.items():

@@ -1,7 +1,7 @@
-"""The attention function that transformers calls in the place of a model's own.
+"""Defines the attention function that transformers calls instead of a model's own.
 
-Models are trained with it too, so it knows nothing of caches: what is trained stays trained when
-these change.
+Models are also trained with it, so it does not depend on caches: changes there do not affect
+trained models.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -37,9 +37,9 @@ from value_aware_attention.hugging_face.masks import (
 from value_aware_attention.kernels import Kernel, check_kernel
 
 OWN = "value_aware_attention"
-"""Name under which transformers calls the attention that `set_attention` put into a model"""
+"""Name of the attention of `set_attention` in transformers"""
 QUERIES_AT_ONCE = 128
-"""Rows of a pattern that are drawn at once, where texts have positions of their own"""
+"""Rows of a pattern evaluated at once, if texts have different positions"""
 
 
 def set_attention(
@@ -48,12 +48,12 @@ def set_attention(
     *,
     kernel: Kernel | None = None,
 ) -> None:
-    """Gives layer i of `model` the module `approximation(i)` as its attention, to be trained.
+    """Gives layer i of `model` the trainable attention module `approximation(i)`.
 
-    The modules become part of the model: `parameters()` and `state_dict()` have theirs. `kernel`
-    None is the model's own, as in `replace_attention`, which takes precedence. Raises ValueError
-    for a model that `replace_attention` refuses, or with attention dropout, which approximations do
-    not have.
+    The modules become part of the model's `parameters()` and `state_dict()`. `kernel` None is the
+    model's own, as in `replace_attention`, which takes precedence. Raises ValueError for a model
+    that `replace_attention` refuses, or with attention dropout, which approximations do not
+    support.
     """
     check_model(model)
     layers = attention_layers(model)
@@ -80,20 +80,20 @@ def set_attention(
 
 
 def own_attention(module: nn.Module, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-    """Computes attention where nothing is replaced: by the module's `approximation`, or Exact."""
+    """Computes attention outside `replace_attention`: the module's `approximation` or Exact."""
     method = getattr(module, "approximation", None) or Exact()
     return attend({module: method}, None, None, module, *inputs, **options)
 
 
 def method_of(approximation: nn.Module | Callable[[int], nn.Module], layer: int) -> nn.Module:
-    """Returns a layer's method: the module itself, or that of a function of the layer's number."""
+    """Returns a layer's method: the module itself, or the function's result for this layer."""
     if isinstance(approximation, nn.Module | type) or not callable(approximation):
         return check_method(approximation=approximation)
     return check_method(**{f"approximation({layer})": approximation(layer)})
 
 
 def exact(call: Call) -> Float[Tensor, "*batch N V"]:
-    """Computes exact attention as the model does."""
+    """Computes exact attention, like the model."""
     arguments = call.arguments()
     for name in ("key", "value"):
         arguments[name] = arguments[name].expand(*call.batch, -1, -1)
@@ -115,7 +115,7 @@ def attend(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "batch N heads V"], None]:
-    """Calls the module's method as transformers calls attention, with (batch, heads, N, D)."""
+    """Calls the module's method with transformers' arguments; tensors are (batch, heads, N, D)."""
     check_call(dropout, options)
     check_heads(heads, query.shape[1])
     positions = getattr(attention_mask, "positions", None)
@@ -145,11 +145,11 @@ def _in_its_text(
     query: Tensor,
     key: Tensor,
 ) -> tuple[Callable[..., Tensor], bool]:
-    """Returns a causal layer's method and `is_causal` for one call of a pass over its texts.
+    """Returns the method and `is_causal` of a causal layer for one call in a pass over texts.
 
-    A pattern of positions keeps the pairs of one pass over each text alone, however the texts are
-    cut into calls, padded or packed. A mask that hides more than the future is called causal too.
-    Raises ValueError where the positions of keys in their texts (None: by the mask) cannot be told.
+    A pattern keeps the same pairs as in one pass over each text alone, even if texts are split into
+    calls, padded or packed. A mask that hides more than the future also counts as causal. Raises
+    ValueError if the positions of keys in their texts (None: derived from the mask) are ambiguous.
     """
     queries, keys = query.shape[2], key.shape[2]
     pattern_of, is_whole = getattr(method, "pattern", None), queries == keys
@@ -163,7 +163,7 @@ def _in_its_text(
     if pattern_of is None or (is_whole and shows_later):
         return method, not shows_later
     place = positions_in_texts(visible) if positions is None else positions[..., :keys]
-    last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # where the query stands
+    last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # the query's position
     if is_whole or positions is not None:
         is_told = visible.sum(dim=-1, keepdim=True) <= last + 1
     else:
@@ -174,7 +174,7 @@ def _in_its_text(
             f"{type(method).__name__} chooses keys: give the model a mask (batch, tokens)"
         )
     stands = (place == torch.arange(keys, device=place.device)) | ~visible.any(dim=-2, keepdim=True)
-    if is_whole and bool(stands.all()):  # each key that is seen stands at its place in the text
+    if is_whole and bool(stands.all()):  # each visible key's index is its position in the text
         return method, True
     pattern = pattern_of(int(last.max()) + 1, is_causal=True)
     rows = [pattern(x, place) for x in last.split(QUERIES_AT_ONCE, dim=-2)]
@@ -188,7 +188,7 @@ def _in_heads(
     heads: Collection[int] | None,
     **options: Any,
 ) -> Float[Tensor, "batch heads N V"]:
-    """Uses the method's output in `heads`, the exact one in the others."""
+    """Uses the method's output in `heads` and the exact output in the others."""
     if heads is None or isinstance(method, Exact):
         return method(*inputs, **options)
     output = Exact()(*inputs, **options)
@@ -203,7 +203,7 @@ def _in_heads(
 
 
 def hooks(model: PreTrainedModel) -> list[RemovableHandle]:
-    """Lets a model refuse to return weights; returns the handles of its hooks."""
+    """Makes a model refuse to return weights; returns the handles of the hooks."""
     return [
         module.register_forward_pre_hook(refuse_weights, with_kwargs=True)
         for module in model.modules()
@@ -212,21 +212,21 @@ def hooks(model: PreTrainedModel) -> list[RemovableHandle]:
 
 
 def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
-    """Gives transformers an attention function with its masks."""
+    """Registers an attention function and its mask function in transformers."""
     AttentionInterface.register(name, function)
-    # Without a mask function of the same name transformers passes no mask at all, silently.
+    # Without a mask function of the same name, transformers silently passes no mask.
     AttentionMaskInterface.register(name, additive_mask)
 
 
 def set_implementation(model: PreTrainedModel, name: str) -> None:
-    """Lets a model attend by the function of this name; ValueError where it does not let choose."""
+    """Sets the attention function of a model; ValueError if the model does not support this."""
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:  # transformers only logs that it cannot
         raise ValueError(f"{type(model).__name__} does not let its attention function be chosen")
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns keys and values with a head for each of the query's: grouped-query attention."""
+    """Repeats keys and values for every query head of grouped-query attention."""
     groups = query.shape[1] // key.shape[1]
     if groups == 1:
         return key, value

@@ -1,4 +1,4 @@
-"""The open contexts in which a model has another attention, and what each config named before."""
+"""Tracks the open contexts of replaced attention, and what each config named before."""
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,7 +26,7 @@ from value_aware_attention.kernels import Kernel
 
 
 class _Uncopied:
-    """Refuses a copy of a model whose attention is replaced: the copy would name it for ever."""
+    """Refuses to copy a model with replaced attention: the copy would keep its name forever."""
 
     def __reduce_ex__(self, protocol: object) -> str:
         raise ValueError(
@@ -38,20 +38,20 @@ class _Uncopied:
 class _Context:
     """Holds an open `replace_attention`: its thread, and the attention each config named before.
 
-    Contexts of a config are a chain: it names the innermost, and each has the name of the next.
+    Contexts of a config form a chain: it names the innermost, and each holds the next name.
     """
 
     name: str
     before: list[tuple[PreTrainedConfig, str | None]]
     model: PreTrainedModel
     alone: bool = False
-    """True: no other context of its model may be open."""
+    """Whether no other context of its model may be open."""
     thread: Thread = field(default_factory=current_thread)
 
 
 _OPEN: list[_Context] = []
 _LOCK = Lock()
-"""Held while `_OPEN` changes"""
+"""Guards changes of `_OPEN`"""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def attending_by(
     kernel: Kernel | None = None,
     heads: Collection[int] | None = None,
 ) -> Iterator[None]:
-    """Lets a method compute the attention of each module of a model within the context."""
+    """Replaces the attention of each module of a model by a method within the context."""
     with ExitStack() as restored:
         name = restored.enter_context(named_attention(model))
         register(name, partial(attend, methods, kernel, heads))
@@ -73,9 +73,9 @@ def attending_by(
 
 @contextmanager
 def named_attention(model: PreTrainedModel, *, alone: bool = False) -> Iterator[str]:
-    """Gives a model's attention a name of its own, to be registered and set, within the context.
+    """Yields a unique attention name for a model, to be registered and set within the context.
 
-    Restores what each config named before. Raises ValueError as `_opened`.
+    Restores what each config named before. Raises ValueError like `_opened`.
     """
     name = f"{OWN}_{uuid.uuid4().hex}"
     context = _opened(model, name, alone)
@@ -88,9 +88,9 @@ def named_attention(model: PreTrainedModel, *, alone: bool = False) -> Iterator[
 
 
 def _opened(model: PreTrainedModel, name: str, alone: bool) -> _Context:
-    """Opens a context; ValueError where another thread has one of the model, or of its config.
+    """Opens a context; ValueError if another thread has one for the model or its config.
 
-    Also where it would be within or around one that must be `alone`.
+    Also raises it for nesting with a context that must be `alone`.
     """
     with _LOCK:
         before = [(config, config._attn_implementation) for config in _configs(model)]
@@ -127,14 +127,14 @@ def _close(context: _Context) -> None:
 
         for other in _OPEN:
             other.before = [(config, restored(config, name)) for config, name in other.before]
-        # All are read before any is set: setting an outer config's sets its sub-configs' too.
+        # All are read before any is set: setting an outer config also sets its sub-configs.
         now = [(x, restored(x, x._attn_implementation)) for x, _ in context.before]
         for config, name in now:
             config._attn_implementation = name
 
 
 def _configs(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Lists every config of the model that names an attention, outermost first.
+    """Lists the configs of the model that name an attention, outermost first.
 
     There is no public way to read the name.
     """

@@ -1,4 +1,4 @@
-"""Finds the attention modules of a model, and refuses options that methods cannot honour."""
+"""Finds the attention modules of a model, and refuses options that methods do not support."""
 
 from collections.abc import Callable, Collection, Mapping
 from inspect import unwrap
@@ -12,19 +12,19 @@ from value_aware_attention.call import Arguments
 from value_aware_attention.kernels import Exponential, Kernel
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-"""Global in which transformers' modelling code looks the attention function up"""
+"""Global where transformers' modelling code looks up the attention function"""
 
 CROSS_ATTENTION = ("cross", "encoder_attn", "encdec")
-"""Words in transformers' names of modules that attend to another sequence"""
+"""Words in transformers' names for modules that attend to another sequence"""
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """Lists the self-attention modules that call transformers' AttentionInterface, in model order.
 
-    Layer i of `replace_attention` is the i-th of them. A module that a forward pass calls several
-    times (albert shares one between all its layers) is one layer; layers without such attention
-    (recurrent ones of hybrid models) are not counted; an encoder's come before its decoder's.
-    Raises ValueError for a model that has none.
+    Layer i of `replace_attention` is the i-th of them. A module that is called several times per
+    forward pass (albert shares one between all layers) is one layer. Layers without such attention
+    (recurrent layers of hybrid models) are not counted. Encoder layers come before decoder layers.
+    Raises ValueError for a model without any.
     """
     layers = [module for name, module in _callers(model) if not _is_cross_attention(name, module)]
     if not layers:
@@ -43,7 +43,7 @@ def cross_attention_layers(model: nn.Module) -> list[nn.Module]:
 def chosen_layers(model: nn.Module, layers: Collection[int] | None) -> dict[nn.Module, int]:
     """Selects the self-attention modules that `layers` names, with their numbers; None = all.
 
-    Raises ValueError where the model has no such layer.
+    Raises ValueError if the model has no such layer.
     """
     available = attention_layers(model)
     if layers is None:
@@ -60,22 +60,22 @@ def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
 
 
 def own_kernel(model: nn.Module) -> Kernel:
-    """Returns the kernel that a model was trained with, of any scale: that of its first layer."""
+    """Returns the kernel of a model's first layer: the one it was trained with, at any scale."""
     return layer_kernel(attention_layers(model)[0])
 
 
 def positions(model: PreTrainedModel) -> int | None:
-    """Finds the longest sequence that a model can read, special tokens included; None = unknown."""
+    """Returns the longest sequence of a model, including special tokens; None = unknown."""
     limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for module in model.modules():
         padding = getattr(module, "padding_idx", None)
         if limit is not None and padding is not None and hasattr(module, "position_embeddings"):
-            return limit - padding - 1  # RoBERTa and its kin count from padding_idx + 1
+            return limit - padding - 1  # RoBERTa-like models count from padding_idx + 1
     return limit
 
 
 def attends_causally(module: nn.Module) -> bool:
-    """Tells whether a query of this layer sees only its past, as far as module and config tell."""
+    """Returns whether queries of this layer see only their past, according to module and config."""
     bidirectional = getattr(getattr(module, "config", None), "is_causal", True) is False
     return bool(getattr(module, "is_causal", False)) and not bidirectional
 
@@ -105,7 +105,7 @@ ATTRIBUTES = {
     "has_relative_attention_bias": "adds a position bias to its attention scores",
     "sinks": "has attention sinks",
 }
-"""Attributes of attention modules, each with its effect on a model that sets it"""
+"""Attributes of attention modules -> their effect if set"""
 
 OPTIONS = {
     "cache": "a paged cache",
@@ -116,13 +116,13 @@ OPTIONS = {
     "sinks": "attention sinks",
     "softcap": "logit soft-capping",
 }
-"""Arguments of attention functions that change the result, each by its name in an error"""
+"""Arguments of attention functions that change the result -> their names in an error"""
 
 WEIGHTS = "output_attentions cannot be honoured: approximations do not keep the attention weights"
 
 
 def check_model(model: nn.Module) -> None:
-    """Raises ValueError where the model itself tells that its attention cannot be replaced."""
+    """Raises ValueError if the model declares that its attention cannot be replaced."""
     if not isinstance(model, PreTrainedModel):
         base = "; give its get_base_model()" if hasattr(model, "get_base_model") else ""
         raise ValueError(
@@ -137,9 +137,9 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_method(**arguments: object) -> nn.Module:
-    """Returns the one argument given, if it is a module that can be attention; else ValueError."""
+    """Returns the only argument, if it is a module that can be attention; ValueError otherwise."""
     ((name, argument),) = arguments.items()
-    if callable(getattr(argument, "keep", None)):  # of `caches`, of which nothing is known here
+    if callable(getattr(argument, "keep", None)):  # a cache method; no import here
         method = type(argument).__name__
         raise ValueError(
             f"{name} is the cache method {method}; it must be an approximation, such as "
@@ -156,7 +156,7 @@ def check_method(**arguments: object) -> nn.Module:
 
 
 def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> None:
-    """Raises ValueError where a causal layer would get a method that needs to see the future."""
+    """Raises ValueError if a causal layer would get a method that needs the future."""
     for layer, method in methods.items():
         if attends_causally(layer) and not getattr(method, "supports_causal", True):
             raise ValueError(
@@ -166,13 +166,13 @@ def check_methods(model: nn.Module, methods: Mapping[nn.Module, nn.Module]) -> N
 
 
 def check_heads(heads: Collection[int] | None, available: int | None) -> None:
-    """Raises ValueError for a head that a layer of `available` heads lacks; None = not known."""
-    if heads is not None and isinstance(available, int):  # some configs have one for each layer
+    """Raises ValueError for a head number not below `available`; None = unknown."""
+    if heads is not None and isinstance(available, int):  # some configs have one per layer
         _existing(available, heads=heads)
 
 
 def _existing(available: int, **arguments: Collection[int]) -> list[int]:
-    """Returns the numbers of the one argument in order; ValueError for one that does not exist."""
+    """Returns the numbers in the only argument, sorted; ValueError for one that does not exist."""
     (name,), numbers = arguments, check_integers(**arguments)
     if bad := sorted(set(numbers) - set(range(available))):
         raise ValueError(
@@ -183,7 +183,7 @@ def _existing(available: int, **arguments: Collection[int]) -> list[int]:
 
 
 def check_call(dropout: float, options: Mapping[str, object]) -> None:
-    """Raises ValueError for arguments of an attention call that nothing here would honour."""
+    """Raises ValueError for arguments of an attention call that would be ignored here."""
     if dropout:
         raise ValueError(
             f"attention dropout is {dropout}; call model.eval() first, or train without it"
@@ -198,7 +198,7 @@ def check_call(dropout: float, options: Mapping[str, object]) -> None:
 
 
 def refuse_weights(module: nn.Module, inputs: tuple[object, ...], options: Arguments) -> None:
-    """Refuses, before `forward`, to return weights: transformers would give None for them."""
+    """Refuses to return weights before `forward`: transformers would return None for them."""
     if options.get("output_attentions"):
         raise ValueError(WEIGHTS)
 
@@ -208,7 +208,7 @@ def _is_absent(value: object) -> bool:
 
 
 def _may_change_scores(value: object) -> bool:
-    """Tells masks and biases, which are floats or booleans, from positions and lengths."""
+    """Returns whether a value may be a mask or bias: floats or booleans, not integers."""
     if isinstance(value, Tensor):
         return value.is_floating_point() or value.dtype == torch.bool
     return isinstance(value, float)

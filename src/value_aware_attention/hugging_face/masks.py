@@ -1,4 +1,4 @@
-"""Converts transformers' attention masks to the boolean ones of this library."""
+"""Converts transformers' attention masks to this library's boolean masks."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from transformers.masking_utils import sdpa_mask
 def additive_mask(
     *sizes: Any, dtype: torch.dtype = torch.float32, **options: Any
 ) -> Float[Tensor, "batch 1 N M"]:
-    """Makes the mask that transformers asks for: 0 = visible, the dtype's lowest number = hidden.
+    """Creates transformers' additive mask: 0 = visible, the dtype's lowest number = hidden.
 
-    It is the `eager` mask, so that a model handles it in the same way, with two differences: it is
-    never left out, because None would not say whether all keys are visible or only the past; and
-    where all queries see the same keys their rows share memory. Its attribute `positions` counts
-    the tokens before each key in its text, also those that the layer hides or a cache has dropped.
+    It is the `eager` mask, so that a model handles it in the same way, with two differences. It is
+    never omitted, because None would not distinguish all visible keys from only the past. If all
+    queries see the same keys, their rows share memory. Its attribute `positions` counts the tokens
+    before each key in its text, including those that the layer hides or a cache has dropped.
     """
     skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     visible: Any = sdpa_mask(*sizes, **(options | skips))
@@ -36,9 +36,9 @@ def positions_in_texts(
     config: Any = None,
     **_: object,
 ) -> Int[Tensor, "... M"]:
-    """Returns the position of each key in its text; 0 where packed texts may be chunks of one.
+    """Returns the position of each key in its text; 0 if packed texts may be chunks of one text.
 
-    `attention_mask` is of all tokens that were read; `kv_offset` of them are before the first key.
+    `attention_mask` covers all tokens read; `kv_offset` of them precede the first key.
     """
     place = torch.arange(visible.shape[-1], device=visible.device) + kv_offset
     if attention_mask is not None:
@@ -60,10 +60,10 @@ def trim(
     attention_mask: Tensor | None,
     queries: int,
 ) -> tuple[Float[Tensor, "batch heads m D"], Float[Tensor, "batch heads m V"], Tensor | None]:
-    """Cuts off the end of a static cache, which no query sees yet.
+    """Cuts off the unfilled end of a static cache, which no query sees yet.
 
-    Methods that go by positions take the queries for the last of the keys. A mask that is longer
-    than the keys loses its end, as it does in transformers.
+    Methods based on positions assume that the queries are the last keys. A mask longer than the
+    keys loses its end, as in transformers.
     """
     keys = key.shape[2]
     if attention_mask is None:
@@ -80,10 +80,10 @@ def split_mask(
 ) -> tuple[Bool[Tensor, "..."] | None, bool]:
     """Splits transformers' mask into an `attn_mask` and `is_causal` that hide the same pairs.
 
-    Where a mask is given it alone decides, as in `eager`: it is split into the causal one and the
-    keys that are hidden from all queries (padding) if it is the two together, so that a method
-    may be as fast, and refuse as early, as it can. Without a mask, `is_causal` decides: the queries
-    are the last of the keys. Raises ValueError for a mask that is a bias.
+    If there is a mask, it alone decides, as in `eager`. A mask that combines causality and padding
+    (keys hidden from all queries) is split into the two, so that methods can be faster and refuse
+    earlier. Without a mask, `is_causal` decides, and the queries are the last keys. Raises
+    ValueError for a mask that is a bias.
     """
     queries, keys = query.shape[2], key.shape[2]
     if attention_mask is None:
@@ -94,7 +94,7 @@ def split_mask(
     if _rows_agree(attention_mask, visible):
         return _unless_all(visible[..., :1, :]), False
     if queries == keys:
-        padding = visible[..., -1:, :]  # the last query sees everything but padding
+        padding = visible[..., -1:, :]  # the last query sees all keys except padding
         if bool((visible == padding & causal_pairs(queries, keys, visible.device)).all()):
             return _unless_all(padding), True
     return visible, False
@@ -103,7 +103,7 @@ def split_mask(
 def _visible(attention_mask: Tensor) -> Bool[Tensor, "..."]:
     if attention_mask.dtype == torch.bool:
         return attention_mask
-    if _rows_share_memory(attention_mask):  # read one row, not all copies of it
+    if _rows_share_memory(attention_mask):  # read one row instead of all copies
         return _visible(attention_mask[..., :1, :]).expand(attention_mask.shape)
     visible = attention_mask == 0
     if not (visible | (attention_mask < -1e4)).all():
@@ -126,5 +126,5 @@ def _unless_all(visible: Tensor) -> Tensor | None:
 
 
 def causal_pairs(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "N M"]:
-    """Tells which keys a causal mask shows to each query; queries are the last of the keys."""
+    """Returns the causal mask of queries that are the last keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)

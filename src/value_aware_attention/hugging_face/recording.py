@@ -14,7 +14,7 @@ from value_aware_attention.kernels import Kernel
 
 
 class _Recorder(nn.Module):
-    """Exact attention that keeps its calls."""
+    """Computes exact attention and records its calls."""
 
     def __init__(self, shares_keys: bool, repeated: int | None) -> None:
         super().__init__()
@@ -39,10 +39,10 @@ def recording(
 ) -> Iterator[list[Call]]:
     """Records the call of every layer while the model reads within the context.
 
-    On exit the list has the calls, by layer; a layer that ran several times has several. With
-    `shares_keys` they are those of an `AfterPrefix`: query (B, H, G, N, D) by key-value head, key
-    and value (B, H, 1, N, .). `repeated` is the length of a prefix that is read once more, for
-    methods that observe "repeat".
+    On exit the list holds the calls, ordered by layer; a layer that ran several times has several.
+    With `shares_keys` they have the shapes for `AfterPrefix`: query (B, H, G, N, D) by key-value
+    head, key and value (B, H, 1, N, .). `repeated` is the length of a prefix that is read a second
+    time, for methods that observe "repeat".
     """
     recorders: dict[int, _Recorder] = {}
     calls: list[Call] = []

@@ -1,4 +1,4 @@
-"""Finds saved models and tokenizers, here or on the hub, and checks their files."""
+"""Finds saved models and tokenizers, locally or on the hub, and checks their files."""
 
 import logging
 import re
@@ -19,17 +19,17 @@ from value_aware_attention.files import check_checksums, load_json, reading
 
 SECONDS_TO_ANSWER = 6
 PACKAGE = "package:"
-"""Start of the names of files and folders in installed packages"""
+"""Prefix of names of files and folders in installed packages"""
 GGUF = ".gguf"
-"""Ending of the files of llama.cpp, which hold a model and its tokenizer"""
+"""Suffix of llama.cpp's files, which hold a model and its tokenizer"""
 OTHER_PART = re.compile(r"mmproj|-(?!0*1-)\d+-of-\d+\.", re.IGNORECASE)
-"""In the names of files that hold an encoder of images, or a later part of a model"""
+"""Matches names of files with an image encoder or a later part of a model"""
 
 
 def installed(name: str | Path) -> str | Path:
-    """Returns the path that `package:NAME/PATH` names in an installed package, another name as is.
+    """Resolves `package:NAME/PATH` to a path in an installed package; keeps other names.
 
-    The package is not imported. Raises FileNotFoundError where there is none, or no such path.
+    The package is not imported. Raises FileNotFoundError if the package or path does not exist.
     """
     if not str(name).startswith(PACKAGE):
         return name
@@ -49,9 +49,9 @@ def short_name(name: str | Path) -> str:
 
 
 def local_folder(name: str | Path) -> Path | None:
-    """Returns the folder of that name; None = a name on the hub, such as gpt2 or org/model.
+    """Returns the local folder of a name; None for a name on the hub, such as gpt2 or org/model.
 
-    Raises FileNotFoundError for the path of a folder that does not exist.
+    Raises FileNotFoundError for a path to a missing folder.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -62,10 +62,10 @@ def local_folder(name: str | Path) -> Path | None:
 
 
 def gguf_file(name: str | Path) -> Path | None:
-    """Returns the GGUF file of that name, or the only one of a folder without other weights.
+    """Returns the GGUF file of that name, or the only one in a folder without other weights.
 
-    An encoder of images beside it, and later parts of a model, are not counted. Raises
-    FileNotFoundError where the file is missing, ValueError where a folder has several.
+    Image encoders and later parts of a model are not counted. Raises FileNotFoundError if the file
+    is missing, ValueError if a folder has several.
     """
     path = Path(name)
     if path.suffix.lower() == GGUF:
@@ -85,12 +85,12 @@ def gguf_file(name: str | Path) -> Path | None:
 
 
 def only_local(name: str | Path) -> bool:
-    """Tells whether local files alone are read: of a folder, or because the hub does not answer."""
+    """Returns whether to read only local files: for a folder, or if the hub does not answer."""
     return local_folder(name) is not None or not hub_answers()
 
 
 def hub_answers() -> bool:
-    """Tells in SECONDS_TO_ANSWER whether the hub can be reached at all: its client tries longer."""
+    """Returns within SECONDS_TO_ANSWER whether the hub is reachable; its client tries longer."""
     return _answers(constants.ENDPOINT)
 
 
@@ -99,18 +99,18 @@ def _answers(endpoint: str) -> bool:
     answered = Event()
 
     def ask() -> None:
-        with suppress(Exception):  # what its HTTP client raises has changed with the client before
+        with suppress(Exception):  # the errors depend on the hub's HTTP client, which has changed
             get_session().head(endpoint, timeout=SECONDS_TO_ANSWER)
             answered.set()
 
-    thread = Thread(target=ask, daemon=True)  # no timeout ends the resolution of a host's name
+    thread = Thread(target=ask, daemon=True)  # no timeout applies to resolving a host name
     thread.start()
     thread.join(SECONDS_TO_ANSWER)
     return answered.is_set()
 
 
 def why_not(name: str | Path, error: Exception) -> str:
-    """Says in one line why a model or tokenizer was not loaded, and how it can be given."""
+    """Explains in one line why a model or tokenizer was not loaded, and what names are possible."""
     if Path(name).exists() or not only_local(name):
         return str(error).strip().splitlines()[0]
     return (
@@ -121,15 +121,15 @@ def why_not(name: str | Path, error: Exception) -> str:
 
 DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
-"""Endings of buffers that older layers saved beside their weights: masks and frequencies"""
+"""Suffixes of buffers that older layers saved with their weights: masks and frequencies"""
 
 
 def check_files(folder: Path, remedy: str = "make it again") -> None:
     """Refuses a saved model or tokenizer whose files are damaged or have changed.
 
-    JSON and the headers of the weights are read, and all bytes where the folder has checksums.
-    Raises ValueError with the file's name and the remedy, also for an index that names files
-    outside the folder.
+    Reads JSON files and the headers of the weights, and all bytes if the folder has checksums.
+    Raises ValueError with the file's name and the remedy, also for an index with files outside the
+    folder.
     """
     for index in sorted(folder.glob("*.safetensors.index.json")):
         with reading(index, remedy):
@@ -147,7 +147,7 @@ def check_files(folder: Path, remedy: str = "make it again") -> None:
 
 @contextmanager
 def without_report() -> Iterator[None]:
-    """Silences transformers' table of missing and unused weights, which `check_weights` judges."""
+    """Silences transformers' table of missing and unused weights; `check_weights` checks them."""
     log = logging.getLogger("transformers.modeling_utils")
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -163,10 +163,10 @@ def without_report() -> Iterator[None]:
 def check_weights(
     name: str | Path, model: nn.Module, report: Mapping[str, Any], *, drawn: Collection[str] = ()
 ) -> None:
-    """Raises ValueError for weights that were drawn, and for layers that the config leaves out.
+    """Raises ValueError for missing weights, drawn at random, and for layers that the config lacks.
 
-    `report` is transformers' of loading the model. Modules named in `drawn` may lack their weights.
-    A checkpoint may have a head that the model has not, and buffers that older models saved.
+    `report` is transformers' loading report. Modules named in `drawn` may lack weights. A
+    checkpoint may have a head that the model lacks, and buffers of older versions.
     """
     missing = [key for key in report["missing_keys"] if not {*key.split(".")} & {*drawn}]
     if missing:
@@ -182,7 +182,7 @@ def check_weights(
 
 
 def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
-    """Tells whether a weight belongs to a layer, whatever name the whole model has before it."""
+    """Returns whether a weight belongs to a layer, with any model prefix in its name."""
     above = re.split(r"\.\d+\.", key)[0]
     pairs = [(f".{above}", f".{layers}") for layers in lists]
     ours = any(a.endswith(b) or b.endswith(a) for a, b in pairs)
@@ -190,14 +190,14 @@ def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
 
 
 def _some(keys: Collection[str]) -> str:
-    """Lists the first three keys, and counts the others."""
+    """Lists the first three keys and counts the others."""
     first = sorted(keys)[:3]
     more = len(keys) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def saved_tokenizer(folder: Path | str, remedy: str = "make it again") -> PreTrainedTokenizerFast:
-    """Loads the tokenizer that was saved in a folder; ValueError names the file that is damaged."""
+    """Loads the tokenizer saved in a folder; ValueError names a damaged file."""
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing: {remedy}")

@@ -1,4 +1,4 @@
-"""Gives a cache method the key-value heads of a model as they are, which its groups share."""
+"""Passes a model's key-value heads to a cache method unrepeated, shared by their groups."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ from value_aware_attention.hugging_face.traits import TENSORS, Traits, is_rotary
 
 
 class Kept(Protocol):
-    """Describes the keys that a layer keeps, such as `caches.KeptKeys`."""
+    """Describes the kept keys of a layer, such as `caches.KeptKeys`."""
 
     def where(self, is_ours: Tensor, other: "Kept", /) -> "Kept":
-        """Takes each text's keys from one of two choices."""
+        """Takes the keys of each text from one of two choices."""
 
 
 class SharingMethod(Protocol):
-    """Describes a method such as `caches.AfterPrefix`, by which the heads of a group share keys."""
+    """Describes a method with keys shared by the heads of a group, such as `caches.AfterPrefix`."""
 
     prefix: int | None
     observed: str
@@ -37,16 +37,16 @@ class SharingMethod(Protocol):
     def __call__(self, **call: object) -> Tensor: ...
 
     def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Kept]]:
-        """Keeps keys of every layer; where there are two ways to, the model's output decides."""
+        """Chooses keys for every layer, in one or two ways to be compared by the model's output."""
 
 
 def shares_keys(method: object) -> TypeGuard[SharingMethod]:
-    """Tells whether a method is given key-value heads as the model has them."""
+    """Returns whether a method takes the model's key-value heads unrepeated."""
     return getattr(method, "shares_keys", False)
 
 
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
-    """Raises ValueError where heads that share a number of keys are not those of one method."""
+    """Raises ValueError if heads that share a budget of keys do not have the same method."""
     pools = [method.pool if shares_keys(method) else None for method in methods]
     if set(pools) == {None}:
         return
@@ -67,11 +67,11 @@ def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[in
 
 
 class FirstReadings:
-    """Lets a model read its text before each call, where a method must know more than one layer.
+    """Runs a model on its text before each call, for methods that need more than one layer.
 
-    A method that observes "repeat" is given each layer's queries, keys and values of the prefix
-    read once more; one that pools keys over the model is given the calls of all layers together,
-    and may be compared with equal budgets on the prefix read once more.
+    A method that observes "repeat" gets each layer's queries, keys and values of the prefix read a
+    second time. A method that pools keys over the model gets the calls of all layers together, and
+    may be compared with equal budgets on the prefix read a second time.
     """
 
     def __init__(self, methods: Iterable[nn.Module]) -> None:
@@ -89,7 +89,7 @@ class FirstReadings:
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
-        """Lets the model read before every call, where a method asks for it."""
+        """Runs the model before every call, if a method needs it."""
         if self.prefix is None and self.pooled is None:
             yield
             return
@@ -130,8 +130,8 @@ class FirstReadings:
         self, model: PreTrainedModel, arguments: Arguments, layers: list[nn.Module],
         first: Sequence[Kept], second: Sequence[Kept],
     ) -> list[Kept]:  # fmt: skip
-        """Takes, in each text, the sets with which the model's outputs over the prefix read once
-        more are nearer to its exact ones."""
+        """Takes for each text the sets whose outputs over the prefix, read a second time, are
+        nearer to the exact outputs."""
         assert self.pooled is not None and self.pooled.prefix is not None
         prefix, far = self.pooled.prefix, []
         twice = _repeating(model, arguments, prefix)
@@ -148,7 +148,7 @@ class FirstReadings:
         return [a.where(is_nearer, b) for a, b in zip(first, second, strict=True)]
 
     def _read(self, model: PreTrainedModel, arguments: Arguments) -> Tensor:
-        """Records the calls of all layers while they attend exactly; returns the output."""
+        """Records the calls of all layers with exact attention; returns the output."""
         self.calls.clear()
         self.is_reading = True
         try:
@@ -158,14 +158,14 @@ class FirstReadings:
             self.is_reading = False
 
     def _forget(self, *_: object) -> None:
-        """Keeps nothing for a call of a part of the model, before which nothing is read."""
+        """Forgets what was read: calls of a part of the model have no earlier reading."""
         if not (self.is_reading or self.is_checking):
             self.repeated.clear()
             self.kept.clear()
 
 
 def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arguments:
-    """Returns the inputs of a pass over the prefix and over it once more."""
+    """Returns the inputs of a pass over the prefix followed by itself."""
     if arguments.get("input_ids") is None:
         raise ValueError("a prefix is read once more; the model must be given input_ids")
     names = ("input_ids", "attention_mask", "position_ids")
@@ -187,13 +187,13 @@ def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arg
             twice["position_ids"] = torch.arange(prefix, device=mask.device).repeat(len(mask), 2)
     if "position_ids" in twice:
         places = twice["position_ids"].expand_as(twice["input_ids"]).clone()
-        places[:, prefix:] += mask.sum(dim=1, keepdim=True)  # the tokens of each text
+        places[:, prefix:] += mask.sum(dim=1, keepdim=True)  # tokens per text
         twice["position_ids"] = places
     return twice | {"use_cache": False}
 
 
 def _twice(model: PreTrainedModel, x: Int[Tensor, "B N"], prefix: int) -> Int[Tensor, "B T"]:
-    """Appends the prefix to itself, cut to the positions that the model has."""
+    """Appends the prefix to itself, cut to the model's positions."""
     if x.ndim != 2 or x.shape[1] < prefix:
         raise ValueError(f"prefix is {prefix}; the text has shape {tuple(x.shape)}")
     limit = positions(model)
@@ -208,9 +208,9 @@ def _twice(model: PreTrainedModel, x: Int[Tensor, "B N"], prefix: int) -> Int[Te
 def _divergence(
     output: Float[Tensor, "B N E"], exact: Float[Tensor, "B N E"], mask: Int[Tensor, "B T"] | None
 ) -> Float[Tensor, " B"]:
-    """Computes KL(exact || output) over the tokens of each text that are not padding.
+    """Computes KL(exact || output) over the tokens of each text, without padding.
 
-    Hidden states, of a model without a head, count as logits.
+    For a model without a head, hidden states count as logits.
     """
     here, there = (x.float().log_softmax(dim=-1) for x in (output, exact))
     kl = kl_div(here, there, reduction="none", log_target=True).sum(dim=-1)
@@ -221,9 +221,9 @@ def grouped(
     module: nn.Module, traits: Traits, layer: Layer, query: Tensor, key: Tensor, value: Tensor,
     **options: Any,
 ) -> Arguments:  # fmt: skip
-    """Returns the call of a layer with its heads as groups that share keys, and its traits.
+    """Returns the call of a layer, with heads in groups that share keys and with its traits.
 
-    Raises ValueError unless the heads fall into groups of one key-value head each.
+    Raises ValueError unless each key-value head has the same number of query heads.
     """
     heads, keys, values = (x.shape[1] for x in (query, key, value))
     if keys != values or heads % keys:
@@ -242,7 +242,7 @@ def grouped(
 
 @dataclass(frozen=True)
 class SharedKeys:
-    """Gives a method such as `caches.AfterPrefix` a layer's heads as groups that share keys."""
+    """Calls a method such as `caches.AfterPrefix` with heads in groups that share keys."""
 
     method: SharingMethod
     module: nn.Module

@@ -1,4 +1,4 @@
-"""How a model's layers turn their queries and project their heads."""
+"""Finds how a model's layers rotate their queries and project their heads."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -25,16 +25,16 @@ PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
 """Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
 ROTATED = 256
-"""Queries that are rotated at once, in fp64"""
+"""Queries rotated at once, in fp64"""
 
 
 def output_projection(
     layer: nn.Module, heads: tuple[int, int], value_dim: int
 ) -> Float[Tensor, "heads G V E"] | None:
-    """Finds the output projection of an attention module, by key-value head and group.
+    """Returns the output projection of an attention module, by key-value head and group.
 
-    None where it is elsewhere, or reads more or fewer numbers than the heads have. A module may
-    gate or normalise these before: `Traits.projects` tells.
+    Returns None if the module has none, or one of another input width than its heads. A module may
+    gate or normalise the heads before it; `Traits.projects` is then False.
     """
     for name in PROJECTIONS:
         module = getattr(layer, name, None)
@@ -51,12 +51,12 @@ def output_projection(
 
 @dataclass(frozen=True)
 class Traits:
-    """Tells how a layer makes its queries and its output.
+    """Holds how a layer computes its queries and its output.
 
     Attributes:
-        rotary: None: it does not turn queries by their positions. One that is not known raises
-            ValueError when it is called.
-        projects: Its output is that of its heads through `output_projection`, up to a bias.
+        rotary: Rotates queries to later positions; None = no rotation. An unknown rotation raises
+            ValueError when called.
+        projects: Whether the output is `output_projection` of the heads, up to a bias.
     """
 
     rotary: Rotary | None = None
@@ -67,21 +67,21 @@ _TRAITS: WeakKeyDictionary[nn.Module, dict[nn.Module, Traits]] = WeakKeyDictiona
 
 
 TOKENS, SHIFT = 6, 5
-"""Tokens that a model reads for its traits, and how many positions later it reads them again"""
+"""Tokens that a model reads to find its traits, and the shift of their second reading"""
 NEAR = 0.1
-"""Relative distance of tensors that count as equal: half precision moves them by a hundredth"""
+"""Relative distance below which tensors count as equal; half precision causes about 0.01"""
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Tells whether a module is a rotary embedding."""
+    """Returns whether a module is a rotary embedding."""
     return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
 
 
 def rotations(model: nn.Module) -> list[Rotary]:
-    """Lists the ways in which a model's layers may turn queries by their positions.
+    """Lists the rotations that a model's layers may apply to queries.
 
-    The model's own rotary embeddings and functions are used. Those that depend on the length of the
-    text are left out, and kinds that are not known.
+    They use the model's own rotary embeddings and functions. Unknown kinds are left out, and those
+    that depend on the length of the text.
     """
     found: list[Rotary] = []
     for module in filter(is_rotary, model.modules()):
@@ -101,7 +101,7 @@ def rotations(model: nn.Module) -> list[Rotary]:
 
 
 def _changes(module: Any, layer_type: str, kind: str) -> bool:
-    """Tells whether a rotation depends on the length of the text: not by factors that are alike."""
+    """Returns whether a rotation depends on the length of the text; equal factors do not."""
     settings = getattr(module.config, "rope_parameters", {}) if kind == "longrope" else {}
     factors = settings.get(layer_type, settings)
     alike = "long_factor" in factors and factors["long_factor"] == factors["short_factor"]
@@ -112,14 +112,14 @@ def _rotated(
     module: nn.Module, layer_type: str, apply: Callable[..., Any],
     query: Float[Tensor, "*batch N D"], shift: Int[Tensor, " N"],
 ) -> Float[Tensor, "*batch N D"]:  # fmt: skip
-    """Turns each query by a number of positions, with the rotary embedding of a type of layers."""
+    """Rotates each query by a number of positions, with the rotary embedding of a layer type."""
     scaling = f"{layer_type}_attention_scaling".lstrip("_")
-    tensors = list(signature(apply).parameters).index("cos")  # of queries and keys, or of either
+    tensors = list(signature(apply).parameters).index("cos")  # it takes queries and keys, or either
 
     def turned(query: Tensor, shift: Tensor) -> Tensor:
         angles = module(query.float(), shift[None], *filter(None, [layer_type]))
         cos, sin = (x.double() / getattr(module, scaling, 1.0) for x in angles)
-        part = query[..., : cos.shape[-1]].double()  # some models turn a part of each head
+        part = query[..., : cos.shape[-1]].double()  # some models rotate only a part of each head
         rotated = apply(*[part] * tensors, cos[0], sin[0], unsqueeze_dim=0)
         rotated = rotated if isinstance(rotated, Tensor) else rotated[0]
         return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
@@ -129,7 +129,7 @@ def _rotated(
 
 
 def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
-    """Refuses to turn queries of a model, by its class's name."""
+    """Refuses to rotate queries of a model, with its class name."""
     raise ValueError(
         f"{name} rotates queries in a way that is not known here: observed 'noncausal' and "
         f"'continued', ExpectedAttention and CapKV cannot turn them to later positions; observed "
@@ -138,11 +138,11 @@ def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:
 
 
 def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
-    """Tells how each attention layer turns its queries and projects its heads.
+    """Returns how each attention layer rotates its queries and projects its heads.
 
-    The model reads a few tokens, and again at later positions: a layer turns queries by the
-    rotation that takes those of the first reading nearest to those of the second, or by none; one
-    that none of them takes there refuses to. Layers of a model that cannot read so refuse too.
+    The model reads a few tokens twice, at different positions. A layer's rotation is the one, or
+    none, that maps its first queries closest to the second. If none comes close, or the model
+    cannot read like this, the layer's rotation raises ValueError when called.
     """
     layers = attention_layers(model)
     if set(layers) == set(_TRAITS.get(model, ())):
@@ -151,7 +151,7 @@ def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
     rotaries, refused = rotations(model), partial(refuse_rotation, type(model).__name__)
     try:
         readings = [_reading(model, shift) for shift in ((0, SHIFT) if is_turning else (None,))]
-    except Exception:  # models raise all kinds for inputs that they do not take
+    except Exception:  # models raise errors of all kinds for unsupported inputs
         return dict.fromkeys(layers, Traits(refused if is_turning else None))
     traits = {}
     for layer, *calls in zip(layers, *readings, strict=True):
@@ -163,9 +163,9 @@ def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
 
 @torch.no_grad()
 def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tensor]]:
-    """Lets a model read a few tokens; returns the call and the output of each layer.
+    """Runs a model on a few tokens; returns the call and the output of each layer.
 
-    `shift`: the position of the first token, None = the model's default positions.
+    `shift` is the position of the first token; None = the model's default positions.
     """
     modes = {module: module.training for module in model.modules()}
     layers, outputs = attention_layers(model), {}
@@ -198,21 +198,21 @@ def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tens
 
 
 def _nearest(rotaries: Sequence[Rotary], refused: Rotary, *queries: Tensor) -> Rotary | None:
-    """Finds the rotation between queries at two positions; None where there is one position."""
+    """Finds the rotation between queries at two positions; None if there is none."""
     if len(queries) == 1:
         return None
     here, later = queries
     shift = torch.full((TOKENS,), SHIFT, device=here.device)
     distances: dict[Rotary | None, float] = {None: _distance(here, later)}
     for rotary in rotaries:
-        with suppress(RuntimeError, TypeError, ValueError):  # for other heads, or of another kind
+        with suppress(RuntimeError, TypeError, ValueError):  # does not fit these heads
             distances[rotary] = _distance(rotary(here, shift), later)
     nearest = min(distances, key=lambda rotary: distances[rotary])
     return nearest if distances[nearest] < NEAR else refused
 
 
 def _projects(layer: nn.Module, call: Call, output: Tensor) -> bool:
-    """Tells whether the output is that of the heads through the layer's output projection."""
+    """Returns whether the output is the layer's output projection of the heads."""
     groups = (call.query.shape[1], 1)
     projection = output_projection(layer, groups, call.value.shape[-1])
     if projection is None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["LayerOptions", "Record", "Setting", "Task", "Text", "measure"]
 
 _HOMES = {"Record": "records.record", "Task": "measurement.task", "Text": "measurement.task"}
-"""Modules of the names above; the others are of `measure`"""
+"""Modules of these names; the others are in `measure`"""
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name only when it is asked for, so that records are read without torch."""
+    """Imports a name on first use, so that records can be read without torch."""
     if name in __all__:
         home = _HOMES.get(name, "measurement.measure")
         return getattr(import_module(f"value_aware_attention.{home}"), name)
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> object:
 
 
 class _Package(ModuleType):
-    """Has the function `measure`, where Python would put the module when it is imported."""
+    """Offers the function `measure`; importing the module would otherwise put the module there."""
 
     @property
     def measure(self) -> object:

@@ -18,11 +18,11 @@ from value_aware_attention.records.record import Baseline, EndMetric, Record
 
 
 def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-    """Builds a model of the same class and config with the weights that its training starts from.
+    """Builds a model of the same class and config, with the weights at the start of training.
 
-    They are drawn on the CPU by `seed`; the global generators stay as they are. Dtype and device
-    are those of `model`. Raises ValueError for a quantised model, and what the class raises where
-    a config alone does not build it.
+    The weights are drawn on the CPU from `seed`; global generators stay unchanged. Dtype and device
+    are those of `model`. Raises ValueError for a quantised model, and what the class raises if a
+    config alone cannot build it.
     """
     if getattr(model, "is_quantized", False):
         raise ValueError("its weights are quantised, and random ones would not be")
@@ -34,20 +34,20 @@ def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
 
 
 def control(task: Task, measured: Callable[[Task], Record], seed: int = 0) -> Record | None:
-    """Measures `task` with random weights; None, with a line in the log, where that fails."""
+    """Measures `task` with random weights. If that fails, logs a line and returns None."""
     beside = copy(task)
-    beside.exact = {}  # outputs of the trained model
+    beside.exact = {}  # drops outputs of the trained model
     try:
         beside.model = random_weights(task.model, seed)
         return measured(beside)
-    except Exception as error:  # a class may raise any kind, and the device may be full
+    except Exception as error:  # a class may raise anything, and the device may be full
         reason = " ".join(str(error).split()) or type(error).__name__
         logging.getLogger(__name__).warning(f"no control with random weights: {reason}")
         return None
 
 
 class ZeroOutput(nn.Module):
-    """Gives 0 in the place of every attention output: attention switched off."""
+    """Replaces every attention output by 0: attention switched off."""
 
     def forward(
         self,
@@ -64,9 +64,9 @@ CHANCE = "chance"
 
 
 def chance(task: Task, exact: EndMetric) -> dict[str, Baseline]:
-    """Scores the guess on the targets of `exact`, paired with it; {} for a cosine, which has none.
+    """Scores a guess on the targets of `exact`, paired with it; {} for a cosine, without a guess.
 
-    It is a token drawn uniformly for a perplexity, for an error the most frequent of the targets.
+    For a perplexity it is a uniformly drawn token, for an error the most frequent target.
     """
     if task.metric == "cosine":
         return {}

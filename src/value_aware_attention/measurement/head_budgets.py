@@ -1,4 +1,4 @@
-"""Gives every head a number of keys of its own, and measures a model with all of them at once."""
+"""Gives every head its own number of keys, and measures a model with all heads at once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -14,13 +14,13 @@ WINDOW, SINKS_AND_WINDOW = "sliding_window", "first_tokens_and_window"
 NEEDED_BY = {OBLIVIOUS: OBLIVIOUS, AWARE: AWARE} | dict.fromkeys(
     (WINDOW, SINKS_AND_WINDOW), OBLIVIOUS
 )
-"""Method that budgets are given to -> the choice whose needs they are"""
+"""Method with budgets -> the choice of keys that determines the budgets"""
 
 
 class HeadBudgets(nn.Module):
-    """Attends in head h with `method(counts[h])`: a module that keeps so many keys a query.
+    """Attends in head h with `method(counts[h])`, a module that keeps this many keys per query.
 
-    For `hugging_face.replace_attention`, which gives it a layer's query heads:
+    For `hugging_face.replace_attention`, which passes a layer's query heads:
     `lambda layer: HeadBudgets(OptimalValueOblivious, report.keys_by_head()[layer])`.
     """
 
@@ -39,7 +39,7 @@ class HeadBudgets(nn.Module):
         attn_mask: Tensor | None = None,
         **options: object,
     ) -> Float[Tensor, "B H N V"]:
-        """Returns the output of every head; ValueError where there are not as many as counts."""
+        """Returns the output of every head. Raises ValueError unless there is a count per head."""
         if query.shape[1] != len(self.counts):
             raise ValueError(f"{len(self.counts)} heads have counts; there are {query.shape[1]}")
         output = value.new_empty(*query.shape[:-1], value.shape[-1])
@@ -56,11 +56,11 @@ class HeadBudgets(nn.Module):
 
 
 def budget_settings(measured: OutputError, methods: Mapping[str, Method]) -> Iterator[Setting]:
-    """Yields the methods with budgets by head, for each of `SHARES` from the most error on.
+    """Yields the methods with budgets by head for each of `SHARES`, starting with the largest.
 
-    A setting has the `share`, `keys` a head on average, and `each`: "own" for the keys that a head
-    needs for this error, "equal" where all heads get their mean (rounded up), which is measured
-    of the choice by weight alone. A window gets as many keys as the choice by weight.
+    A setting has the `share`, the mean number of `keys` per head, and `each`. "own" gives each head
+    the keys that it needs for this error. "equal" gives all heads the mean (rounded up); it is
+    measured only for the choice by weight. A window gets as many keys as the choice by weight.
     """
     for share in sorted(SHARES, reverse=True):
         for name in (name for name in NEEDED_BY if name in methods):

@@ -44,8 +44,8 @@ from value_aware_attention.records.record import (
 def keys_needed(curve: Array, share: float) -> int | None:
     """Finds the smallest size with a relative error of at most `share`, else the last size.
 
-    The last size is all keys, or value_dim + 1 value-aware ones: both are exact. None where the
-    curve is not known (the interval of one unit, errors of a head whose outputs are all 0).
+    The last size is all keys, or value_dim + 1 value-aware ones: both are exact. None for an
+    unknown curve (the interval of one unit, errors of a head whose outputs are all 0).
     """
     if np.isnan(curve).any():
         return None
@@ -56,12 +56,12 @@ def keys_needed(curve: Array, share: float) -> int | None:
 def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[str, int | None]:
     """Finds `keys`, the fewest keys by weight with at most the error of r value-aware ones.
 
-    Errors are pooled: ||o - o~||^2 summed over the queries of a unit, (units, M) for 1 to M keys by
-    weight, (units,) for the r value-aware keys, as ||o||^2. All M keys suffice by definition.
+    Errors are ||o - o~||^2 summed over the queries of a unit: (units, M) for 1 to M keys by weight,
+    (units,) for the r value-aware keys; ||o||^2 likewise. All M keys suffice by definition.
 
-    `low` and `high` end the 95% interval over units: the numbers of keys at which the paired
-    difference of the two relative errors, with the interval of `ratio_of_sums`, may be 0 (a test
-    inverted, as in Fieller's theorem). None for a single unit.
+    `low` and `high` are the ends of the 95% interval over units: the numbers of keys whose relative
+    error may equal that of the value-aware keys, by the paired interval of `ratio_of_sums` (an
+    inverted test, as in Fieller's theorem). None for a single unit.
     """
     return _counts(ratio_of_sums(oblivious - aware[:, None], squared_norm[:, None]), 0.0)
 
@@ -77,8 +77,8 @@ def matching_keys_of_queries(
 ) -> NDArray[np.int64]:
     """Finds, for each query, the fewest keys by weight with at most its value-aware error.
 
-    `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2; the keys that a query sees,
-    `visible` in number, suffice by definition.
+    `oblivious` (queries, M) and `aware` (queries,) are ||o - o~||^2. All of a query's `visible`
+    keys suffice by definition.
     """
     enough = oblivious <= aware[:, None]
     enough[np.arange(len(enough)), visible - 1] = True
@@ -86,7 +86,7 @@ def matching_keys_of_queries(
 
 
 def skewness(call: Call) -> dict[str, float]:
-    """Computes `skewness_of` the rows on which a layer's errors are measured, block by block."""
+    """Computes `skewness_of` the rows for measuring a layer's errors, block by block."""
     shapes, rows = [], []
     for block in error_rows(call).blocks():
         shapes.append(skewness_of(block.weights))
@@ -116,7 +116,7 @@ def skewness_of(weights: Float[Tensor, "*batch N M"]) -> dict[str, float]:
 
 KEYS_ONLY, MAUREY = "value_aware_keys_attention_weights", "maurey_bound"
 MATCHED = (1, 2, 4, 8, 16, 32)
-"""Numbers of value-aware keys for which the matching numbers of keys by weight are counted"""
+"""Numbers of value-aware keys for counting the matching keys by weight"""
 BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
     "oblivious_keys_optimal_weights": ObliviousKeysOptimalWeights,
     "norm_weighted_keys_2": partial(NormWeightedKeys, norm=2),
@@ -125,22 +125,23 @@ BETWEEN: Mapping[str, Callable[[int], SparseApproximation]] = {
 }
 """Methods between the two optimal ones"""
 AT_EVERY_SIZE = (OBLIVIOUS, AWARE, KEYS_ONLY, *SLOTS.values())
-"""Methods that are measured at every number of keys, and not at powers of two"""
+"""Methods measured at every number of keys, not only at powers of two"""
 AT_FIRST_TOKEN = (1, 4)
-"""Numbers of keys at which errors are told apart by whether a query attends to the first token"""
+"""Numbers of keys with separate errors for queries that attend to the first token and others"""
 POOLS: Sequence[tuple[int, ...]] = ((1, 2), (2,), ())
-"""Axes of (units, layers, heads) over which an error is pooled: all, by layer, by head"""
+"""Axes of (units, layers, heads) to pool an error over: all, by layer, by head"""
 
 
 @dataclass(frozen=True)
 class LayerErrors:
     """Means over the sampled queries of one layer, by unit and head.
 
-    ||o||^2 (units, heads, 1); ||o - o~||^2 of every method (units, heads, sizes); and for a number
-    of value-aware keys, by query, the number of keys by weight that match them (units, queries).
+    They are ||o||^2 (units, heads, 1) and every method's ||o - o~||^2 (units, heads, sizes).
+    `matches` has, by number of value-aware keys and for each query, the number of keys by weight
+    that match them (units, queries).
 
     Attributes:
-        rows: Queries of each head and unit.
+        rows: Queries per head and unit.
         first_token: Sums of `_first_token`, by unit (units, .).
     """
 
@@ -159,8 +160,8 @@ def layer_errors(
 ) -> LayerErrors:  # fmt: skip
     """Measures `rows` sampled queries of each head and unit against all their keys, in fp64.
 
-    Attention's top keys (Eq. 2) at every size; the value-aware choice at every size to
-    value_dim + 1 (proved optimal at the ends, best found between, see `OptimalValueAware`).
+    It measures attention's top keys (Eq. 2) at every size, and the value-aware choice at every size
+    up to value_dim + 1 (proved optimal at the ends, best known between, see `OptimalValueAware`).
     `between` adds value-aware keys with attention's weights at the same sizes, the methods of
     `BETWEEN` at powers of two, and Maurey's bound Var_alpha / r, the expected error of r keys drawn
     from alpha. `slots` adds both masses of `MeanValueSlot` at every size, and the attention to the
@@ -199,7 +200,7 @@ def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
         errors = [method(r).select(**rows.arguments()).error for r in _powers(largest)]
         paths[name] = torch.stack(errors, dim=-1)
     sizes = torch.tensor(_powers(rows.key.shape[-2]), device=rows.value.device)
-    # Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with the values centred per head
+    # Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with values centred per head
     value = rows.value - rows.value.mean(dim=-2, keepdim=True)
     second = rows.weights @ value.square().sum(dim=-1, keepdim=True)
     variance = second[..., 0] - (rows.weights @ value).square().sum(dim=-1)
@@ -227,8 +228,8 @@ def _matches(
 def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H N R"]:
     """Computes ||o - o~||^2 of the top r keys by alpha, renormalised (Eq. 2), for r = 1..`largest`.
 
-    None = every size to M. It is sum_S alpha_i (v_i - o) / sum_S alpha_i over growing S, so one
-    sort serves all of them. Ties are taken in the order of the keys.
+    None = all sizes up to M. The difference is sum_S alpha_i (v_i - o) / sum_S alpha_i over growing
+    S, so one sort serves all sizes. Tied keys keep their order.
     """
     weights = rows.weights
     ranked = weights.sort(dim=-1, descending=True, stable=True)
@@ -238,7 +239,7 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
     number = torch.arange(len(order), device=order.device)
     head = number // weights.shape[-2]
     errors = []
-    held = max_elements() // 4  # fp64 gathered: half of what a matrix of fp32 may take
+    held = max_elements() // 4  # gathered in fp64: half of the memory of an fp32 matrix
     for block in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
         offset = value[head[block, None], order[block]] - output[block, None]
         error = (mass[block, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
@@ -249,8 +250,8 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
 def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
     """Computes ||o - o~||^2 of `MeanValueSlot(r, mass)` for r = 1..M, from one sort of the weights.
 
-    For each r the largest r - 1 are a prefix of the sorted keys, and the others a suffix: sums over
-    both grow by a key with each r.
+    The largest r - 1 keys are a prefix of the sorted keys, and the others a suffix. The sums over
+    both change by one key per r.
     """
     scores = rows.kernel.log_similarity(rows.query, rows.key).expand(*rows.batch, -1, -1)
     if rows.visible is not None:
@@ -259,11 +260,11 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
     logs, order = (x.flatten(0, 2) for x in ranked)
     total, query = (x.flatten(0, 2) for x in (scores.logsumexp(dim=-1), rows.query))
     head = torch.arange(len(order), device=order.device) // rows.query.shape[-2]
-    held = max_elements() // 8  # fp64 gathered of keys and values
+    held = max_elements() // 8  # keys and values are gathered in fp64
     errors = []
     for block in torch.arange(len(order)).split(max(1, held // rows.value[0, 0].numel())):
         at, log = (head[block, None], order[block]), logs[block]
-        others = log.isfinite().flip(-1).cumsum(dim=-1).flip(-1)  # from each place on
+        others = log.isfinite().flip(-1).cumsum(dim=-1).flip(-1)  # visible keys from each place on
         value, key = (x.flatten(0, 1)[at] for x in (rows.value, rows.key))
         terms, weight = log.exp()[..., None] * value, log.exp()
         largest = weight.cumsum(dim=-1) - weight
@@ -283,7 +284,7 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
 def _means_of_others(
     ranked: Float[Tensor, "Q M D"], others: Int[Tensor, "Q M"]
 ) -> Float[Tensor, "Q M D"]:
-    """Averages vectors from each place of a ranking to the last visible one, `others` in number."""
+    """Averages vectors from each place of a ranking to the last visible one; `others` of them."""
     visible = ranked.where((others > 0)[..., None], 0.0)
     return visible.flip(1).cumsum(dim=1).flip(1) / others.clamp_min(1)[..., None]
 
@@ -291,7 +292,7 @@ def _means_of_others(
 def _first_token(
     rows: Call, paths: Mapping[str, Float[Tensor, "B H N R"]], norm: Float[Tensor, "B H N"]
 ) -> dict[str, Array]:
-    """Sums over the queries of a unit what `FirstToken` has, apart for those that attend to it."""
+    """Sums a unit's data for `FirstToken`, separately for queries that attend to it and others."""
     weights = rows.weights.expand(*rows.batch, -1, -1)
     top = weights.argmax(dim=-1) == 0
     length = rows.value.norm(dim=-1).expand(*rows.batch, -1)
@@ -319,9 +320,9 @@ def output_error(
 ) -> OutputError:  # fmt: skip
     """Makes the record of all layers: curves, and counts on them with intervals over units.
 
-    Means are rounded to six digits. A relative error is a ratio of means, so of sums, pooled over
-    all layers, of each layer and of each head, at `sizes`; None where the outputs are all 0.
-    Raises ValueError where the outputs of all layers are 0.
+    Means are rounded to six digits. A relative error is a ratio of sums, pooled over all layers, by
+    layer and by head, at `sizes`; None if the outputs are all 0. Raises ValueError if the outputs
+    of all layers are 0.
     """
     norms = np.stack([layer.squared_norm for layer in layers], axis=1)
     paths = {name: np.stack([layer.paths[name] for layer in layers], 1) for name in layers[0].paths}
@@ -363,11 +364,11 @@ def output_error(
 
 
 PooledCurve = tuple[int | None, int | None, str, list[Array]]
-"""Layer, head (None = pooled), method, and its relative errors, low and high"""
+"""Layer, head (None = pooled), method, and its relative errors with their low and high ends"""
 
 
 def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
-    """Pools errors (units, layers, heads, sizes) in parts of ||o||^2, which has one size."""
+    """Pools errors (units, layers, heads, sizes) relative to ||o||^2, which has one size."""
     for axes in POOLS:
         norm = norms.sum(axis=axes)
         for method in (OBLIVIOUS, AWARE):
@@ -385,7 +386,7 @@ def _keys_needed(curves: Sequence[PooledCurve]) -> Iterator[KeysNeeded]:
 
 
 def _errors(curves: Sequence[PooledCurve], sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
-    """Yields the errors at `sizes`; beyond a method's largest size it is exact already."""
+    """Yields the errors at `sizes`; beyond its largest size a method is exact."""
     for (layer, head, method, ends), r in product(curves, sizes):
         error, low, high = (_known(curve[min(r, len(curve)) - 1]) for curve in ends)
         yield ErrorAtSize(
@@ -405,18 +406,18 @@ def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
 
 
 def _matching_slots(layers: Sequence[LayerErrors]) -> Iterator[MatchingSlots]:
-    """Counts the slots that match value-aware keys, where they were measured."""
+    """Counts the slots that match value-aware keys, if they were measured."""
     slots = {mass: path for mass, path in SLOTS.items() if path in layers[0].paths}
     for layer, _, mass, r, counts in _matched(layers, slots):
         yield MatchingSlots(layer=layer, r=r, mass=mass, **counts)
 
 
 Matched = tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | None]]
-"""Layer (None = all), its errors, choice, number of value-aware keys, and what matches them"""
+"""Layer (None = all), its errors, choice, number of value-aware keys, and the counts that match"""
 
 
 def _matched(layers: Sequence[LayerErrors], choices: Mapping[str, str]) -> Iterator[Matched]:
-    """Counts `matching_keys` of each choice, name -> path, in all layers pooled, then in each."""
+    """Counts `matching_keys` of each choice (name -> path), in all layers pooled, then in each."""
     pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
     for (layer, pool), (name, path) in product(pools, choices.items()):
         few, aware, norm = (
@@ -430,7 +431,7 @@ def _matched(layers: Sequence[LayerErrors], choices: Mapping[str, str]) -> Itera
 
 
 def _of_first_token(layer: int, sums: Mapping[str, Array]) -> FirstToken:
-    """Makes the record of a layer of sums by unit."""
+    """Makes the record of a layer from sums by unit."""
     totals = {name: array.sum(axis=0) for name, array in sums.items()}
     queries = totals["queries"]
     first, mean = totals["lengths"]
@@ -454,7 +455,7 @@ def _powers(largest: int) -> list[int]:
 
 
 def rounded(number: float) -> float:
-    """Rounds to six digits: as precise as a mean over a few hundred rows, in a small record."""
+    """Rounds to six digits: the precision of a mean over a few hundred rows, in a small record."""
     return float(f"{number:.6g}")
 
 
@@ -471,17 +472,17 @@ SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
 def skewness_gap(
     calls: Sequence[Call], *, rows: int, search: str = "default", seed: int = 0
 ) -> SkewnessGap:
-    """Measures, on `rows` queries of each head and unit, every layer under several kernels.
+    """Measures every layer under several kernels, on `rows` queries of each head and unit.
 
-    They are the layer's own kernel and polynomials of degree 0, 2, 4, 6 in its place (post hoc),
-    each with the skewness of its rows, the relative errors (summed squared error / summed squared
-    norm of the output) of attention's top r keys and of r value-aware keys, and the share of rows
-    where both keep the same key at r = 1. At degree 0 also: how often the value-aware key is
-    argmin ||v_i||, which section 3 derives for orthogonal values, and argmin ||v_i||^2 -
-    2 <v_i, mean v>, which Eq. 3 gives for any.
+    The kernels are the layer's own, and post hoc polynomials of degree 0, 2, 4, 6. For each it
+    measures the skewness of the rows, and the relative errors (summed squared error / summed
+    squared norm of the output) of attention's top r keys and of r value-aware keys. It also counts
+    the rows where both keep the same key at r = 1. At degree 0 it also counts how often the
+    value-aware key is argmin ||v_i||, as section 3 derives for orthogonal values, and argmin
+    ||v_i||^2 - 2 <v_i, mean v>, as Eq. 3 gives for all values.
 
-    Keys come in a random order, different in every head: weights that tie, as all do at degree 0,
-    are taken in order, and the first tokens of a text are not like the others.
+    Keys come in a random order, different in every head, because tied weights (all are at degree 0)
+    are taken in order, and a text's first tokens differ from the others.
     """
     count = rows * len(calls[0].query) * calls[0].query.shape[1]
 
@@ -531,7 +532,7 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
 
 
 def _relative(path: Float[Tensor, "B H N R"], norm: float, sizes: list[int]) -> dict[str, float]:
-    # of outputs that are 0 no error is a share
+    # no error can be relative to outputs that are 0
     return {str(r): rounded(path[..., r - 1].sum().item() / norm) for r in sizes} if norm else {}
 
 
@@ -551,10 +552,10 @@ def _smallest(
     visible: Bool[Tensor, "B H N M"] | None,
     chosen: Int[Tensor, "B H N"],
 ) -> Bool[Tensor, "B H N"]:
-    """Tells where no visible key's score is below the chosen one's, up to rounding."""
+    """Marks queries without a visible key of a score below the chosen key's, up to rounding."""
     if visible is not None:
         score = score.masked_fill(~visible, torch.inf)
-    # bounds the difference of sums of these numbers that are taken in another order
+    # bounds the difference between sums of these numbers in different orders
     rounding = 1e-12 * score[score.isfinite()].abs().max().item()
     return score.gather(-1, chosen[..., None])[..., 0] <= score.amin(dim=-1) + rounding
 

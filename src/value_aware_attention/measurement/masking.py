@@ -1,11 +1,11 @@
-"""Masks tokens as BERT does (Devlin et al. 2019, section 3.1), as A.1 uses it."""
+"""Masks tokens like BERT (Devlin et al. 2019, section 3.1), as in A.1."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-IGNORED = -100  # the label that torch.nn.functional.cross_entropy leaves out
+IGNORED = -100  # the label that torch.nn.functional.cross_entropy ignores
 
 
 def mask_tokens(
@@ -19,10 +19,10 @@ def mask_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Hides a `fraction` of each sequence's ordinary tokens: (inputs, labels), both like `tokens`.
 
-    tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% an ordinary token
-    drawn uniformly, 10% stay. Labels hold the original there, -100 elsewhere. Special tokens are
-    never chosen or drawn. Of n ordinary tokens in a sequence `fraction` n are chosen, rounded up or
-    down at random to keep the mean, as in fairseq.
+    tokens (..., length) int64. Of the chosen tokens 80% become `mask_token`, 10% become a uniformly
+    drawn ordinary token, 10% stay. Their labels hold the original token; other labels are -100.
+    Special tokens are never chosen or drawn. Of n ordinary tokens in a sequence `fraction` n are
+    chosen, rounded up or down at random to keep the mean, as in fairseq.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, not {fraction}")

@@ -1,4 +1,4 @@
-"""Measures approximations inside a model: one cell of a record for every setting."""
+"""Measures approximations inside a model: one cell of a record per setting."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,11 +63,11 @@ from value_aware_attention.weights import weighted_sum
 
 ENDS = ("low", "high", "difference_low", "difference_high")
 RECORDED = 8
-"""Most parts of a task on which output errors of whole methods are measured"""
+"""Most parts of a task for measuring output errors of whole methods"""
 MOST_NATS = 700.0
-"""Largest logarithm of a perplexity that is told: a float holds no more than exp(709)"""
+"""Largest logarithm of a reported perplexity: a float holds no more than exp(709)"""
 SCALES = {"error": 100.0, "cosine": 1.0}
-"""Factors of the metrics that are a mean over targets, and the largest values of these"""
+"""Factors, and so largest values, of the metrics that are means over targets"""
 
 
 JsonObject = dict[str, Any]
@@ -75,7 +75,7 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """Names a method: `build` makes that of a layer, a report sorts and plots by `parameters`."""
+    """Names a method: `build` makes a layer's method; reports sort and plot by `parameters`."""
 
     approximation: str
     parameters: Parameters
@@ -86,7 +86,7 @@ class Setting:
 
 
 def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
-    """Measures the relative output error of a method in all `layers` and in each of them."""
+    """Measures a method's relative output error over all `layers` and in each of them."""
     numbers = range(len(layers))
     results = shared_map(lambda layer: _layer_errors(build(layer), layers[layer]), numbers)
     errors = np.array([layer.pop("squared_error") for layer in results])
@@ -108,9 +108,9 @@ def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
 
 @torch.inference_mode()
 def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
-    """Measures ||o - o~||^2 by unit, direction and length of a layer's outputs.
+    """Measures ||o - o~||^2 by unit, and direction and length of a layer's outputs.
 
-    Of a solver that is the error which it returns itself; the keys that it returns are checked.
+    A solver returns its own error, which is used; the keys that it returns are checked.
     """
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         output = layer.approximated(method)
@@ -118,7 +118,7 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
         return {"squared_error": errors, **layer.direction(output)}
     chosen: SparseWeights = method.select(**layer.rows.arguments())
     longest = layer.rows.value.float().norm(dim=-1).max()
-    largest = chosen.error.max().sqrt() / longest.where(longest > 0, 1.0)  # of zeros it is 0
+    largest = chosen.error.max().sqrt() / longest.where(longest > 0, 1.0)  # 0 for zero values
     output = weighted_sum(chosen.indices, chosen.weights, layer.rows.value)
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
@@ -129,12 +129,12 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
 
 
 def _known(number: SupportsFloat) -> float | None:
-    """Returns a number for JSON: None where it is not finite."""
+    """Returns a number for JSON: None if it is not finite."""
     return float(number) if math.isfinite(float(number)) else None
 
 
 def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
-    """Computes the fields of `record.EndMetric`; the ends of a single unit's interval are None."""
+    """Computes the fields of `record.EndMetric`; a single unit's interval has None as ends."""
     ends = [float(end) for end in ratio_of_sums(sums.totals - exact.totals, sums.counts)]
     if metric == "perplexity":
         nats = min(exact.mean(), MOST_NATS)
@@ -165,16 +165,16 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
 
 
 Method = Callable[[int, int], nn.Module]
-"""(number of keys r, layer index) -> the approximation."""
+"""(number of keys r, layer index) -> the approximation"""
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """Sets how layers are measured, on `rows` queries of each head and unit.
+    """Options for measuring layers, on `rows` queries of each head and unit.
 
-    `kernels` are put in the place of the model's own on the same queries, keys and values, post
-    hoc. `between`, `slots` and `skewness_gap` are measured beside the two optimal choices
-    (`layer_errors`, `skewness_gap`); `seed` is that of the latter.
+    `kernels` replace the model's own post hoc, on the same queries, keys and values. `between` and
+    `slots` (`layer_errors`), and `skewness_gap`, are measured in addition to the two optimal
+    choices; `seed` is that of `skewness_gap`.
     """
 
     rows: int = 16
@@ -205,18 +205,18 @@ def measure(
 
     Args:
         task: A model, its texts and its end metric.
-        methods: Functions (r, layer) -> approximation by name, each measured at every one of
-            `sizes`; or `Setting`s, whose sizes are their own.
+        methods: Functions (r, layer) -> approximation by name, each measured at all `sizes`; or
+            `Setting`s, which have their own sizes.
         sizes: Numbers of keys r. None: powers of two up to head size + 1, and that.
-        cache: Folder in which numbers are kept for later runs with equal weights, text, code and
-            search engine. None: nothing is kept.
+        cache: Folder that keeps numbers for later runs with equal weights, text, code and search
+            engine. None: nothing is kept.
         weights: The sha256 of the model's weights, for `cache`. None: it is computed.
-        layers: How single layers are measured. None: they are not.
-        cell_errors: True: a cell has the output error with its method too, beside the end metric
-            with the method in all layers.
-        name: What the record calls the model. None: the name of its class.
-        description: What the record says about the text.
-        progress: True: draws a progress bar, or writes lines where there is no terminal.
+        layers: How to measure single layers. None: they are not measured.
+        cell_errors: True: a cell has the output error of its method, as well as the end metric with
+            the method in all layers.
+        name: The model's name in the record. None: the name of its class.
+        description: The record's description of the text.
+        progress: True: shows a progress bar, or lines without a terminal.
     """
     chosen = sizes_of(sizes, task.head_dim, task.length)
     if isinstance(methods, Mapping):
@@ -272,7 +272,7 @@ def _record(
 
 
 def sizes_of(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[int]:
-    """Lists the numbers of keys to measure, in order: by default those that the length allows."""
+    """Lists the numbers of keys to measure, in order; the default keeps those up to the length."""
     if sizes is None:
         powers = {1 << power for power in range((head_dim + 1).bit_length())}
         return sorted(size for size in powers | {head_dim + 1} if size <= length)
@@ -284,7 +284,7 @@ def sizes_of(sizes: Sequence[int] | None, head_dim: int, length: int) -> list[in
 
 @dataclass
 class _Measurement:
-    """Runs one `measure`: each number is found in the cache, or computed and kept."""
+    """Runs one `measure`: each number comes from the cache, or is computed and stored."""
 
     task: Task
     cache: RecordCache | None
@@ -296,7 +296,7 @@ class _Measurement:
 
     @cached_property
     def recorded(self) -> list[int]:
-        """Parts whose calls are held together: those of a long text would not fit into memory."""
+        """Parts whose calls are held together; all parts of a long text would not fit in memory."""
         return evenly_spaced(self.task.parts, RECORDED)
 
     @cached_property
@@ -310,7 +310,7 @@ class _Measurement:
         return [ExactRows.of(call) for call in self.calls]
 
     def attention(self, options: LayerOptions, sizes: Sequence[int]) -> Iterator[Attention]:
-        """Measures the layers: with the task's kernel, then with those put in post hoc."""
+        """Measures the layers with the task's kernel, then with the post hoc kernels."""
         trained = type(own_kernel(self.task.model))
         for kernel in (None, *options.kernels):
             weighed = kernel or self.task.kernel
@@ -381,7 +381,7 @@ class _Measurement:
                     },
                     **end_metric(sums, baseline, self.task.metric),
                 )
-                to_json(asdict(cell))  # refuses NaN and infinity, with the cell's name
+                to_json(asdict(cell))  # rejects NaN and infinity, with the cell's name
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
@@ -404,7 +404,7 @@ class _Measurement:
     def _by_text(
         self, key: Mapping[str, object], compute: Callable[[int], JsonObject], work: float
     ) -> list[JsonObject]:
-        """Finds or computes the result of every text."""
+        """Reads or computes the result of every text."""
         results = []
         for number in range(self.task.parts):
             of_text = {**key, "part": self.task.digest(number)}
@@ -417,7 +417,7 @@ class _Measurement:
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """Names the setting on the bar, and in a ValueError that it raises."""
+        """Shows the setting on the bar, and adds it to a ValueError."""
         self.bar.set_postfix_str(what)
         try:
             yield
@@ -428,7 +428,7 @@ class _Measurement:
     def progress(
         self, settings: Sequence[Setting], layers: LayerOptions | None, *, draws: bool
     ) -> Iterator[None]:
-        """Shows how much of all work is done, in passes over the text by a cheap method."""
+        """Shows the share of all work that is done, in passes over the text by a cheap method."""
         each = 1 + sum(_work_of(setting.build(0)) for setting in settings)
         if layers:
             each += _layer_work(layers.rows, self.first) * (1 + len(layers.kernels))
@@ -440,7 +440,7 @@ class _Measurement:
 
 
 def setting_key(setting: Setting, layers: int) -> dict[str, object]:
-    """Lists the methods of all layers and their source, on which a cell depends beside its task."""
+    """Lists a cell's inputs besides its task: the methods of all layers, and their source."""
     built = [setting.build(layer) for layer in range(layers)]
     modules = {type(module).__module__ for method in built for module in method.modules()}
     sources = sorted({source_hash(module, __name__) for module in modules})
@@ -458,7 +458,7 @@ def _layer_work(rows: int, calls: Sequence[Call]) -> float:
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, object]:
-    """Lists the inputs that all numbers depend on: weights, kernel, device, engine, source."""
+    """Lists the inputs of all numbers: weights, kernel, device, engine, source."""
     return {
         "weights": weights or weights_hash(task.model),
         "kernel": repr(task.kernel),

@@ -19,7 +19,6 @@ class Progress(tqdm):
         if tenths > self.tenths:
             self.tenths = tenths
             left = self.format_dict["elapsed"] * max(self.total / self.n - 1, 0)
-            self.fp.write(
-                f"{10 * tenths}% measured, {self.format_interval(left)} left; {self.postfix}\n"
-            )
+            end = f"; {self.postfix}" if self.postfix else ""
+            self.fp.write(f"{10 * tenths}% measured, {self.format_interval(left)} left{end}\n")
         return False

@@ -1,4 +1,4 @@
-"""Takes exact outputs of recorded attention calls to compare methods with."""
+"""Takes the exact outputs of recorded attention calls, for comparison with methods."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from value_aware_attention.error import squared_output_error
 from value_aware_attention.hugging_face.attending import exact
 
 QUERIES = 64
-"""Limit of the queries of each head and unit that errors and skewness are measured on."""
+"""Most queries per head and unit for measuring errors and skewness"""
 
 
 def evenly_spaced(available: int, count: int | None) -> list[int]:
@@ -24,10 +24,10 @@ def evenly_spaced(available: int, count: int | None) -> list[int]:
 
 
 def sample_rows(call: Call, rows: int, *, dtype: torch.dtype | None = torch.float64) -> Call:
-    """Takes at least `rows` queries, if there are as many, evenly spaced from `first_row` on.
+    """Takes `rows` queries or slightly more, if available, evenly spaced from `first_row` on.
 
-    Every head of every unit gives equally many; the heads take turns, so that together they cover
-    more positions than one of them. `dtype` None keeps the precision of the call.
+    Every head of every unit has the same number. The heads take turns, so that together they cover
+    more positions than one alone. `dtype` None keeps the precision of the call.
     """
     batch, heads, queries = call.query.shape[:-1]
     groups, available = batch * heads, queries - call.first_row
@@ -39,22 +39,22 @@ def sample_rows(call: Call, rows: int, *, dtype: torch.dtype | None = torch.floa
 
 
 def error_rows(call: Call, *, dtype: torch.dtype | None = None) -> Call:
-    """Takes the queries that errors and skewness are measured on, `QUERIES` of a head and unit."""
+    """Takes the queries for measuring errors and skewness, `QUERIES` per head and unit."""
     return sample_rows(call, QUERIES * math.prod(call.query.shape[:2]), dtype=dtype)
 
 
 def answers_alone(method: nn.Module) -> bool:
-    """Tells whether a method's output for a query depends on no other query, nor on its place."""
+    """Returns whether a method's output for a query is independent of its place and of others."""
     return isinstance(method, Approximation) and method.queries_alone
 
 
 @dataclass(frozen=True)
 class ExactRows:
-    """Exact outputs of some queries of a recorded call, against which methods are measured.
+    """Exact outputs of some queries of a recorded call, for measuring methods.
 
     Attributes:
-        rows: Those queries in the precision of the call: a method errs as it does in the model.
-        by_head: True: sums are kept apart by key-value head, not by unit alone.
+        rows: Those queries in the call's precision, so that a method errs as it does in the model.
+        by_head: True: sums are separate per key-value head, not only per unit.
     """
 
     call: Call
@@ -69,7 +69,7 @@ class ExactRows:
 
     @classmethod
     def served(cls, call: Call, rows: Int[Tensor, " n"]) -> "ExactRows":
-        """Takes the queries at `rows` of a call with shared keys, with the model's own outputs."""
+        """Takes queries `rows` of a call with shared keys, with the model's own outputs."""
         return cls(call, call.at(rows), exact(call)[..., rows, :], by_head=True)
 
     def squared_norm(self) -> Float[Tensor, "*sums"]:
@@ -81,14 +81,14 @@ class ExactRows:
         return self.squared_error_of(self.approximated(method))
 
     def squared_error_of(self, output: Float[Tensor, "B H *G n V"]) -> Float[Tensor, "*sums"]:
-        """Sums ||o - o~||^2 of a method's output, as `squared_error` does."""
+        """Sums ||o - o~||^2 of a method's output, like `squared_error`."""
         return self._summed(squared_output_error(output, self.output).double())
 
     def direction(self, output: Float[Tensor, "B H *G n V"]) -> dict[str, float]:
-        """Compares a method's output with the exact one, over all rows of a length above 0.
+        """Compares a method's output with the exact one, over all rows with o other than 0.
 
-        `cosine` is the mean of <o, o~> / (||o|| ||o~||), `length` the root of the mean ||o~||^2
-        over that of the mean ||o||^2; NaN where every o is 0.
+        `cosine` is the mean of <o, o~> / (||o|| ||o~||), `length` the root of mean ||o~||^2 / mean
+        ||o||^2. NaN if all o are 0.
         """
         exact, ours = self.output.double(), output.double()
         rows = exact.any(dim=-1)
@@ -101,7 +101,7 @@ class ExactRows:
         return numbers.sum(dim=tuple(range(2 if self.by_head else 1, numbers.ndim)))
 
     def approximated(self, method: nn.Module) -> Float[Tensor, "B H *G n V"]:
-        """Lets a method that answers each query alone compute these rows only."""
+        """Computes a method's output at these rows, and only there if it answers queries alone."""
         if answers_alone(method):
             return method(**self.rows.arguments())
         options = {"layer": self.call.layer} if getattr(method, "shares_keys", False) else {}

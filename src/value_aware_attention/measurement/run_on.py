@@ -1,4 +1,4 @@
-"""Describes the hardware and the versions that a number was measured with."""
+"""Describes the hardware and the versions behind a measured number."""
 
 import os
 import platform
@@ -17,9 +17,9 @@ PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
 
 
 def run_on(device: str = "cpu") -> RunOn:
-    """Describes hardware and versions, without anything that names a machine or a time.
+    """Describes hardware and versions, without naming a machine or a time.
 
-    `device` is the one that computes: its solver is named.
+    `device` is the one that computes; its solver's engine is named.
     """
     used = processor()
     versions = {"python": platform.python_version()}
@@ -37,13 +37,13 @@ def run_on(device: str = "cpu") -> RunOn:
 
 
 def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
-    """Finds the CPU's name, family and model, and the instruction set that PyTorch's vectors use.
+    """Finds the CPU's name, family and model, and the instruction set of PyTorch's vectors.
 
-    Processors of one name can differ in the others, and sums in vectors of another width round
-    otherwise. None stands for a fact that the system does not tell.
+    Processors of one name can differ in the rest, and sums over vectors of another width round
+    differently. None stands for an unknown fact.
     """
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    fields = (line.partition(":") for line in reversed(lines))  # the first core's come last
+    fields = (line.partition(":") for line in reversed(lines))  # so that the first core wins
     told = {name.strip(): value.strip() for name, _, value in fields}
     return {
         "name": told.get("model name") or platform.processor() or platform.machine(),

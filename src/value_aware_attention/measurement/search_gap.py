@@ -1,4 +1,4 @@
-"""Measures how far a search of optimal-v-aware-r stays from the best search, on recorded calls."""
+"""Measures how far a search of optimal-v-aware-r is from the best search, on recorded calls."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from value_aware_attention.records.record import SearchGap
 
 
 def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> SearchGap:
-    """Compares ||o - o~||^2 of a search with the best search, on `rows` random queries a call."""
+    """Compares ||o - o~||^2 of a search with the best search, on `rows` random queries per call."""
     generator = torch.Generator().manual_seed(0)
     rows_of_calls = []
     for call in calls:
@@ -22,7 +22,7 @@ def search_gap(calls: Sequence[Call], r: int, search: str, rows: int) -> SearchG
         assert best.optimal is not None
         rows_of_calls.append(torch.stack([error, best.error, best.optimal]).double().flatten(1))
     error, optimum, proved = torch.cat(rows_of_calls, dim=1)
-    clear = optimum > 1e-9 * optimum.mean()  # below lies rounding
+    clear = optimum > 1e-9 * optimum.mean()  # smaller errors are rounding
     ratio = error[clear] / optimum[clear]
     return SearchGap(
         r=r,

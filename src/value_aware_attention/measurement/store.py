@@ -1,4 +1,4 @@
-"""Keeps computed records on disk, named by the sha256 of their inputs and their code."""
+"""Stores computed records on disk, named by the sha256 of their inputs and their code."""
 
 import ast
 import json
@@ -14,27 +14,27 @@ from typing import Any, TypeVar
 from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.files import load_json, save_json, to_json
 
-LIBRARY = __name__.partition(".")[0]
+LIBRARY = (__name__.partition(".")[0],)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
-def source_hash(*modules: str, packages: tuple[str, ...] = ()) -> str:
-    """Hashes the code of `modules` and of all that they import from `packages`, C++ included.
+def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
+    """Hashes the code of `modules` and of all their imports from `packages`, C++ included.
 
-    It changes with the result of `code_hashes` alone. Within a process it stays, as the imported
-    code does.
+    It depends only on the result of `code_hashes`. Within a process it stays the same, like the
+    imported code.
     """
     hashes = code_hashes(*modules, packages=packages)
     return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
 
 
 def code_hashes(
-    *modules: str, packages: tuple[str, ...] = (), without: Collection[str] = ()
+    *modules: str, packages: tuple[str, ...] = LIBRARY, without: Collection[str] = ()
 ) -> dict[str, str]:
-    """Hashes the syntax tree of each module of the import closure, and C++ files beside them.
+    """Hashes the syntax tree of each module of the import closure, and C++ files next to it.
 
-    Docstrings, comments and layout of Python are not in the tree, so they change no hash.
+    Comments, layout and docstrings, those of constants too, change no hash.
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
@@ -46,24 +46,27 @@ def code_hashes(
 def _tree_hash(source: bytes) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
+        if isinstance(node, DOCUMENTED):
+            node.body = [statement for statement in node.body if not _is_text(statement)]
     return sha256(ast.dump(tree).encode()).hexdigest()
 
 
+def _is_text(statement: ast.stmt) -> bool:
+    """Tells a docstring, also one below a constant, from code."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
 def import_closure(
-    *modules: str, packages: tuple[str, ...] = (), without: Collection[str] = ()
+    *modules: str, packages: tuple[str, ...] = LIBRARY, without: Collection[str] = ()
 ) -> dict[str, Path]:
     """Maps `modules`, and everything that they import from `packages`, to their files.
 
-    Imports are read from the source text, those within functions too; no code is run. Imports under
+    Imports are read from the source text, also within functions; no code runs. Imports under
     `if TYPE_CHECKING` never run, so they do not count. A name that a package re-exports counts as
-    the module it comes from, not as the package, which imports every method. Without `packages` it
-    follows imports from the library and from the packages of `modules`. Raises ValueError for a
-    module without a file of source.
+    the module it comes from, since the package imports every method. Raises ValueError for a module
+    without a source file.
     """
-    tops = {LIBRARY, *(module.partition(".")[0] for module in modules)}
-    packages = packages or tuple(sorted(tops))
     files: dict[str, Path] = {}
     waiting = set(modules)
     while waiting:
@@ -85,7 +88,7 @@ def defining_module(name: str) -> str:
 
 @cache
 def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
-    """Finds the modules of `packages` that a file imports."""
+    """Lists the modules of `packages` that a file imports."""
     names: set[str] = set()
     tree = ast.parse(file.read_bytes())
     for node in ast.walk(tree):
@@ -116,7 +119,7 @@ def _origin(module: str, name: str) -> str:
 
 @cache
 def _file(module: str) -> Path | None:
-    """Finds a module's source by its place in the package at the top."""
+    """Finds a module's source from the place of its top-level package."""
     if file := getattr(sys.modules.get(module), "__file__", None):
         return Path(file)
     top, _, inner = module.partition(".")
@@ -136,11 +139,11 @@ NAME, RECORD = "name", "record"
 
 
 class RecordCache:
-    """Keeps computed records as JSON files, named by a hash of everything that determines them.
+    """Stores computed records as JSON files, named by a hash of everything that determines them.
 
-    All of them depend on `identity`: data, weights, source, machine. Of several processes the first
-    one reads and writes, and the others follow it. A file has the sha256 of its name and record, so
-    that a file under another's name is noticed.
+    All of them depend on `identity`: data, weights, source, machine. Of several processes only the
+    first reads and writes; the others follow it. A file contains its name, so that a file under
+    another's name is noticed, and a sha256.
     """
 
     def __init__(self, folder: Path | str, identity: Mapping[str, object]) -> None:
@@ -148,10 +151,10 @@ class RecordCache:
         self.identity = dict(identity)
 
     def get(self, key: Mapping[str, object], compute: Callable[[], R]) -> R:
-        """Reads the record of `key` from the folder, or computes and keeps it.
+        """Reads the record of `key` from the folder, or computes and stores it.
 
-        A file that has changed since it was written is removed, and its record computed again with
-        a line in the log. Raises ValueError, and keeps nothing, for a record with NaN or infinity.
+        A file that changed after writing is removed, with a line in the log, and its record is
+        computed again. Raises ValueError, storing nothing, for a record with NaN or infinity.
         """
         text = json.dumps(self.identity | dict(key), sort_keys=True)
         name = sha256(text.encode()).hexdigest()
@@ -160,14 +163,14 @@ class RecordCache:
         if records:
             return records[0]
         record = compute()
-        to_json(record)  # refuses NaN by its keys, in every process
+        to_json(record)  # rejects NaN in every process, naming its keys
         if is_first():
             save_json(path, json.dumps({NAME: name, RECORD: record}))
         return record
 
 
 def _read(path: Path) -> list[Any]:
-    """Reads the record in a file as a list of one; [] for a missing or damaged file."""
+    """Returns [the record] of a file; [] for a missing or damaged file."""
     if not path.exists():
         return []
     try:

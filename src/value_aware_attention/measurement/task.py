@@ -1,4 +1,4 @@
-"""Holds a trained model, the text that it is measured on, and the end metric of its predictions."""
+"""A trained model, the text for measuring it, and the end metric of its predictions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,20 +26,20 @@ from value_aware_attention.measurement.recorded import answers_alone, evenly_spa
 
 
 class _ScoredRows(nn.Module):
-    """Computes the last layer's attention at the scored positions alone; no score changes.
+    """Computes the last layer's attention at the scored positions only; no score changes.
 
-    Nothing after the attention of the last layer mixes positions. Methods that answer each query
-    alone get the scored rows only, and leave 0 in the others; other methods get the whole call.
+    Nothing after the last layer's attention mixes positions. Methods that answer each query alone
+    get only the scored rows, and the other rows are 0. Other methods get the whole call.
 
     Attributes:
-        asked: Scored positions of the batch that the model reads next.
+        asked: Scored positions of the next batch.
     """
 
     asked: Bool[Tensor, "B N"]
     method: nn.Module
 
     def in_last_layer(self, methods: "Layerwise", layers: int) -> "Layerwise":
-        """Returns the methods of all `layers`, of which the last computes the scored rows."""
+        """Returns the methods of all `layers`; the last one computes only the scored rows."""
 
         def build(layer: int) -> nn.Module:
             built = methods(layer)
@@ -61,11 +61,11 @@ class _ScoredRows(nn.Module):
         attn_mask: Bool[Tensor, "#B #H #N #N"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "B H N V"]:
-        """Returns the method's output at the rows asked for."""
+        """Returns the method's output at the scored rows, 0 elsewhere."""
         call = Call.of(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
-        # Where a sequence has fewer than the others, some of its other rows fill up.
+        # Sequences with fewer scored rows than others are filled up with other rows of theirs.
         first = self.asked.long().argsort(dim=1, descending=True, stable=True)
-        count = max(1, int(self.asked.sum(dim=1).max()))  # no method is called without a query
+        count = max(1, int(self.asked.sum(dim=1).max()))  # methods need at least one query
         position = first[:, None, :count].expand(-1, query.shape[1], -1)
         output = self.method(**call.at(position).arguments())
         place = position[..., None].expand_as(output)
@@ -74,9 +74,9 @@ class _ScoredRows(nn.Module):
 
 R = TypeVar("R")
 Layerwise = Callable[[int], nn.Module]
-"""layer index -> the method that replaces attention there."""
+"""layer index -> the method that replaces attention there"""
 Read = Callable[[Any, Tensor, Tensor], Tensor]
-"""(model, tokens (B, L), asked (B, L)) -> logits or hidden states (S, .) at the asked positions."""
+"""(model, tokens (B, L), asked (B, L)) -> logits or hidden states (S, .) at the asked positions"""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class UnitSums:
     """The summed loss (nats, or wrong predictions) and the number of targets of each unit.
 
     Attributes:
-        predictions: Sums of `PREDICTIONS` over the targets of each unit, where a task compares
-            them.
+        predictions: Sums of `PREDICTIONS` over the targets of each unit, if a task compares
+            predictions.
     """
 
     totals: NDArray[np.float64]
@@ -98,9 +98,9 @@ class UnitSums:
 
 
 def joined(results: Sequence[R]) -> R:
-    """Joins the units of results: dataclasses of arrays, or mappings of them, over units.
+    """Joins results along their units: dataclasses of arrays, or mappings of them.
 
-    Their other fields are those of the first result.
+    Other fields come from the first result.
     """
 
     def together(name: str) -> Any:
@@ -114,7 +114,7 @@ def joined(results: Sequence[R]) -> R:
 
 
 def plain(result: Any) -> Any:
-    """Makes lists of the arrays in the fields of a result, and in mappings, for JSON."""
+    """Converts the arrays in a result's fields and mappings to lists, for JSON."""
     if isinstance(result, np.ndarray):
         return result.tolist()
     items = vars(result) if is_dataclass(result) else result
@@ -122,7 +122,7 @@ def plain(result: Any) -> Any:
 
 
 def arrays(content: Any) -> Any:
-    """Makes arrays of the lists that `plain` made."""
+    """Converts the lists of `plain` back to arrays."""
     if isinstance(content, Mapping):
         return {key: arrays(x) for key, x in content.items()}
     return np.array(content) if isinstance(content, list) else content
@@ -130,12 +130,12 @@ def arrays(content: Any) -> Any:
 
 @dataclass(frozen=True)
 class Text:
-    """Holds rows of tokens to read, and the labels of the positions that are scored.
+    """Rows of tokens to read, and the labels of the scored positions.
 
     Attributes:
-        labels: The token that each position should predict, IGNORED where it is not scored.
-        pieces: Rows that a unit was cut into.
-        seed: The seed that the units were drawn by.
+        labels: The token to predict at each position, IGNORED at unscored ones.
+        pieces: Rows that a unit is cut into.
+        seed: The seed that the units were drawn with.
     """
 
     inputs: Sequence[Int[Tensor, " L"]] | Int[Tensor, "R L"]
@@ -145,7 +145,7 @@ class Text:
 
     @classmethod
     def of_tokens(cls, tokens: Int[Tensor, "R L"], seed: int = 0, context: int = 0) -> Self:
-        """Takes each token's next one as its label; those of the first `context` are not scored."""
+        """Labels each token with the next one; those of the first `context` are not scored."""
         labels = pad(tokens[:, 1:], (0, 1), value=IGNORED)
         labels[:, :context] = IGNORED
         return cls(tokens, labels, seed=seed)
@@ -173,17 +173,17 @@ def nats(output: Float[Tensor, "S C"], labels: Int[Tensor, " S"]) -> Float[Tenso
 
 
 def wrong(output: Float[Tensor, "S C"], labels: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Counts a prediction that is not the label as 1."""
+    """Returns 1 for each prediction that is not the label, else 0."""
     return (output.argmax(dim=-1) != labels).double()
 
 
 def cosine(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Float[Tensor, " S"]:
-    """Computes the cosine of each hidden state to the one under exact attention."""
+    """Computes the cosine of each hidden state with the one under exact attention."""
     return cosine_similarity(output.double(), exact.double(), dim=-1)
 
 
 METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
-"""End metric -> the loss of each target that it averages"""
+"""End metric -> the loss per target that it averages"""
 
 
 def kl_from_exact(output: Float[Tensor, "*S C"], exact: Float[Tensor, "*S C"]) -> Tensor:
@@ -193,37 +193,36 @@ def kl_from_exact(output: Float[Tensor, "*S C"], exact: Float[Tensor, "*S C"]) -
 
 
 def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
-    """Counts a prediction whose likeliest token is that of the exact model as 1."""
+    """Returns 1 for each prediction with the same likeliest token as the exact model's, else 0."""
     return output.argmax(-1) == exact.argmax(-1)
 
 
 PREDICTIONS = {"kl": kl_from_exact, "same_top_token": same_top_token}
 """Comparisons of a language model's predictions with those under exact attention"""
 COMPARED = 256
-"""Predictions that are compared at a time: three matrices of them and the vocabulary are held"""
+"""Predictions compared at a time: memory holds three matrices of them by the vocabulary"""
 
 
 def output_at(
     model: PreTrainedModel, tokens: Int[Tensor, "B L"], asked: Bool[Tensor, "B L"], **options: bool
 ) -> Float[Tensor, "S C"]:
     """Reads logits, or hidden states of a model without a head, at some positions."""
-    # A model that finds pads in the tokens would hide them; texts have none.
+    # A model might take tokens for padding and hide them; texts have no padding.
     mask = torch.ones_like(tokens)
     output: Tensor = model(input_ids=tokens, attention_mask=mask, **options)[0]
     return output[asked]
 
 
 class Task:
-    """A model in evaluation mode with its text in parts of one or more units, and its end metric.
+    """A model in evaluation mode, its text in parts of one or more units, and its end metric.
 
-    A number is computed and kept part by part, so that one part more computes that part alone.
-    `metric` is "perplexity", "error" (percent), or "cosine" (of hidden states to the exact ones, at
-    every position with a label). `kernel` None is the model's own. Layers are measured on
-    `recorded_units` rows of a part with `length` tokens (None: the most that a row has), evenly
-    spaced; None = all of them. Tokens before
-    `first_row` of such a row only give context. `scored_rows` lets the last layer attend for the
-    scored positions alone. `predictions` lets `run` compare every prediction with the exact
-    model's (`PREDICTIONS`).
+    Numbers are computed and stored part by part, so an added part needs only its own. `metric` is
+    "perplexity", "error" (percent), or "cosine" (of hidden states with the exact ones, at every
+    position with a label). `kernel` None is the model's own. Layers are measured on
+    `recorded_units` evenly spaced rows (None = all) of a part among those with `length` tokens
+    (None: the longest). Tokens before `first_row` of such a row are only context. `scored_rows`
+    lets the last layer attend at the scored positions only. `predictions` lets `run` compare every
+    prediction with the exact model's (`PREDICTIONS`).
     """
 
     def __init__(
@@ -270,7 +269,7 @@ class Task:
 
     @torch.inference_mode()
     def run(self, method: Layerwise | None, number: int = 0) -> UnitSums:
-        """Sums the losses of a text with attention replaced; None = with the model's own."""
+        """Sums the losses of a text with replaced attention; None = the model's own."""
         text, scored = self.texts[number], _ScoredRows()
         batches = list(text.batches(self.batch_size))
         replaced: AbstractContextManager[object] = nullcontext()
@@ -314,7 +313,7 @@ class Task:
         return self.exact[number, row]
 
     def recorded_rows(self, number: int = 0) -> list[int]:
-        """Lists the rows of a text that layers are measured on."""
+        """Lists the rows of a text for measuring layers."""
         rows = self.texts[number].inputs
         full = [row for row, tokens in enumerate(rows) if len(tokens) == self.length]
         if not full:
@@ -329,7 +328,7 @@ class Task:
         """Records each layer's call in the exact model, on the recorded rows as one batch.
 
         A layer that the model runs several times (ALBERT) counts as several. Raises ValueError,
-        with the layer, where exact attention gives what is not a number.
+        naming the layer, if the output of exact attention is not a number.
         """
         layers = []
         for row in self.recorded_rows(number):
@@ -348,7 +347,7 @@ class Task:
         return [replace(call, first_row=self.first_row) for call in joined]
 
     def first_tokens(self, count: int, unit: int = 0) -> list[int]:
-        """Returns the first tokens of one of the rows that layers are measured on."""
+        """Returns the first tokens of one of the recorded rows."""
         return self.texts[0].inputs[self.recorded_rows()[unit]][:count].tolist()
 
     def digest(self, number: int) -> str:

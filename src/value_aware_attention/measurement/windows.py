@@ -1,4 +1,4 @@
-"""Cuts a text into windows, on which any language model or encoder is measured."""
+"""Cuts a text into windows, for measuring any language model or encoder."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,10 +27,10 @@ from value_aware_attention.records.record import TextRead
 
 @dataclass(frozen=True)
 class TextWindows:
-    """Holds the windows read, their places among all of the text's windows, and its size.
+    """The windows read, their places among all of the text's windows, and the text's size.
 
     Attributes:
-        special_tokens: Special tokens that the tokenizer put around each window.
+        special_tokens: Number of special tokens that the tokenizer puts around each window.
     """
 
     tokens: Int[Tensor, "W L"]
@@ -48,11 +48,11 @@ class TextWindows:
 
     @property
     def share_read(self) -> float:
-        """Returns the share of the text's tokens that are in the windows."""
+        """The share of the text's tokens that are in the windows."""
         return len(self) * (self.length - self.special_tokens) / self.text_tokens
 
     def described(self, text: TextRead) -> TextRead:
-        """Adds to what a record says of its text the part of it that is in the windows."""
+        """Adds the share of the text in the windows to a record's description of its text."""
         return replace(
             text, available_units=self.available, tokens=self.text_tokens,
             share_read=self.share_read,
@@ -68,12 +68,11 @@ def text_windows(
     seed: int | None = None,
     closed: bool = True,
 ) -> TextWindows:
-    """Takes at most `windows` windows of `length` tokens, evenly spaced or drawn by `seed`.
+    """Takes at most `windows` windows of `length` tokens, evenly spaced or drawn with `seed`.
 
     The tokens of all `texts` are cut one after the other; a rest shorter than a window is left out.
-    Each window gets the special tokens that the tokenizer puts around a text; not `closed` leaves
-    out those at its end, for models that read on. Raises ValueError where the text is empty or does
-    not fill a window.
+    Each window gets the tokenizer's special tokens around it. Not `closed` leaves out those at its
+    end, for models that continue a text. Raises ValueError if the text is empty or fills no window.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not any(text.strip() for text in texts):
@@ -103,11 +102,11 @@ def text_windows(
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Finds the special tokens that the tokenizer puts before and after a text.
 
-    It is asked with a word, of its vocabulary where it drops others: it may drop what a text
-    begins with, and then nothing tells the sides apart.
+    It tokenizes a word, if need be one of the vocabulary: a tokenizer may drop the text, and then
+    tokens before and after it look alike.
     """
     for word in chain("aA0", islice(tokenizer.get_vocab(), 1000)):
-        with suppress(Exception):  # Rust's, of a tokenizer without a token for unknown words
+        with suppress(Exception):  # from Rust, for a tokenizer without a token for unknown words
             encoding = tokenizer(word, return_special_tokens_mask=True)
             tokens, special = encoding["input_ids"], encoding["special_tokens_mask"]
             if not all(special):
@@ -128,14 +127,14 @@ def windows_task(
     kernel: Kernel | None = None,
     context: int = 0,
 ) -> Task:
-    """Measures a model on windows of text, each a part of its own, by `metric_of` the model.
+    """Measures a model on windows of text, each a separate part, by its `metric_of`.
 
-    Of a masked language model 15% of the ordinary tokens of each window are hidden; which ones
-    depends on `seed` and the window's place in the text alone. A causal one is scored on every
-    token of a window after its first, an encoder on every position. Of a causal model the first
-    `context` tokens only give context: neither predictions nor errors are measured there, and the
-    other predictions are compared with the exact model's. `kernel` None is the model's own. Raises
-    ValueError for a masked language model whose tokenizer has no mask token.
+    For a masked language model, 15% of the ordinary tokens of each window are hidden; the choice
+    depends only on `seed` and the window's place in the text. A causal model is scored on every
+    token of a window after the first, an encoder on every position. A causal model's first
+    `context` tokens are only context, without predictions or errors; its other predictions are
+    compared with the exact model's. `kernel` None is the model's own. Raises ValueError for a
+    masked language model whose tokenizer has no mask token.
     """
     metric, rows = metric_of(model), windows.tokens.split(1)
     context = context if metric == "perplexity" else 0
@@ -172,10 +171,10 @@ def _masked(
 
 
 def metric_of(model: PreTrainedModel) -> str:
-    """Finds the end metric of a model by the head of its class, as transformers lists them.
+    """Finds a model's end metric from the head of its class, as transformers lists them.
 
-    "error" of a masked language model, "perplexity" of a causal one, else "cosine". Raises
-    ValueError for an encoder with a decoder, and for a model whose attention cannot be replaced.
+    It is "error" for a masked language model, "perplexity" for a causal one, else "cosine". Raises
+    ValueError for an encoder-decoder, and for a model whose attention cannot be replaced.
     """
     attention_layers(model)
     if model.config.is_encoder_decoder:
@@ -188,8 +187,8 @@ def metric_of(model: PreTrainedModel) -> str:
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    """Counts the tokens that a model knows. Raises ValueError for one that reads no text alone."""
-    with suppress(NotImplementedError):  # as of a model of images
+    """Counts the tokens that a model knows. Raises ValueError if it reads other input."""
+    with suppress(NotImplementedError):  # such as a model of images
         size = getattr(model.get_input_embeddings(), "num_embeddings", None)
         if isinstance(size, int) and model.main_input_name == "input_ids":
             return size

@@ -1,4 +1,4 @@
-"""Builds, saves and loads the models into which approximations are put."""
+"""Builds, saves and loads the models that are used with approximations."""
 
 from value_aware_attention.models.causal_lm import CausalLanguageModel, CausalLanguageModelConfig
 from value_aware_attention.models.long_roberta import (

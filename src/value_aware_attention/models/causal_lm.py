@@ -21,11 +21,11 @@ from value_aware_attention.models.trained_attention import TrainedAttention
 
 
 class CausalLanguageModelConfig(PreTrainedConfig):
-    """Holds sizes, kernel and attention of a `CausalLanguageModel`, all of them plain values.
+    """Holds sizes, kernel and attention of a `CausalLanguageModel` as plain values.
 
-    `kernel` is kept as the name and the arguments of its class, `trained_attention` as its target
-    and arguments; None = exact attention. The sizes have transformers' names too (`hidden_size`).
-    Raises ValueError unless `width` is even and divisible by `heads`.
+    `kernel` is stored as the name and arguments of its class, `trained_attention` as its target and
+    arguments; None = exact attention. Sizes are also available under transformers' names
+    (`hidden_size`). Raises ValueError unless `width` is even and divisible by `heads`.
     """
 
     model_type = "value_aware_causal_lm"
@@ -67,7 +67,7 @@ class CausalLanguageModelConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *names: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads config.json; ValueError where that is not of a `CausalLanguageModel`."""
+        """Reads config.json; ValueError if it is not that of a `CausalLanguageModel`."""
         config, rest = super().get_config_dict(*names, **options)
         if config.get("model_type") != cls.model_type:
             raise ValueError(
@@ -78,11 +78,11 @@ class CausalLanguageModelConfig(PreTrainedConfig):
 
 
 class CausalLanguageModel(PreTrainedModel):
-    """Models text with a pre-norm Transformer decoder whose every layer attends with `kernel`.
+    """Models text with a pre-norm Transformer decoder; all layers attend with `kernel`.
 
-    Sinusoidal positions, embeddings times sqrt(width), ReLU, a norm after the last layer, input and
-    output embeddings tied. At the paper's size (6 layers, width 512, 8 heads, feedforward 2048,
-    vocabulary 267,744) it has 156,000,256 parameters.
+    It has sinusoidal positions, embeddings times sqrt(width), ReLU, a norm after the last layer,
+    and tied input and output embeddings. At the paper's size (6 layers, width 512, 8 heads,
+    feedforward 2048, vocabulary 267,744) it has 156,000,256 parameters.
 
     It is built from a config or, with random weights, from the config's arguments.
     """
@@ -115,7 +115,7 @@ class CausalLanguageModel(PreTrainedModel):
         positions = sinusoidal_positions(input_ids.shape[1], width, device=weight.device)
         x = self.embedding(input_ids) * math.sqrt(width)
         x = self.dropout(x + positions.to(weight.dtype))
-        mask = None  # the past alone: no matrix is needed for it
+        mask = None  # a causal mask needs no matrix
         if attention_mask is not None:
             mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
         for layer in self.layers:
@@ -130,16 +130,16 @@ class CausalLanguageModel(PreTrainedModel):
     ) -> CausalLMOutput:
         """Returns logits (batch, N, vocabulary) of the token after each position.
 
-        `attention_mask` is transformers', (batch, N), 0 = padding. There is no cache to use.
+        `attention_mask` is (batch, N) with 0 = padding, as in transformers. There is no cache.
         """
         hidden = self.hidden(input_ids, attention_mask)
         return CausalLMOutput(logits=nn.functional.linear(hidden, self.embedding.weight))
 
     def init_weights(self) -> None:
-        """Does nothing: the modules' constructors have drawn the weights."""
+        """Does nothing: the modules' constructors have initialised the weights."""
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Does nothing where a checkpoint lacks weights, for which transformers calls it."""
+        """Does nothing; transformers calls it if a checkpoint lacks weights."""
         raise ValueError(
             f"{self.name_or_path} lacks weights of {type(module).__name__}: train the model again"
         )
@@ -172,7 +172,7 @@ class _CausalAttention(nn.Module):
         if name not in kernels:
             raise ValueError(f"kernel {name!r} is not one of value_aware_attention.kernels")
         self.kernel: Kernel = kernels[name](**config.kernel["arguments"])
-        # Xavier over the stacked matrix is fairseq's gain of 1/sqrt(2) for each of q, k and v
+        # Xavier on the stacked matrix equals fairseq's gain of 1/sqrt(2) for each of q, k and v
         self.query_key_value = _linear(config.width, 3 * config.width)
         self.output = _linear(config.width, config.width)
         attention = TrainedAttention.of(config)
@@ -191,7 +191,7 @@ class _CausalAttention(nn.Module):
 def sinusoidal_positions(
     length: int, width: int, *, device: torch.device | None = None
 ) -> Float[Tensor, "N width"]:
-    """Computes sin(n w_i) then cos(n w_i), w_i = 10000^(-i / (width/2 - 1)): fairseq's halves."""
+    """Computes sin(n w_i), then cos(n w_i), as fairseq does; w_i = 10000^(-i / (width/2 - 1))."""
     steps = torch.arange(width // 2, device=device, dtype=torch.float32)
     frequencies = torch.exp(steps * (-math.log(10000.0) / max(1, width // 2 - 1)))
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies

@@ -39,22 +39,22 @@ HEADS = {
     AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
 }
-"""Kinds of models with the classes that transformers has of each, by config"""
+"""Kinds of models and transformers' classes of each kind, by config"""
 VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
-"""Files of which a folder with a tokenizer holds at least one"""
+"""Files in a folder with a tokenizer, at least one of them"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Loads the model of a local folder, a GGUF file or the hub, on the CPU, in evaluation mode.
 
-    `package:NAME/PATH` is a folder or file of an installed package. Its kind is what its config's
-    `architectures` says: a masked LM, a causal LM, otherwise the model without a head. Only
-    safetensors are read and no code of the checkpoint is run. `dtype` None is the checkpoint's own.
-    A GGUF file, or a folder with no other weights than one, holds a causal LM, whose weights are
-    dequantised to float32 (None) or `dtype`; each part of it is used, or refused by its name.
-    Raises FileNotFoundError or OSError where there is none, ValueError for one that cannot be
-    loaded, a model trained with an approximation, a config without the class of the model, and
-    weights that are not those of the config.
+    `package:NAME/PATH` is a folder or file of an installed package. The config's `architectures`
+    decides the kind: a masked LM, a causal LM, or else the model without a head. Only safetensors
+    are read, and no code of the checkpoint is run. `dtype` None is the checkpoint's own. A GGUF
+    file, or a folder with a GGUF file as its only weights, holds a causal LM. Its weights are
+    dequantised to float32 (None) or `dtype`; every part of it is used, or refused by name. Raises
+    FileNotFoundError or OSError if there is no model. Raises ValueError for a model that cannot be
+    loaded or was trained with an approximation, a config without the model's class, and weights
+    that do not match the config.
     """
     name = str(installed(name))
     if file := gguf_file(name):
@@ -75,9 +75,9 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
             f"{name} was trained with {attention}; give a model trained with exact attention"
         )
     build = auto_class(config, _architecture(name, config))
-    config.return_dict = True  # transformers' own models cannot do without
+    config.return_dict = True  # transformers' own models require it
     if config._attn_implementation not in (None, "sdpa", "eager"):
-        config._attn_implementation = "eager"  # another one may need a package, or a GPU
+        config._attn_implementation = "eager"  # others may need a package or a GPU
     with _loading(name), without_report():
         model, report = build.from_pretrained(
             name, config=config, use_safetensors=True, dtype=dtype or "auto",
@@ -88,7 +88,7 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a folder, a GGUF file or the hub; OSError where there is none."""
+    """Loads the tokenizer of a folder, a GGUF file or the hub; OSError if there is none."""
     name = installed(name)
     if file := gguf_file(name):
         with _loading(file):
@@ -110,15 +110,15 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 @contextmanager
 def _loading(name: str | Path) -> Iterator[None]:
-    """Says in one line why transformers does not load a model or tokenizer."""
+    """Explains in one line why transformers fails to load a model or tokenizer."""
     try:
         yield
     except MemoryError:
         raise
     except OSError as error:
         raise OSError(f"{name} cannot be loaded: {why_not(name, error)}") from None
-    except Exception as error:  # a config may lead to any kind, and a tokenizer to Rust's
-        if str(error).startswith(f"{name} "):  # of a model of ours
+    except Exception as error:  # a config may raise any kind, a tokenizer Rust's
+        if str(error).startswith(f"{name} "):  # raised for one of our models
             raise
         if "trust_remote_code" in str(error):
             raise ValueError(
@@ -131,7 +131,7 @@ def _loading(name: str | Path) -> Iterator[None]:
 
 
 def _architecture(name: str, config: PreTrainedConfig) -> str:
-    """Returns the class that was saved, as the config names it; ValueError where it names none."""
+    """Returns the class name in the config; ValueError if there is none."""
     saved = config.architectures
     first = saved[0] if isinstance(saved, list) and saved else None
     mappings = (*HEADS.values(), MODEL_MAPPING)
@@ -146,7 +146,7 @@ def _architecture(name: str, config: PreTrainedConfig) -> str:
 
 
 def checkpoint_files(name: str) -> list[Path]:
-    """Lists the config and the weights that `load_model` reads; of a GGUF model its one file."""
+    """Lists the config and weights that `load_model` reads; for a GGUF model, its file."""
     name = str(installed(name))
     if file := gguf_file(name):
         return [file]
@@ -155,12 +155,12 @@ def checkpoint_files(name: str) -> list[Path]:
 
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
-    """Finds the AutoModel class under which transformers lists this architecture."""
+    """Returns the AutoModel class for which transformers lists this architecture."""
     kinds = (kind for kind, mapping in HEADS.items() if architecture in _classes(mapping, config))
     return next(kinds, AutoModel)
 
 
 def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:
-    """Lists the classes that a mapping of transformers has for a config, by name."""
+    """Lists the names of the classes for a config in one of transformers' mappings."""
     listed = mapping.get(type(config), ())
     return [model.__name__ for model in (listed if isinstance(listed, tuple) else (listed,))]

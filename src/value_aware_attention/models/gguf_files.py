@@ -1,7 +1,7 @@
 """Reads causal language models from GGUF files, the format of llama.cpp.
 
-Every tensor of a file and every key of its architecture is used, or the file is refused by the name
-of what is not. Keys that change nothing of what a model computes are left out.
+If a tensor or a key of the architecture is not used, the file is refused with its name, except for
+keys that do not affect the computation.
 """
 
 import re
@@ -26,9 +26,9 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from value_aware_attention.files import reading
 
-Packed = tuple[int, np.ndarray]  # the number of a tensor's type, and its bytes
+Packed = tuple[int, np.ndarray]  # number of the tensor type, bytes
 
-# Keys with the settings of transformers that they give.
+# Keys -> settings of transformers.
 SIZES = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
@@ -39,7 +39,7 @@ HEADS = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length
 WINDOW = HEADS | {"attention.sliding_window": "sliding_window"}
 CAPS = WINDOW | {f"{at}_logit_softcapping": f"{at}_logit_softcapping" for at in ("attn", "final")}
 
-# Architectures that are read: the type in transformers, keys that a file must have and may have.
+# Supported architectures: the type in transformers, required keys, optional keys.
 ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "llama": ("llama", RMS, HEADS), "qwen2": ("qwen2", RMS, HEADS), "qwen3": ("qwen3", RMS, HEADS),
     "gemma": ("gemma", RMS, HEADS), "gemma2": ("gemma2", RMS, CAPS),
@@ -52,18 +52,19 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     }, {}),
 }  # fmt: skip
 
-# Where a file does not tell: Gemma's window, and every which layer has none. No file tells the
-# scale of queries: the width over the heads in the size of this many layers, else the head's own.
+# Gemma's defaults for missing keys: the window, and the period of layers without one. The scale of
+# queries is in no file: it is from width / heads for the model with this many layers, and from the
+# head size for the others.
 LOCAL = {"gemma2": (4096, 2, 46), "gemma3": (None, 6, 62)}
 
-# Numbers of scaled rotations, with what llama.cpp takes where a key is missing; tensors of factors.
+# Settings of scaled rotations, with llama.cpp's defaults; tensors of factors.
 SCALING = {
     "factor": 0.0, "attn_factor": 1.0, "original_context_length": 0, "yarn_log_multiplier": 0.0,
     "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
 }  # fmt: skip
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
-# Keys that change nothing, the vocabulary's size since tensors have it, and values of keys.
+# Keys without effect (tensors have the vocabulary's size), and values of keys without effect.
 HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
 NEUTRAL = {
     "attention.causal": True, "attention.sliding_window": 0, "expert_count": 0,
@@ -72,7 +73,7 @@ NEUTRAL = {
 HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
-# Settings that give a bias to all of these modules.
+# Settings that add a bias to all of these modules.
 BIASES = {
     "attention_bias": {"attn_q", "attn_k", "attn_v", "attn_output"},
     "mlp_bias": {"ffn_gate", "ffn_up", "ffn_down"},
@@ -85,7 +86,7 @@ def _take(stream: mmap, form: str) -> tuple[Any, ...]:
 
 
 def _value(stream: mmap, kind: int) -> Any:
-    """Reads a value of the type of that number: a text, a list, or one of struct's letters."""
+    """Reads a value of the type with this number: a text, a list, or a type of struct."""
     if kind == 8:
         return _take(stream, f"{_take(stream, 'Q')[0]}s")[0].decode()
     if kind != 9:
@@ -95,9 +96,9 @@ def _value(stream: mmap, kind: int) -> Any:
 
 
 def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Packed]]:
-    """Reads the keys of a file with their values, and its tensors as they are packed.
+    """Reads the keys and values of a file, and its tensors in packed form.
 
-    Raises ValueError for a damaged file, and for a part of a model with the names of all parts.
+    Raises ValueError for a damaged file, and for a part of a split model, naming all parts.
     """
     with reading(file, "fetch it again"), file.open("rb") as opened:
         stream = mmap(opened.fileno(), 0, access=ACCESS_READ)
@@ -127,8 +128,8 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Packed]]:
 def load_gguf(file: Path, dtype: torch.dtype) -> Any:
     """Loads the model of a file in `dtype`, with transformers' report of its weights.
 
-    Raises ValueError for an architecture that is not read, for keys and tensors that the model has
-    no place for, and what `read_gguf` does.
+    Raises ValueError for an unsupported architecture, for unused keys and tensors, and in the cases
+    of `read_gguf`.
     """
     values, packed = read_gguf(file)
     architecture = values.get("general.architecture")
@@ -153,7 +154,7 @@ def load_gguf(file: Path, dtype: torch.dtype) -> Any:
         )
         for name in packed
     }
-    caps = getattr(config, "attn_logit_softcapping", None)  # which sdpa of older releases left out
+    caps = getattr(config, "attn_logit_softcapping", None)  # older releases ignored it with sdpa
     return build.from_pretrained(
         None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True,
         ignore_mismatched_sizes=True, attn_implementation="eager" if caps else None,
@@ -165,13 +166,13 @@ def _array(kind: int, data: np.ndarray) -> np.ndarray:
 
 
 def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]) -> Any:
-    """Builds the config that keys and tensors describe; ValueError for keys that are left over.
+    """Builds the config from keys and tensors; ValueError for unused keys.
 
-    Tensors that are part of the config are taken out of `packed`.
+    Tensors that belong to the config are removed from `packed`.
     """
     (kind, needed, optional), start = ARCHITECTURES[architecture], f"{architecture}."
     keys = {key.removeprefix(start): values[key] for key in values if key.startswith(start)}
-    single = {key for key in keys if not isinstance(keys[key], list)}  # not one for each layer
+    single = {key for key in keys if not isinstance(keys[key], list)}  # not per layer
     if lacking := needed.keys() - single:
         raise ValueError(f"it has no single {start}{min(lacking)}")
     names = {key: name for key, name in (needed | optional).items() if key in single}
@@ -189,7 +190,7 @@ def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]
         listed = ", ".join(f"{start}{key} = {keys[key]}" for key in left[:3])
         raise ValueError(f"{listed} may change what the model computes, and is not read")
     biased = {name.split(".")[-2] for name in packed if name.endswith(".bias")}
-    if kind in ("llama", "qwen2"):  # alike but for biases: of four projections or none, of three
+    if kind in ("llama", "qwen2"):  # differ in biases: llama's 4 projections or none, qwen2's 3
         kind = "qwen2" if "attn_q" in biased and "attn_output" not in biased else "llama"
     build: Any = CONFIG_MAPPING[kind]
     flags = {name: bool(biased & BIASES[name]) for name in BIASES if hasattr(build, name)}
@@ -200,7 +201,7 @@ def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]
 
 
 def _local(architecture: str, keys: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the windows, the rotations and the scale of queries of Gemma's layers."""
+    """Returns the windows, rotations and scale of queries of Gemma's layers."""
     window, period, largest = LOCAL[architecture]
     window, rope = settings.get("sliding_window", window), settings["rope_parameters"]
     layers, width = settings["num_hidden_layers"], settings["hidden_size"]
@@ -220,7 +221,7 @@ def _local(architecture: str, keys: dict[str, Any], settings: dict[str, Any]) ->
 def _rope(
     architecture: str, keys: dict[str, Any], packed: dict[str, Packed], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the rotation that keys and tensors describe, and takes them out.
+    """Returns the rotation described by keys and tensors, and removes these.
 
     A tensor of factors divides the frequencies. YaRN scales attention as llama.cpp does.
     """
@@ -231,8 +232,8 @@ def _rope(
     original, scale = scaling["original_context_length"] or length, scaling["attn_factor"]
     if architecture == "phi3":
         rope["partial_rotary_factor"] = keys.pop("rope.dimension_count", head_dim) / head_dim
-        settings["original_max_position_embeddings"] = original  # its config takes no other
-        kinds.remove("yarn")  # transformers' has none
+        settings["original_max_position_embeddings"] = original  # the config of phi3 reads it here
+        kinds.remove("yarn")  # transformers' phi3 has none
     if (kind := keys.get("rope.scaling.type", "linear")) in kinds:
         keys.pop("rope.scaling.type", None)
     factor = scaling["factor"] or keys.pop("rope.scale_linear", 0) or 1.0

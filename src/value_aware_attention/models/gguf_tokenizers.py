@@ -1,4 +1,4 @@
-"""Builds the tokenizers of GGUF files: their vocabulary, merged and cut as they say."""
+"""Builds the tokenizers of GGUF files from their vocabulary, merges and splitting rules."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from value_aware_attention.models.gguf_files import read_gguf
 
-# What text is cut into before its bytes are merged, by the names that files have for it.
+# How text is split before its bytes are merged, by the names used in files.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -24,9 +24,9 @@ BLANK = "▁"
 
 
 def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerFast:
-    """Builds the tokenizer of a file, which adds tokens before and after a text as the file says.
+    """Builds the tokenizer of a file; it adds tokens before and after a text as set in the file.
 
-    Raises ValueError where the file names no way of cutting text that is known here.
+    Raises ValueError if the file's way of splitting text is unknown.
     """
     values, _ = read_gguf(file)
     keys = {key.removeprefix("tokenizer.ggml."): value for key, value in values.items()}
@@ -38,14 +38,14 @@ def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerFast:
         )
     backend = _of_pieces(keys) if model == "llama" else _of_bytes(keys)
     kinds = list(zip(keys["tokens"], keys.get("token_type", ()), strict=False))
-    # Tokens that are never cut: 2 is unknown, 3 control, 4 user-defined.
+    # Tokens that are never split: 2 is unknown, 3 control, 4 user-defined.
     backend.add_special_tokens([token for token, kind in kinds if kind in (2, 3)])
     backend.add_tokens([AddedToken(token, normalized=False) for token, kind in kinds if kind == 4])
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     places = {f"{name}_token": keys.get(f"{names[name]}_token_id") for name in names}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, chat_template=values.get("tokenizer.chat_template"),
-        # llama.cpp begins these two with BOS where an older file does not tell
+        # llama.cpp adds BOS for these two if an older file has no such key
         add_bos_token=keys.get("add_bos_token", model == "llama" or CUTS[cut] == [LLAMA]),
         add_eos_token=keys.get("add_eos_token", False),
         **{name: keys["tokens"][place] for name, place in places.items() if place is not None},
@@ -53,10 +53,10 @@ def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerFast:
 
 
 def _of_bytes(keys: dict[str, Any]) -> Tokenizer:
-    """Builds a tokenizer of GPT-2's kind, which merges the bytes of what text is cut into."""
+    """Builds a GPT-2 tokenizer, which splits text and merges bytes within each piece."""
     places = {token: place for place, token in enumerate(keys["tokens"])}
     merges, cuts = [tuple(merge.split(" ")) for merge in keys["merges"]], CUTS[keys["pre"]]
-    backend = Tokenizer(BPE(places, merges, ignore_merges=cuts == [LLAMA]))  # words taken whole
+    backend = Tokenizer(BPE(places, merges, ignore_merges=cuts == [LLAMA]))  # whole words
     if keys["pre"] == "qwen2":
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
@@ -67,7 +67,7 @@ def _of_bytes(keys: dict[str, Any]) -> Tokenizer:
 
 
 def _of_pieces(keys: dict[str, Any]) -> Tokenizer:
-    """Builds a tokenizer of SentencePiece's kind, which merges to the piece of the best score."""
+    """Builds a SentencePiece tokenizer, which merges to the pieces with the best scores."""
     tokens, scores, begins = keys["tokens"], keys["scores"], keys.get("add_space_prefix", True)
     places = {token: place for place, token in enumerate(tokens)}
     merges = [

@@ -41,9 +41,9 @@ SIZES = {
 class BlockPositions(nn.Module):
     """Embeds position i = block q + r as R[r] + Q[q]: "POSq" in Table 4.
 
-    It takes the place of RoBERTa's table and is asked for the same rows: `reserved` ones first (the
-    last of them for padding), then position 0. R starts from the first `reserved + block` rows of
-    `table`, Q from zero, so that at first every block looks like the first one.
+    It replaces RoBERTa's table and has the same rows: first `reserved` rows (the last one for
+    padding), then position 0. R is initialised to the first `reserved + block` rows of `table` and
+    Q to zero, so initially all blocks equal the first.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class BlockPositions(nn.Module):
         self.blocks = nn.Parameter(table.new_zeros(-(-length // block), table.shape[1]))  # Q
 
     def table(self) -> Float[Tensor, "rows width"]:
-        """Folds R and Q into the ordinary table of `reserved + length` rows, with equal values."""
+        """Returns R + Q as an ordinary table of `reserved + length` rows with the same values."""
         reserved, within = self.within.tensor_split([self.reserved])
         positions = (self.blocks[:, None] + within).flatten(0, 1)[: self.length]
         return torch.cat([reserved, positions])
@@ -80,7 +80,7 @@ def build_roberta(
 ) -> RobertaForMaskedLM:
     """Builds a RoBERTa with random weights for sequences of `length` tokens.
 
-    Positions past `block` are `BlockPositions`; with length <= block the model is a plain one.
+    If length > block, positions are `BlockPositions`; otherwise the model is a plain RoBERTa.
     """
     if width % heads:
         raise ValueError(f"width is {width}; it must be divisible by heads = {heads}")
@@ -113,12 +113,12 @@ def warm_start(
 ) -> RobertaForMaskedLM:
     """Loads a trained RoBERTa (a folder, or a name on the Hugging Face hub) for `length` tokens.
 
-    Up to `block` positions it is the checkpoint as it is; past it R is the checkpoint's table and
-    Q is zero. A BERT becomes a RoBERTa with equal hidden states and a new head before its tied
-    embeddings. `sizes` are those the checkpoint must have, by their names in
-    `build_roberta`. Raises ValueError for a model of another type, size or vocabulary or with less
-    than `block` positions, FileNotFoundError for a folder without a model, OSError for one without
-    whole safetensors.
+    With length <= block the checkpoint is unchanged; otherwise R is its table and Q is zero. A BERT
+    becomes a RoBERTa with equal hidden states and a new head before its tied embeddings. `sizes`
+    are the required sizes of the checkpoint, named as in `build_roberta`. Raises ValueError for a
+    model of another type, size or vocabulary or with fewer than min(length, block) positions,
+    FileNotFoundError for a folder without a model, OSError for a folder without complete
+    safetensors.
     """
     config = read_config(checkpoint)
     if config.vocab_size != vocabulary_size:
@@ -130,16 +130,16 @@ def warm_start(
     if of_config != sizes:
         has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (of_config, sizes))
         raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
-    vars(config).pop("trained_attention", None)  # the checkpoint's, not that of what follows
+    vars(config).pop("trained_attention", None)  # the checkpoint's, not the new model's
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
     return _lengthen(_read_weights(installed(checkpoint), config), length, block)
 
 
 def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[str] = ()) -> None:
-    """Writes a model that `RobertaForMaskedLM.from_pretrained(folder)` reads, same logits.
+    """Writes a model with the same logits for `RobertaForMaskedLM.from_pretrained(folder)`.
 
-    R[r] + Q[q] become the rows of an ordinary position table. `without` names weights that plain
-    transformers does not know, to be left out.
+    R[r] + Q[q] become the rows of an ordinary position table. `without` names weights to leave out
+    because plain transformers does not know them.
     """
     state = {name: value for name, value in model.state_dict().items() if name not in without}
     positions = model.roberta.embeddings.position_embeddings
@@ -153,7 +153,7 @@ def save_folded(model: RobertaForMaskedLM, folder: Path, *, without: Collection[
 def read_config(checkpoint: str | Path) -> RobertaConfig:
     """Reads the config of a trained RoBERTa, or of the RoBERTa that a trained BERT becomes.
 
-    Raises FileNotFoundError where there is none, ValueError for a model of another type.
+    Raises FileNotFoundError if there is none, ValueError for a model of another type.
     """
     config = _saved_config(installed(checkpoint))
     if isinstance(config, BertConfig):
@@ -175,9 +175,9 @@ def _saved_config(checkpoint: str | Path) -> PreTrainedConfig:
 
 
 def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMaskedLM:
-    """Loads a checkpoint's weights; ValueError where some are missing that would then be drawn.
+    """Loads a checkpoint's weights; ValueError for missing weights, which would be drawn at random.
 
-    The head may be, where the checkpoint has none of it.
+    The head may be missing entirely.
     """
     is_bert = isinstance(_saved_config(checkpoint), BertConfig)
     build: Any = BertModel if is_bert else RobertaForMaskedLM
@@ -192,16 +192,16 @@ def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMa
         reason = why_not(checkpoint, error)
         raise OSError(f"the weights at {checkpoint} cannot be loaded: {reason}") from None
     drawn = ("lm_head", "pooler") if is_bert or HEAD in report["missing_keys"] else ()
-    report["unexpected_keys"] = []  # those of another attention stay behind
+    report["unexpected_keys"] = []  # weights of another attention are dropped
     check_weights(checkpoint, model, report, drawn=drawn)
     return _with_trunk(model, config) if is_bert else model
 
 
 def _with_trunk(bert: BertModel, config: RobertaConfig) -> RobertaForMaskedLM:
-    """Builds a RoBERTa of `config` whose layers and embeddings are those of a BERT.
+    """Builds a RoBERTa of `config` with the layers and embeddings of a BERT.
 
-    RoBERTa counts positions from its padding's id + 1, so that the table gets rows before them, and
-    its only type of token is the first of BERT's.
+    RoBERTa counts positions from its padding id + 1, so the table gets rows before them. Its only
+    token type is the first of BERT's.
     """
     model = RobertaForMaskedLM(config)
     trunk = model.roberta.state_dict()

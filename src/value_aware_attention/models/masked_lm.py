@@ -1,4 +1,4 @@
-"""Builds, saves and loads RoBERTa with another attention than the exact one."""
+"""Builds, saves and loads RoBERTa with non-exact attention."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -19,8 +19,8 @@ WEIGHTS, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
 def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> RobertaForMaskedLM:
     """Gives every layer of `model` its own module of `attention`, and returns the model.
 
-    The modules are part of the model from then on: trained, counted, in its state, and named in its
-    config. A mixing takes the place of the whole self-attention sublayer but its norm.
+    The modules become part of the model: they are trained, counted, in its state, and named in its
+    config. A mixing replaces the whole self-attention sublayer except its norm.
     """
     model.config.trained_attention = asdict(attention)
     if not attention.is_mixing:
@@ -33,7 +33,7 @@ def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> Rober
 
 
 def masked_kernel(attention: TrainedAttention) -> Kernel | None:
-    """Returns the kernel that `attention` needs; None where RoBERTa's exponential kernel serves."""
+    """Returns the kernel that `attention` needs; None for RoBERTa's exponential kernel."""
     kernels = attention.kernels
     return None if not kernels or Exponential in kernels else kernels[0]()
 
@@ -41,8 +41,7 @@ def masked_kernel(attention: TrainedAttention) -> Kernel | None:
 def save_masked(model: RobertaForMaskedLM, folder: Path) -> None:
     """Writes an ordinary Hugging Face folder (`save_folded`).
 
-    Parameters of an attention of its own, which is not ordinary, are in attention.safetensors
-    beside it.
+    Parameters of a trained attention, which is not ordinary, go to attention.safetensors in it.
     """
     methods = [
         name
@@ -58,9 +57,9 @@ def save_masked(model: RobertaForMaskedLM, folder: Path) -> None:
 
 
 def load_masked(folder: Path | str) -> RobertaForMaskedLM:
-    """Loads the model that `save_masked` wrote, with its own attention, in evaluation mode.
+    """Loads a model written by `save_masked`, with its trained attention, in evaluation mode.
 
-    Raises OSError where there is none, ValueError where its files do not belong together.
+    Raises OSError if there is none, ValueError if its files do not match.
     """
     config = RobertaConfig.from_pretrained(folder)
     attention = TrainedAttention.of(config)
@@ -68,7 +67,7 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
         if (Path(folder) / METHOD_WEIGHTS).is_file():
             raise ValueError(f"the config in {folder} names no attention: train the model again")
         return RobertaForMaskedLM.from_pretrained(folder, use_safetensors=True)
-    # Not from_pretrained: it would announce the weights that a mixing does not have as missing.
+    # from_pretrained would report weights that a mixing does not have as missing.
     model = attend_with(RobertaForMaskedLM(config), attention)
     files = (Path(folder) / WEIGHTS, Path(folder) / METHOD_WEIGHTS)
     state = {name: value for file in files for name, value in load_file(file).items()}

@@ -21,8 +21,8 @@ class Mixing(nn.Module, ABC):
 class FourierMixing(Mixing):
     """Takes the real Fourier transform over positions and width (Lee-Thorp et al., 2021).
 
-    Y = Re(F_N X F_width), unscaled as in FNet: fft2(x).real, O(N log N), nothing to learn. bf16 and
-    fp16 are transformed in fp32.
+    Y = Re(F_N X F_width), unscaled as in FNet: fft2(x).real, O(N log N), without parameters. bf16
+    and fp16 are transformed in fp32.
     """
 
     def forward(self, hidden: Float[Tensor, "*batch N width"]) -> Float[Tensor, "*batch N width"]:
@@ -31,7 +31,7 @@ class FourierMixing(Mixing):
 
 
 class _MatrixMixing(Mixing):
-    """Computes Y = S X W with an S for `length` positions and a W of width x width.
+    """Computes Y = S X W, where S is length x length and W is width x width.
 
     A shorter sequence uses the first rows and columns of S; a longer one raises ValueError.
     """
@@ -78,9 +78,9 @@ class LinearMixing(_MatrixMixing):
 
 
 class RandomMixing(_MatrixMixing):
-    """Computes Y = S X W with random S and W that never change, the paper's Random encoder.
+    """Computes Y = S X W with fixed random S and W, the paper's Random encoder.
 
-    Entries are normal with variance 1 / length and 1 / width: the scale is kept, as in FNet's code.
+    Entries are normal with variance 1 / length and 1 / width, to keep the scale, as in FNet's code.
     """
 
     def __init__(self, length: int, width: int, seed: int) -> None:
@@ -90,17 +90,17 @@ class RandomMixing(_MatrixMixing):
 
 
 class MixingSublayer(nn.Module):
-    """Computes norm(x + mixing(x)), in the place of a RoBERTa layer's self-attention sublayer.
+    """Computes norm(x + mixing(x)), replacing a RoBERTa layer's self-attention sublayer.
 
     As in FNet there is no output projection and no dropout. In FNet the content of padded positions
-    moves the others; here padded positions enter the mixing as zeros. Their number still matters,
-    because the transform is of the padded length.
+    affects the others; here padded positions enter the mixing as zeros. Their number still matters,
+    because the transform has the padded length.
     """
 
     def __init__(self, mixing: Mixing, norm: nn.LayerNorm) -> None:
         super().__init__()
         self.mixing = mixing
-        self.output = nn.ModuleDict({"LayerNorm": norm})  # keeps the name it has in RoBERTa
+        self.output = nn.ModuleDict({"LayerNorm": norm})  # keeps its name in RoBERTa
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Names the attention of a model trained with another than the exact one."""
+"""Describes the attention of a model trained with non-exact attention."""
 
 import sys
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.models.mixing import Mixing
 
 SEEDS_PER_LAYER = 1000
-"""Layer l of a random method with seed s gets the seed 1000 s + l."""
+"""Layer l of a random method with seed s has seed 1000 s + l."""
 
 LIBRARY = __name__.partition(".")[0] + "."
 
 
 @dataclass(frozen=True)
 class TrainedAttention:
-    """Names an `Approximation` or a `Mixing` by its full name, with its arguments.
+    """Describes an `Approximation` or a `Mixing` by its full name and arguments.
 
-    Called with a layer's index it makes that layer's own module, with a seed of its own where
-    `seed` is among the arguments. Raises ValueError where `target` is neither, or takes others.
+    Calling it with a layer's index creates that layer's module, with a separate seed if `seed` is
+    among the arguments. Raises ValueError if `target` is neither, or takes other arguments.
     """
 
     target: str
@@ -53,12 +53,12 @@ class TrainedAttention:
 
     @property
     def is_mixing(self) -> bool:
-        """Tells whether the model mixes tokens without any attention."""
+        """Returns whether the model mixes tokens without attention."""
         return issubclass(self.method_class(), Mixing)
 
     @property
     def kernels(self) -> tuple[type, ...]:
-        """Returns the kernels that it computes; empty = every kernel."""
+        """Returns the supported kernels; empty = all kernels."""
         return getattr(self.method_class(), "kernels", ())
 
     def method_class(self) -> type[nn.Module]:
@@ -77,9 +77,9 @@ class TrainedAttention:
     ) -> None:
         """Raises ValueError unless a model of this size can be trained with it.
 
-        It is called once on random numbers, so that it refuses a causal mask, a kernel, or a budget
-        too large for the length now. Gradients must reach the queries or the keys (LSH may share
-        one for both): without them a model would not learn where to look.
+        It is called once on random numbers, so that an unsupported causal mask, kernel or too large
+        budget raises its error now. Gradients must reach the queries or the keys (LSH may share one
+        for both); otherwise a model would not learn where to attend.
         """
         if self.is_mixing:
             if is_causal:
@@ -98,11 +98,11 @@ class TrainedAttention:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "TrainedAttention | None":
-        """Reads the `trained_attention` of a model's config; None where attention is exact.
+        """Reads the `trained_attention` of a model's config; None for exact attention.
 
-        A config may come from anyone, so nothing is imported for it but this library: a method of
-        another module is found only where the program has imported that itself. Raises ValueError
-        for other modules, and for fields that describe no method.
+        A config is untrusted, so only this library is imported for it; a method of another module
+        is found only if the program has already imported that module. Raises ValueError for other
+        modules, and for fields that do not describe a method.
         """
         fields = getattr(config, "trained_attention", None)
         if fields is None:

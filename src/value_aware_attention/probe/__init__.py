@@ -3,7 +3,7 @@
     report = probe.probe(model, tokenizer, text)
     print(report.headline)
 
-`docs/probe.md` says what is measured and how.
+`docs/probe.md` explains what is measured and how.
 """
 
 from importlib import import_module
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports a name only when it is asked for: the command's help does without torch."""
+    """Imports a name on first use, so that the command's help needs no torch."""
     if name in __all__:
         return getattr(import_module("value_aware_attention.probe.measuring"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,11 +24,11 @@ reach. Only safetensors are read, and no code of a model's folder is run.
 
 DTYPES = ("float32", "bfloat16", "float16")
 COMMANDS = "value_aware.commands"
-"""Entry points by which an installed package adds commands"""
+"""Entry points through which an installed package adds commands"""
 
 
 def value_aware() -> None:
-    """Runs `value-aware probe` or a command of another package; ends with one line on errors."""
+    """Runs `value-aware probe` or another package's command; reports an error in one line."""
     commands = {entry.name: entry.load for entry in entry_points(group=COMMANDS)}
     made = ArgumentParser(
         prog="value-aware",
@@ -55,14 +55,14 @@ def value_aware() -> None:
 
 
 def renamed() -> None:
-    """Names the command that took the place of value-aware-probe."""
+    """Names the command that replaced value-aware-probe."""
     raise SystemExit("error: value-aware-probe was removed in 1.1: value-aware probe")
 
 
 def main(arguments: list[str] | None = None, prog: str = "value-aware probe") -> None:
     """Reads the command line, measures or reads every model, and prints tables.
 
-    Ends with one line where a model or text does not fit.
+    Reports an unfit model or text in one line and exits.
     """
     options = parser(prog).parse_args(arguments)
     try:
@@ -101,7 +101,7 @@ def parser(prog: str) -> ArgumentParser:
 
 
 def run(options: Namespace) -> None:
-    """Prints the report of each model, and a table of all where there are several.
+    """Prints the report of each model, and for several models a table of all.
 
     Raises ValueError for arguments that do not fit together, before a model is loaded.
     """
@@ -117,7 +117,7 @@ def run(options: Namespace) -> None:
             )
         if file.is_dir() or not file.parent.is_dir():
             raise ValueError(f"--json is {file}; give a file in a folder that is there")
-    # first, as reading is fast
+    # before any model, because it is fast
     records = {name: earlier(name) for name in options.models if is_record(name)}
     texts = texts_of(options) if models else []
     for name in models:
@@ -127,7 +127,7 @@ def run(options: Namespace) -> None:
 
 
 def is_record(name: str) -> bool:
-    """Tells a record of an earlier probe from a model, whose folder may end alike."""
+    """Returns whether this is an earlier probe's record; a model's folder may end alike."""
     return name.endswith(".json") and not Path(name).is_dir()
 
 
@@ -141,7 +141,7 @@ def earlier(file: str) -> Record:
 
 
 def texts_of(options: Namespace) -> list[str]:
-    """Reads the texts, once the folder that is to keep numbers is there; ValueError for neither."""
+    """Creates the cache folder and reads the texts. Raises ValueError if either fails."""
     try:
         Path(options.cache or ".").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -157,7 +157,7 @@ def texts_of(options: Namespace) -> list[str]:
 def probed(name: str, texts: list[str], options: Namespace) -> Record:
     """Measures a model and prints its report."""
     from value_aware_attention.hugging_face.saved import short_name
-    from value_aware_attention.probe.measuring import loaded, probe  # which import torch
+    from value_aware_attention.probe.measuring import loaded, probe  # import torch
 
     model, tokenizer = loaded(name, tokenizer=options.tokenizer, dtype=options.dtype)
     short = short_name(name)

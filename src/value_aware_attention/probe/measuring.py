@@ -68,10 +68,10 @@ DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Report:
-    """Holds the record of a probe; `record.to_json()` keeps it.
+    """The results of a probe; `record.to_json()` saves the record.
 
     Attributes:
-        caches: What cache methods lose, where that was measured.
+        caches: The loss with cache methods, if it was measured.
     """
 
     record: Record
@@ -83,10 +83,10 @@ class Report:
         return headline(self.record)
 
     def keys_needed(self, share: float = 0.05, layer: int | None = None) -> dict[str, int | None]:
-        """Gives, by method, the fewest keys with at most that relative output error.
+        """Returns, by method, the fewest keys with at most that relative output error.
 
-        `share` is one of 0.01, 0.05 and 0.1; `layer` None pools all layers. None where every output
-        of the layer is 0.
+        `share` is 0.01, 0.05 or 0.1; `layer` None pools all layers. None if all outputs of the
+        layer are 0.
         """
         measured = self.record.attention[0].output_error
         check_choice([None, *range(measured.layers)], layer=layer)
@@ -98,8 +98,8 @@ class Report:
     def keys_by_head(self, share: float = 0.05, method: str = OBLIVIOUS) -> list[list[int]]:
         """Lists, by layer and query head, the fewest keys with at most that output error.
 
-        `share` is one of 0.01, 0.05 and 0.1, `method` the choice of keys.
-        `measurement.head_budgets.HeadBudgets` attends with them.
+        `share` is 0.01, 0.05 or 0.1; `method` is the choice of keys. For attention with these
+        counts, see `measurement.head_budgets.HeadBudgets`.
         """
         check_choice((OBLIVIOUS, AWARE), method=method)
         return keys_by_head(self.record.attention[0].output_error, method, _measured(share))
@@ -115,20 +115,21 @@ class Report:
 
 
 def _measured(share: float) -> float:
-    """Returns the measured share that a number equals but for rounding, such as 1 - 0.95."""
+    """Returns the measured share that equals a number up to rounding, such as 1 - 0.95."""
     near = (measured for measured in SHARES if isclose(measured, share))
     return check_choice(SHARES, share=next(near, share))
 
 
 SINKS = 4
-"""Most first tokens that a window of a causal model keeps (StreamingLLM, Xiao et al., 2024)"""
+"""Most first tokens in a causal model's window (StreamingLLM, Xiao et al., 2024)"""
 
 
 def default_methods(search: str = "default", *, causal: bool = False) -> dict[str, Method]:
     """Builds the methods whose end metric is measured at every number of keys.
 
-    Both optimal ones, the largest weights with a slot for the mean of the others, and a sliding
-    window, which in a `causal` model has the first tokens too, at most `SINKS` of its r keys.
+    These are both optimal ones, the largest weights with a slot for the mean of the others, and a
+    sliding window. In a `causal` model the window also has the first tokens, at most `SINKS` of its
+    r keys.
     """
     windows: dict[str, Method] = {WINDOW: lambda r, layer: SlidingWindow(r)}
     if causal:
@@ -145,19 +146,19 @@ FLOORS = (
     Setting("zero_output", {}, lambda layer: ZeroOutput()),
     Setting("mean_of_the_values", {}, lambda layer: MeanValueSlot(1)),
 )
-"""What is left of a model without any choice of keys, beside all methods"""
+"""Methods without any choice of keys: what is left of a model, next to all methods"""
 
 
 def loaded(
     model: str, *, tokenizer: str | None = None, dtype: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a model, onto the GPU where there is one, and its tokenizer, by folder or hub name.
+    """Loads a model, onto the GPU if there is one, and its tokenizer, by folder or hub name.
 
-    `tokenizer` names another folder, `dtype` a type of torch's in the place of the checkpoint's.
-    Raises what `load_model` and `load_tokenizer` do.
+    `tokenizer` names another folder; `dtype` names a torch type that replaces the checkpoint's.
+    Raises what `load_model` and `load_tokenizer` raise.
     """
     disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; ours is one line
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries; we report one line
     its_tokenizer = load_tokenizer(tokenizer or model)
     its_model = load_model(model, dtype=getattr(torch, dtype) if dtype else None)
     its_model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
@@ -175,32 +176,33 @@ def probe(
 ) -> Report:  # fmt: skip
     """Measures the cost of attending to few keys in a trained model, on windows of a text.
 
-    Three things, with 95% intervals over windows: the end metric (`metric_of`) with each of
-    `methods` in all layers; ||o - o~||^2 / ||o||^2 of every layer and head, with the keys needed
-    for 1%, 5% and 10% of it; and the end metric where every head gets the keys that it needs.
-    Raises ValueError for an unfit model; of one with a head for labels the encoder is measured.
+    It measures three things, with 95% intervals over windows: the end metric (`metric_of`) with
+    each of `methods` in all layers; ||o - o~||^2 / ||o||^2 of every layer and head, with the keys
+    needed for 1%, 5% and 10% of it; and the end metric if each head gets the keys that it needs.
+    Raises ValueError for an unfit model. Of a model with a head for labels, it measures the
+    encoder.
 
     Args:
-        model: Masked or causal language model, or encoder, on the device where it is to run.
+        model: Masked or causal language model, or encoder, on the device to use.
         tokenizer: The model's own.
-        text: One text, or several that are read one after the other.
-        windows: Number of windows of the text that are read. None: all.
+        text: One text, or several, read one after the other.
+        windows: Number of windows of the text to read. None: all.
         length: Tokens of a window, special ones included. None: 512, or all positions.
-        rows: Queries of each window and head on which output errors are measured.
-        search: How hard value-aware keys are searched: "fast", "default" or "best".
+        rows: Queries of each window and head for measuring output errors.
+        search: How hard to search for value-aware keys: "fast", "default" or "best".
         sizes: Numbers of keys r. None: powers of two up to head size + 1, and that.
         kernel: Replaces the model's similarity kernel, post hoc. None: the model's own.
-        methods: Functions (r, layer) -> approximation by name; both `FLOORS` are measured beside
-            them. None: `default_methods`.
+        methods: Functions (r, layer) -> approximation by name. Both `FLOORS` are measured too.
+            None: `default_methods`.
         seed: Draws masked tokens, the control's weights and, with `draw`, the windows.
         draw: True: windows are drawn at random. False: they are evenly spaced.
-        name: What tables and headline call the model. None: the name of its class.
-        cache: Folder in which numbers are kept for later runs. None: nothing is kept.
-        show: Is given the lines of the tables; until then a terminal has a progress bar.
-        kernels: More kernels on the model's queries, keys and values, in layers alone.
+        name: The model's name in tables and headline. None: the name of its class.
+        cache: Folder that keeps numbers for later runs. None: nothing is kept.
+        show: Receives the lines of the tables; until then a terminal has a progress bar.
+        kernels: More kernels on the model's queries, keys and values, in layers only.
         between: True: also measures each optimal choice of keys with the other's weights.
         skewness_gap: True: also measures how output errors depend on the skewness of attention.
-        control: True: also measures the architecture with random weights, in as much time again.
+        control: True: also measures the architecture with random weights, which doubles the time.
         caches: True: also measures what `probe_caches` does.
     """
     check_options(rows, search, sizes, methods, seed)
@@ -251,9 +253,9 @@ def _report(
 
 @contextmanager
 def evaluating(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
-    """Puts a model into evaluation mode, and every module back into the mode that it came in.
+    """Sets a model to evaluation mode, and later restores the mode of every module.
 
-    Raises ValueError for what is no model of transformers, or no tokenizer.
+    Raises ValueError unless it gets a transformers model and a tokenizer.
     """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
@@ -277,7 +279,7 @@ def check_options(
     methods: Mapping[str, Method] | None,
     seed: int,
 ) -> None:
-    """Raises ValueError for options that fit no model."""
+    """Raises ValueError for options that no model allows."""
     OptimalValueAware(1, search)
     check_at_least(1, rows=rows)
     check_seed(seed)
@@ -296,7 +298,7 @@ def window_task(
     windows: int | None, length: int | None, seed: int, kernel: Kernel | None = None,
     draw: bool = False, context: int = 0,
 ) -> tuple[Task, TextWindows]:  # fmt: skip
-    """Returns the task that fits a model, and the windows read; ValueError where none does.
+    """Returns the task that fits a model, and the windows read. Raises ValueError if none fits.
 
     `context` is that of `windows_task`.
     """
@@ -306,7 +308,7 @@ def window_task(
     if windows is not None:
         check_at_least(1, windows=windows)
     if metric_of(model) == "cosine" and isinstance(model.base_model, PreTrainedModel):
-        model = model.base_model  # a head for labels has other outputs than hidden states
+        model = model.base_model  # a head for labels does not output hidden states
     metric, vocabulary = metric_of(model), vocabulary_size(model)
     read = text_windows(
         _texts(text), tokenizer, length=_length(model, length), windows=windows,
@@ -328,7 +330,7 @@ def window_task(
 
 
 def _texts(text: str | Iterable[str]) -> list[str]:
-    """Lists the texts. Raises ValueError for what is no text."""
+    """Lists the texts. Raises ValueError for anything else."""
     if isinstance(text, bytes | Path) or not isinstance(text, Iterable):
         raise ValueError(f"text is {described(text)}; give a string, or several: what files hold")
     texts = [text] if isinstance(text, str) else list(text)
@@ -338,7 +340,7 @@ def _texts(text: str | Iterable[str]) -> list[str]:
 
 
 def _length(model: PreTrainedModel, length: int | None) -> int:
-    """Returns the tokens of a window: 512 for None, or as many as the model has positions."""
+    """Returns the tokens of a window: for None 512, or the model's positions if there are fewer."""
     limit, metric = positions(model), metric_of(model)
     if length is None:
         length = min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
@@ -355,7 +357,7 @@ def _length(model: PreTrainedModel, length: int | None) -> int:
 
 GAPS_OF, JOINT = "SnapKV", "value-aware"
 LAST = 32
-"""Number of last queries that methods observe, as SnapKV does"""
+"""Number of last queries that methods observe, like SnapKV"""
 PROTECTED = 2 + 4
 """Number of first and last keys of a prefix that `AfterPrefix` always keeps"""
 CacheMethods = Mapping[str, Callable[[int], CacheMethod]]
@@ -377,14 +379,14 @@ def probe_caches(
     parts: Sequence[int] = (8, 4), methods: CacheMethods | None = None, seed: int = 0,
     draw: bool = False, name: str | None = None, progress: bool = False,
 ) -> CacheRecord:  # fmt: skip
-    """Measures cache methods on windows of a text: one key of each of `parts` is kept.
+    """Measures cache methods on windows of a text; for each of `parts`, one key in that many stays.
 
-    The first half of a window is the prefix of a causal model, of which the last `LAST` queries are
-    observed, then `rows` of all, then of the prefix read once more; with these the joint set is
-    measured with one budget for the model too. An encoder has no prefix, and half of its queries
-    are observed. Windows are read as `probe` reads them, and refused alike. The record has the four
-    gaps of SnapKV by layer and head; the other methods are those of `methods`, functions of r.
-    Raises ValueError for windows so short that r is below the protected keys, and for a model whose
+    The first half of a window is the prefix of a causal model. Methods observe the prefix's last
+    `LAST` queries, then `rows` of all its queries, then `rows` of the prefix read a second time.
+    For the last of these the joint set is also measured with one budget for the whole model. An
+    encoder has no prefix; half of its queries are observed. Windows are read and checked as in
+    `probe`. The record has the four gaps of SnapKV by layer and head. `methods` are functions of r.
+    Raises ValueError if windows are so short that r is below the protected keys, and if a model's
     output is not a number.
     """
     if not parts or min(check_integers(parts=parts)) < 1:
@@ -413,7 +415,7 @@ def _cache_losses(
             f"length is {task.length}; caches that keep one key of {max(parts)} of half a window, "
             f"{PROTECTED} of them always, need a length of at least {least}"
         )
-    task.layer_calls()  # refuses what is not a number
+    task.layer_calls()  # rejects outputs that are not numbers
     prefix = half if causal else None
     observed = [f"last {min(LAST, rows)}", "noncausal", "repeat", "hindsight"]
     settings = cache_settings(

@@ -1,1 +1,1 @@
-"""What was measured, as data and in words. Nothing here imports torch."""
+"""Measurements, as data and in words. Nothing here imports torch."""

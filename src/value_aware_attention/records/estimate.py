@@ -1,4 +1,4 @@
-"""A number with its 95% interval over units of text, and how numbers are written."""
+"""A number with its 95% interval over units of text, and the formats of numbers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ CONFIDENCE = 0.95
 Array = NDArray[np.float64]
 DASH = "–"
 NONE = "none"
-"""Stands for a count that no number of keys reaches, or a share of outputs that are all 0."""
+"""Stands for a count that no number of keys reaches, or a share of outputs that are all 0"""
 LARGE = 1e7
-"""Smallest number that is written with a power of ten."""
+"""Smallest number written with a power of ten"""
 WIDE = 1e5
-"""Smallest number that is too wide for a table of a terminal with its digits."""
+"""Smallest number whose digits are too wide for a table in a terminal"""
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -33,7 +33,7 @@ def whole(value: float | None) -> str:
 
 
 def signed(value: float | None, digits: int = 1) -> str:
-    """Writes a number with its sign, which a 0 has not."""
+    """Formats a number with its sign; zero gets none."""
     if not _is_known(value):
         return DASH
     if not round(value, digits):
@@ -54,12 +54,12 @@ def rounded(value: float | None, digits: int = 3) -> str:
 
 
 def narrow(value: float | None, digits: int = 1) -> str:
-    """Writes a number as `number` does, and from `WIDE` on with two digits and a power of ten."""
+    """Writes a number as `number` does; from `WIDE` on, with two digits and a power of ten."""
     return short(value, 2) if _is_known(value) and value >= WIDE else number(value, digits)
 
 
 def _is_known(value: float | None) -> TypeGuard[float]:
-    """Tells a number from None, NaN and what pandas has in their place."""
+    """Returns whether this is a number: not None, NaN or a missing value of pandas."""
     return isinstance(value, Real) and value == value
 
 
@@ -82,14 +82,14 @@ def with_interval(
     text: Writer = number,
     form: str = "{} ({} to {})",
 ) -> str:
-    """Writes "69 (65 to 76)"; the value alone where its interval is unknown."""
+    """Writes "69 (65 to 76)"; the value alone if its interval is unknown."""
     if not (_is_known(low) and _is_known(high)):
         return text(value, digits)
     return form.format(text(value, digits), text(low, digits), text(high, digits))
 
 
 def counted(keys: int | None, low: int | None = None, high: int | None = None) -> str:
-    """Writes a count of keys with its interval; "none" where no count was found."""
+    """Writes a count of keys with its interval; "none" if there is no count."""
     return NONE if keys is None else with_interval(keys, low, high, 0)
 
 
@@ -99,7 +99,7 @@ UNITS: Mapping[str, tuple[Writer, int]] = {
     "error": (narrow, 1),
     "cosine": (narrow, 4),
 }
-"""End metric -> how it is written, and with how many digits; other numbers have three"""
+"""End metric -> its format and number of digits; other numbers have three"""
 
 
 def in_unit(value: float, metric: str) -> str:
@@ -110,16 +110,16 @@ def in_unit(value: float, metric: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A number with its 95% interval over units; None where it is not known, as of one unit."""
+    """A number with its 95% interval over units; None if unknown, such as for one unit."""
 
     value: float | None
     low: float | None
     high: float | None
 
     def __format__(self, unit: str) -> str:
-        """Writes it in a unit of `UNITS`: f"{estimate:perplexity}" is "30.50 (30.40 to 30.60)".
+        """Formats it in a unit of `UNITS`: f"{estimate:perplexity}" is "30.50 (30.40 to 30.60)".
 
-        A unit in brackets puts the interval into brackets: "30.50 [30.40, 30.60]".
+        A unit in brackets gives "30.50 [30.40, 30.60]".
         """
         text, digits = UNITS[unit.strip("[]")]
         form = "{} [{}, {}]" if unit.startswith("[") else "{} ({} to {})"
@@ -142,17 +142,17 @@ def estimate(
 
 
 def mean(units: Array, most: float = np.inf) -> Estimate:
-    """Averages numbers >= 0 of units, with the interval cut at `most`."""
+    """Averages numbers >= 0 over units, with the interval cut at `most`."""
     return estimate(units, np.ones_like(units), least=0.0, most=most)
 
 
 def ratio_of_sums(totals: Array, counts: Array) -> tuple[Array, Array, Array]:
     """Computes sum(t_u) / sum(n_u) over the units u of the first axis, and its 95% interval's ends.
 
-    Units (windows or sequences) are taken as independent, not their targets, which share a context:
-    Student's t with the variance of a ratio estimator. With t_u the difference of two methods'
-    losses it is the paired interval of their mean difference. Other axes are other ratios; they
-    broadcast. The ends of a single unit are NaN; so is 0 / 0.
+    Units (windows or sequences) count as independent, unlike their targets, which share a context:
+    Student's t with the variance of a ratio estimator. If t_u is the difference of two methods'
+    losses, this is the paired interval of their mean difference. Other axes are other ratios; they
+    broadcast. The ends for a single unit are NaN, and so is 0 / 0.
     """
     units, count = len(counts), counts.sum(axis=0)
     with np.errstate(invalid="ignore"):

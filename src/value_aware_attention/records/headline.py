@@ -20,25 +20,25 @@ NAMES = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot", AWARE: "value-aw
 HEADLINE_SIZES = (4, 8, 16)
 SHARE = 0.05
 WINDOWS = 4
-"""Fewest windows that intervals are believed of"""
+"""Fewest windows for a credible interval"""
 LOSSES = {
     "perplexity": "a perplexity of",
     "error": "wrong predictions, in % of the hidden tokens, of",
     "cosine": "a cosine to the exact hidden states of",
 }
 NONE = 1e-9
-"""Difference that is rounding"""
+"""Largest difference that counts as rounding"""
 NARROW = 1 / 3
-"""Largest width of a count's interval, in parts of the count, from which it is told that another
-count is no smaller: wider ones, such as those of two windows, overlap with nearly any count"""
+"""Largest relative width of a count's interval for saying that another count is no smaller. Wider
+ones, such as those of two windows, overlap with nearly any count."""
 
 
 def headline(record: Record) -> str:
-    """Says what few keys do to the end metric, and how many keys by weight match value-aware ones.
+    """Reports the end metric with few keys, and how many keys by weight match value-aware ones.
 
-    Beside both stands the control's number, where random weights were measured. In brackets are
-    95% intervals over windows; errors are pooled over the layers. It begins with the architecture,
-    as a folder's name may say nothing, and ends with a warning of too few windows.
+    Next to both is the control's number, if random weights were measured. In brackets are 95%
+    intervals over windows; errors are pooled over the layers. The text begins with the
+    architecture, as a folder's name may say nothing, and ends with a warning of too few windows.
     """
     few = too_few(record)
     sentences = filter(None, [_loss(record), *_matches(record), f"{few}." if few else ""])
@@ -47,29 +47,29 @@ def headline(record: Record) -> str:
 
 
 def shown_size(record: Record) -> int:
-    """Returns the keys that the end metric is told with: 4, or the nearest number measured."""
+    """Returns the number of keys for reporting the end metric: 4, or the nearest measured one."""
     sizes = {cell.parameters["r"] for cell in record.cells if "r" in cell.parameters}
     return min(sizes, key=lambda r: (abs(r - HEADLINE_SIZES[0]), r), default=0)
 
 
 def with_keys(record: Record | None, r: int) -> dict[str, Cell]:
-    """Finds the end metric with r keys in every layer, by method; of a slot, not its exact mass."""
+    """Finds the end metric with r keys in every layer, by method; slots without the exact mass."""
     cells = whole_cells(record) if record else []
     return {cell.approximation: cell for cell in cells if cell.parameters["r"] == r}
 
 
 def exact_ratio(record: Record, cell: EndMetric) -> Estimate:
-    """Divides an end metric by exact attention's; of a perplexity it is exp of the paired nats."""
+    """Divides an end metric by exact attention's; for a perplexity this is exp of paired nats."""
     exact = record.cells[0].value
     value, low, high = (end and exact and end / exact for end in (cell.value, cell.low, cell.high))
     return Estimate(value=value, low=low, high=high)
 
 
 def with_ratio(record: Record, cell: EndMetric, *, brackets: bool = False) -> str:
-    """Writes an end metric with its interval, which of a perplexity is that of its ratio to exact.
+    """Writes an end metric with its interval; for a perplexity, that of its ratio to exact.
 
-    "20.60, × 1.10 (1.06 to 1.14)", or of a cosine "0.946 (0.941 to 0.950)"; in `brackets`, as a
-    table has it, "20.60 × 1.10 [1.06, 1.14]".
+    "20.60, × 1.10 (1.06 to 1.14)", or for a cosine "0.946 (0.941 to 0.950)". With `brackets`, for
+    tables, "20.60 × 1.10 [1.06, 1.14]".
     """
     if record.metric != "perplexity":
         return format(cell, f"[{record.metric}]" if brackets else record.metric)
@@ -84,9 +84,10 @@ def factor(value: float | None, digits: int) -> str:
 
 
 def warning(record: Record) -> str:
-    """Says why the end metric tells nothing of the keys, where it does not: at chance, or alike.
+    """Explains why the end metric cannot judge the keys: it is at chance, or all methods are alike.
 
-    A difference is one where its interval leaves out 0; of one window, which has none, any is.
+    "" if it can. A difference counts if its interval excludes 0; with one window and so no
+    interval, any difference counts.
     """
     metric, r = record.metric, shown_size(record)
     exact = f"exact attention's {in_unit(record.cells[0].value, metric)}"
@@ -104,7 +105,7 @@ def warning(record: Record) -> str:
 
 
 def too_few(record: Record) -> str:
-    """Says that a record has too few windows for its intervals, and how to get more; "" if not."""
+    """Warns of too few windows for intervals, with a remedy; "" if there are enough."""
     if record.text.units >= WINDOWS:
         return ""
     return (
@@ -115,15 +116,15 @@ def too_few(record: Record) -> str:
 
 
 def ends_of(cell: EndMetric) -> tuple[float, float]:
-    """Returns the interval of the difference from exact attention, a point where there is none."""
+    """Returns the interval of the difference from exact attention; a point if there is none."""
     low, high = cell.difference_low, cell.difference_high
     return (cell.difference if low is None else low, cell.difference if high is None else high)
 
 
 def _loss(record: Record) -> str:
-    """Says what r keys leave of the end metric, or why that is not told, and how many match.
+    """Reports the end metric with r keys, or why it cannot, and how many keys match.
 
-    A factor is that of a perplexity over exact attention's.
+    A factor is a perplexity's ratio to exact attention's.
     """
     r, metric = shown_size(record), record.metric
     trained = with_keys(record, r)
@@ -154,13 +155,13 @@ def _loss(record: Record) -> str:
 
 
 def _exact(record: Record) -> str:
-    """Tells exact attention's end metric beside others; a cosine's is 1."""
+    """Writes exact attention's end metric after others; "" for a cosine, where it is 1."""
     metric = record.metric
     return "" if metric == "cosine" else f"; exact {in_unit(record.cells[0].value, metric)}"
 
 
 def _matches(record: Record) -> Iterator[str]:
-    """Yields the keys that match, then those with random weights; without any, the keys needed."""
+    """Yields the keys that match, then those for random weights; without any, the keys needed."""
     measured = layers_of(record)
     if counts := matches(measured):
         yield from filter(None, [f"{counts}.", matches_at_random(record)])
@@ -173,13 +174,13 @@ def _matches(record: Record) -> Iterator[str]:
 
 
 def visible_keys(measured: OutputError) -> str:
-    """Writes how many keys a query sees: of a causal one, which sees its past, the average."""
+    """Writes how many keys a query sees; for a causal query, which sees its past, the average."""
     average = f"the {(measured.keys + 1) // 2:,} that a query sees on average"
     return average if measured.causal else f"{measured.keys:,}"
 
 
 def matches_at_random(record: Record) -> str:
-    """Says how many keys match with random weights, and whether training has any part in it."""
+    """Reports how many keys match with random weights, and whether training affects that."""
     random = _matching(layers_of(record.control)) if record.control else {}
     if record.control is None or not random:
         return ""
@@ -192,7 +193,7 @@ def matches_at_random(record: Record) -> str:
 
 
 def _is_narrow(*counts: MatchingKeys) -> bool:
-    """Tells whether each count has an interval, of a width of at most `NARROW` of it."""
+    """Returns whether each count has an interval, with a relative width of at most `NARROW`."""
     return all(
         count.keys is not None
         and count.low is not None
@@ -203,7 +204,7 @@ def _is_narrow(*counts: MatchingKeys) -> bool:
 
 
 def matches(measured: OutputError) -> str:
-    """Says how many keys chosen by weight match 4, 8 and 16 value-aware keys; "" if not counted."""
+    """Reports how many keys by weight match 4, 8 and 16 value-aware keys; "" if not counted."""
     counts = [*_matching(measured).values()]
     if not counts:
         return ""
@@ -221,14 +222,14 @@ def matches(measured: OutputError) -> str:
 
 
 def count_text(count: MatchingKeys, measured: OutputError) -> str:
-    """Writes a count with its interval, whose end at all keys is not determined."""
+    """Writes a count with its interval; an end at all keys is not determined."""
     if count.keys is None or count.high is None or count.high < measured.keys:
         return str(count)
     return f"{whole(count.keys)} ({whole(count.low)} to {NOT_DETERMINED})"
 
 
 def _matching(measured: OutputError) -> dict[int, MatchingKeys]:
-    """Maps the headline's sizes to the keys by weight that match them, where they were counted."""
+    """Maps the headline's sizes to the keys by weight that match them, if these were counted."""
     return {r: count for r in HEADLINE_SIZES if (count := match(measured, r))}
 
 
@@ -237,7 +238,7 @@ def layers_of(record: Record) -> OutputError:
 
 
 def by_layer(record: Record) -> str:
-    """Names the layers where training changes most how many keys by weight `SHARE` error takes."""
+    """Names the layers where training adds most and least keys by weight for `SHARE` error."""
     if record.control is None:
         return ""
     nets = (record, record.control)
@@ -259,9 +260,9 @@ def by_layer(record: Record) -> str:
 
 
 def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKeys | None:
-    """Finds how many keys by weight match r value-aware ones; None where that was not measured.
+    """Finds how many keys by weight match r value-aware ones; None if not measured.
 
-    The interval is cut at r: fewer keys by weight cannot match, whatever a test of few units says.
+    The interval is cut at r: fewer keys by weight cannot match, even if few units suggest it.
     """
     rows = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
     row = next(rows, None)
@@ -280,7 +281,7 @@ def needed(
 def keys_by_head(measured: OutputError, method: str, share: float) -> list[list[int]]:
     """Lists, by layer and query head, the fewest keys with at most that relative output error.
 
-    1 for a head whose outputs are all 0.
+    It is 1 for a head whose outputs are all 0.
     """
     counts = [[1] * measured.heads for _ in range(measured.layers)]
     for row in measured.keys_needed:

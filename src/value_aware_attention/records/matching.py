@@ -10,7 +10,7 @@ from value_aware_attention.records.estimate import CONFIDENCE, Array, Estimate, 
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, Cell, Record
 
 NOT_DETERMINED = "not determined"
-"""Stands for the end of an interval beyond all numbers of keys that were measured"""
+"""Stands for an end of an interval beyond all measured numbers of keys"""
 SLOT = "mean_value_slot"
 """Name of `MeanValueSlot` in records"""
 
@@ -19,8 +19,8 @@ SLOT = "mean_value_slot"
 class EndMatch(Estimate):
     """A number of keys, between measured ones, with its 95% interval over units.
 
-    None stands for a number or an end beyond `most`, the largest one measured, and for the interval
-    of a single unit.
+    None stands for a number or an end beyond `most`, the largest measured number, and for the ends
+    of a single unit's interval.
     """
 
     most: int
@@ -36,7 +36,7 @@ class EndMatch(Estimate):
 
 
 def whole_cells(record: Record) -> list[Cell]:
-    """Lists the cells with r keys in every layer; of a slot for the rest, not its exact mass."""
+    """Lists the cells with r keys in every layer, without slots of exact mass."""
     return [
         cell
         for cell in record.cells
@@ -49,11 +49,11 @@ def whole_cells(record: Record) -> list[Cell]:
 def end_matches(record: Record, r: int, *, by: str = OBLIVIOUS) -> EndMatch | None:
     """Computes how many keys of the choice `by` lose as little of the end metric as r value-aware.
 
-    In all layers at once; the loss of a perplexity is in nats. Between the numbers of keys at which
-    it was measured it is linear in their logarithm, and the first number that loses as little
-    counts. The interval is the jackknife's, of the logarithm: every unit is left out in turn, and
-    Student's t has units - 1 degrees of freedom. It is cut at the largest number measured and, by
-    weight, at r: fewer cannot match r value-aware keys. None where too little was measured.
+    All layers have that many keys at once; the loss of a perplexity is in nats. Between measured
+    numbers of keys the loss is linear in their logarithm; the first number with as little loss
+    counts. The interval is a jackknife of the logarithm over units, with Student's t of units - 1
+    degrees of freedom. It is cut at the largest measured number and, by weight, at r: fewer cannot
+    match r value-aware keys. None if too little was measured.
     """
     cells = whole_cells(record)
     targets = [c for c in cells if c.approximation == AWARE and c.parameters["r"] == r]
@@ -76,7 +76,7 @@ def end_matches(record: Record, r: int, *, by: str = OBLIVIOUS) -> EndMatch | No
 
 
 def _first_enough(logs: Array, losses: Array) -> float:
-    """Finds where losses first fall to their last one, linear between `logs`; inf for nowhere."""
+    """Finds where losses first fall to the last one, linear between `logs`; inf if nowhere."""
     enough = np.flatnonzero(losses[:-1] <= losses[-1])
     if not len(enough):
         return math.inf

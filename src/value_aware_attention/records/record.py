@@ -13,11 +13,11 @@ from value_aware_attention.records.estimate import estimate as estimate
 from value_aware_attention.records.estimate import ratio_of_sums as ratio_of_sums
 
 TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
-"""End metric -> the task that a model is measured on by it"""
+"""End metric -> the task of the models that it measures"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 """Names of the two optimal choices in records"""
 SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact"}
-"""Mass of the slot of a `MeanValueSlot` -> its name among the curves of a layer"""
+"""Mass of a `MeanValueSlot`'s slot -> its name among a layer's curves"""
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors for which `KeysNeeded` are counted"""
 Numbers = tuple[float, ...]
@@ -28,11 +28,11 @@ NUMBERS = {float: (float, int)}
 
 
 class JsonRecord:
-    """A frozen dataclass that one JSON file holds, with the version of its schema.
+    """A frozen dataclass stored as one JSON file, with the version of its schema.
 
     Attributes:
-        version: Version of the schema, raised whenever older records cannot be read as new ones.
-        made_by: The command that makes it again.
+        version: Version of the schema; it increases when older records can no longer be read.
+        made_by: The command that creates it again.
     """
 
     version: ClassVar[int]
@@ -47,7 +47,7 @@ class JsonRecord:
     def from_json(cls, text: str, name: str = "the record") -> Self:
         """Reads the text that `to_json` wrote; errors call it `name`.
 
-        Raises ValueError for another schema version, and for anything that is no such record.
+        Raises ValueError for another schema version, and for anything that is not such a record.
         """
         with reading(name, "make it again"):
             content = from_json(text)
@@ -73,8 +73,8 @@ class JsonRecord:
 class EndMetric(Estimate):
     """A model's end metric with its paired 95% interval around exact attention's.
 
-    `value` is the mean per target as the metric is reported: exp(nats) for "perplexity", 100 times
-    the share of wrong ones for "error", itself for "cosine". value = exact + difference.
+    `value` is the reported mean per target: exp(nats) for "perplexity", 100 times the share of
+    wrong ones for "error", the mean itself for "cosine". value = exact + difference.
 
     Attributes:
         count: Targets.
@@ -93,18 +93,18 @@ class EndMetric(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class CellError:
-    """Holds a method's relative output error, sum ||o - o~||^2 / sum ||o||^2.
+    """A method's relative output error, sum ||o - o~||^2 / sum ||o||^2.
 
-    Sums over queries and heads of all layers, with the 95% interval over units (Student's t), and
-    of each layer alone.
+    The sums cover the queries and heads of all layers, with the 95% interval over units (Student's
+    t), and those of each layer alone.
 
     Attributes:
         unit_squared_errors: ||o - o~||^2 by layer and recorded unit.
         unit_squared_norms: ||o||^2 by layer and recorded unit.
-        queries: In a layer.
+        queries: Queries per layer.
         cosine_by_layer: Mean cosine of o~ and o over the queries and heads of each layer.
         length_by_layer: sqrt(sum ||o~||^2 / sum ||o||^2) over the queries and heads of each layer.
-        largest_support: Most keys that a query keeps, of a method that solves for its weights.
+        largest_support: Most keys of a query, for a method that solves for its weights.
         largest_error: Largest error of solved weights, relative to the longest value: max ||o -
             o~|| / max ||v||.
     """
@@ -123,12 +123,12 @@ class CellError:
 
     @property
     def cosine(self) -> float | None:
-        """The mean of `cosine_by_layer`; None where a layer has none."""
+        """The mean of `cosine_by_layer`; None if a layer has none."""
         return _mean(self.cosine_by_layer)
 
     @property
     def relative_length(self) -> float | None:
-        """The mean of `length_by_layer`; None where a layer has none."""
+        """The mean of `length_by_layer`; None if a layer has none."""
         return _mean(self.length_by_layer)
 
 
@@ -153,9 +153,9 @@ class Cell(EndMetric):
     """One approximation with one setting of its parameters, in all layers of the model.
 
     Attributes:
-        budget: Keys a query that the setting was chosen to cost; `cost` is its real one
+        budget: Keys per query that the setting was chosen to cost; `cost` is the actual number
             (`error.budget`).
-        predictions: "kl", in nats, and "same_top_token", of a task that compares predictions.
+        predictions: "kl" (nats) and "same_top_token", if the task compares predictions.
     """
 
     approximation: str
@@ -170,7 +170,7 @@ class Cell(EndMetric):
 class Baseline(EndMetric):
     """Scores another model on the same targets: counts of tokens, or the model on longer text.
 
-    `tokens` is the number of tokens counted; `length` is that of the text.
+    `tokens` is the number of counted tokens; `length` is that of the text.
     """
 
     tokens: int | None = None
@@ -179,7 +179,7 @@ class Baseline(EndMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Mean ||o - o~||^2 of a method against the number of keys kept, by layer and size."""
+    """Mean ||o - o~||^2 of a method against the number of kept keys, by layer and size."""
 
     sizes: tuple[int, ...]
     layers: tuple[Numbers, ...]
@@ -190,8 +190,8 @@ class KeyCount:
     """A count of keys, and the counts at the ends of the 95% interval of its error over units.
 
     Attributes:
-        layer: None: pooled over all layers.
-        keys: None: every output is 0, so that no error is a share of it.
+        layer: None = pooled over all layers.
+        keys: None = all outputs are 0, so no error is relative to them.
     """
 
     layer: int | None
@@ -208,8 +208,8 @@ class KeyCount:
 class MatchingKeys(KeyCount):
     """The fewest keys by weight with at most the error of `r` value-aware ones.
 
-    Errors pooled over queries, with the 95% interval over units; and over single queries, each
-    matched alone, the quartiles.
+    Errors are pooled over queries, with the 95% interval over units. The quartiles are over single
+    queries, each matched alone.
     """
 
     r: int
@@ -222,11 +222,11 @@ class MatchingKeys(KeyCount):
 class MatchingSlots(KeyCount):
     """The fewest slots of a `MeanValueSlot` with at most the error of `r` value-aware keys.
 
-    Its last slot counts: `keys` slots are one fewer of the largest weights and the mean of the
-    other values. Errors are pooled as in `MatchingKeys`.
+    `keys` slots are `keys` - 1 of the largest weights and, as the last slot, the mean of the other
+    values. Errors are pooled as in `MatchingKeys`.
 
     Attributes:
-        mass: Of the slot, of `SLOTS`.
+        mass: The slot's mass, from `SLOTS`.
     """
 
     r: int
@@ -235,15 +235,15 @@ class MatchingSlots(KeyCount):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstToken:
-    """Describes a layer's attention to the first token, and errors where it has the largest weight.
+    """Describes a layer's attention to the first token, and errors if it has the largest weight.
 
-    Means over the sampled queries of all heads and units. A query that attends most to the first
-    token attends to the sink.
+    Means are over the sampled queries of all heads and units. A query that attends most to the
+    first token attends to the sink.
 
     Attributes:
         mass: Mean weight on the first token.
         top: Share of queries whose largest weight is on the first token.
-        value_norm: ||v_0|| over the mean ||v_i|| of all keys; None where all values are 0.
+        value_norm: ||v_0|| over the mean ||v_i|| of all keys; None if all values are 0.
         errors: By method and number of keys: the relative output error of queries that attend most
             to the first token, and of the others.
     """
@@ -272,7 +272,7 @@ class ErrorAtSize:
     """The relative output error of a method with `r` keys, and its 95% interval over units.
 
     Attributes:
-        error: None: every output is 0.
+        error: None = all outputs are 0.
     """
 
     layer: int | None
@@ -288,13 +288,13 @@ class ErrorAtSize:
 class SearchGap:
     """Compares a search for `r` value-aware keys with the best one, on sampled rows of all layers.
 
-    The best search is the optimum at r = 2 and up to 512 keys, otherwise the best that is known.
+    The best search is optimal at r = 2 with up to 512 keys, otherwise the best known.
 
     Attributes:
         excess: Pooled error over that of the best search, minus 1.
-        off: Share of rows with an error above the best by more than 0.1%.
-        worst: Largest ratio of errors of a row.
-        proved: Share of rows of which the best search is proved optimal.
+        off: Share of rows with an error more than 0.1% above the best.
+        worst: Largest ratio of a row's errors.
+        proved: Share of rows where the best search is proved optimal.
     """
 
     r: int
@@ -311,7 +311,7 @@ class OutputError:
 
     Attributes:
         search: Search for the value-aware optimum.
-        rows: Queries in a layer, over units and heads.
+        rows: Queries per layer, over units and heads.
         squared_norm: Mean ||o||^2 by layer.
     """
 
@@ -341,8 +341,7 @@ class Skewness:
     """How skewed a layer's attention weights alpha are: means over its queries (section 3).
 
     Attributes:
-        rows_over_half: Share of queries with a weight above 0.5, where values are expected to
-            matter least.
+        rows_over_half: Share of queries with a weight above 0.5, where values should matter least.
         effective_keys: exp(entropy of alpha).
         keys_for_90_percent: The fewest keys that hold 90% of the mass.
     """
@@ -356,12 +355,12 @@ class Skewness:
 
 @dataclass(frozen=True, kw_only=True)
 class GapCell:
-    """A layer weighed by one kernel: its skewness, and the gain of choosing by the output.
+    """A layer under one kernel: its skewness, and the gain of choosing by the output.
 
     Attributes:
-        own: False: put in the place of the model's kernel (post hoc).
-        oblivious: Relative output error of attention's top keys, by their number; empty if every
-            output is 0.
+        own: False = replaces the model's kernel (post hoc).
+        oblivious: Relative output error of attention's top keys, by their number; empty if all
+            outputs are 0.
         same_first_key: Share of queries where both choices keep the same key at r = 1.
     """
 
@@ -389,7 +388,7 @@ class SkewnessGap:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Measurements in the layers under one kernel; post hoc: not the model's own."""
+    """Measurements in the layers under one kernel; post hoc = not the model's own."""
 
     kernel: str
     post_hoc: bool
@@ -400,7 +399,7 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """The weights, queries by keys, that one method gives in the place of attention's."""
+    """The weights, queries by keys, that one method uses in place of attention's."""
 
     approximation: str
     parameters: Parameters
@@ -434,11 +433,11 @@ class RunOn:
 
 @dataclass(frozen=True, kw_only=True)
 class TextRead:
-    """Text that a model read: its amount and its origin.
+    """The text that a model read: its amount and its origin.
 
     Attributes:
-        recorded_units: Units on which output errors were measured.
-        tokens: Tokens of the whole text, of which the share `share_read` is in the units.
+        recorded_units: Units for measuring output errors.
+        tokens: Tokens of the whole text; the units contain the share `share_read`.
     """
 
     description: str
@@ -458,12 +457,12 @@ class Record(JsonRecord):
         task: "causal", "masked" or "encoder".
         metric: "perplexity", "error" (percent) or "cosine".
         unit: Unit of the intervals: "window" or "sequence".
-        attention: Kernels measured in the layers, first that of the cells.
+        attention: Kernels measured in the layers, starting with that of the cells.
         hashes: sha256 of the checkpoint and of the data.
-        trained_with: Name of the method that replaced attention in training, with its `arguments`.
+        trained_with: Name of the method that replaced attention in training; see `arguments`.
         control: The same architecture with random weights, measured on the same text.
         controls: The same with weights of other seeds.
-        budgets: Every head with a number of keys of its own (`head_budgets.budget_settings`).
+        budgets: Cells with a separate number of keys per head (`head_budgets.budget_settings`).
     """
 
     version: ClassVar[int] = 1
@@ -525,7 +524,7 @@ class Record(JsonRecord):
 
 
 def read(kind: Any, content: Any, name: str = "it") -> Any:
-    """Reads JSON's content as an object of a dataclass, as a tuple, a mapping, or as itself.
+    """Reads JSON's content as an object of a dataclass, as a tuple, a mapping, or unchanged.
 
     Raises ValueError, with the place in `name`, for content that does not fit the dataclass.
     """

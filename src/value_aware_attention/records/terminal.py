@@ -1,4 +1,4 @@
-"""Writes what was measured as tables for a terminal."""
+"""Writes measurements as tables for a terminal."""
 
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -26,21 +26,21 @@ from value_aware_attention.records.matching import SLOT, end_matches, whole_cell
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, Cell, Record
 
 WIDTH = 26
-"""Of a column, in characters"""
+"""Width of a column, in characters"""
 LOSS = 0.01
-"""Loss of the end metric that budgets may cost: a part of a perplexity or cosine, a hundredth of
-all predictions"""
+"""Allowed loss of the end metric with budgets: relative to a perplexity, absolute for a cosine, as
+a share of all predictions for an error"""
 ROW = 16
-"""Heads in a line"""
+"""Heads per line"""
 TITLES = {"kl": "KL in nats a token", "cosine_distance": "1 - cosine"}
 
 
 def tables(record: Record) -> Iterator[str]:
     """Yields the lines of tables: keys needed by layer and by head, the end metric by keys kept.
 
-    Random weights have a row in the first one and a table like the last one. Beside them stand the
-    end metric with budgets by head, the keys that match in it, and warnings where it tells nothing
-    or of too few windows.
+    Random weights have a row in the first table and a table like the last. Further lines have the
+    end metric with budgets by head, the keys that match in it, and warnings if it says nothing or
+    if there are too few windows.
     """
     yield from _layer_lines(record)
     yield from _head_lines(record)
@@ -55,7 +55,7 @@ def tables(record: Record) -> Iterator[str]:
 
 
 def _first_token_lines(record: Record) -> Iterator[str]:
-    """Says how much attention the first token of a window gets, over all layers and in the most."""
+    """Reports the attention to a window's first token, over all layers and in the highest one."""
     layers = layers_of(record).first_token
     if layers:
         most = max(layers, key=lambda layer: layer.mass)
@@ -67,7 +67,7 @@ def _first_token_lines(record: Record) -> Iterator[str]:
 
 
 def _head_lines(record: Record) -> Iterator[str]:
-    """Lists the keys by weight that every head needs, `ROW` heads a line."""
+    """Lists the keys by weight that every head needs, `ROW` heads per line."""
     measured = layers_of(record)
     counts = keys_by_head(measured, OBLIVIOUS, SHARE)
     yield from ("", f"keys by weight for {SHARE:.0%} error, of {visible_keys(measured)}, by head")
@@ -80,7 +80,7 @@ def _head_lines(record: Record) -> Iterator[str]:
 
 
 def _budget_lines(record: Record) -> Iterator[str]:
-    """Tabulates the end metric with the keys that each head needs, in all heads together."""
+    """Tabulates the end metric with the number of keys that each head needs, in all heads."""
     if not record.budgets:
         return
     metric, available = record.metric, layers_of(record).keys
@@ -102,7 +102,7 @@ def _chosen(cell: Cell) -> str:
 
 
 def _shown(method: str) -> str:
-    """Names a method; an oracle looks at exact attention, and no model runs faster with it."""
+    """Names a method; an oracle reads exact attention, so no model runs faster with it."""
     oracle = NAMES.get(method)
     return f"{oracle} (oracle)" if oracle else method.replace("_", " ")
 
@@ -124,9 +124,9 @@ def _affordable(record: Record) -> str:
 
 
 def _end_lines(record: Record, of: str) -> Iterator[str]:
-    """Tabulates the end metric: a row for each number of keys, a column for each method.
+    """Tabulates the end metric: a row per number of keys, a column per method.
 
-    Cells without a number of keys, which are floors for the others, have a line each below.
+    Cells without a number of keys, which are floors for the others, follow one per line.
     """
     exact, *cells = record.cells
     metric, unit = record.metric, " %" if record.metric == "error" else ""
@@ -187,7 +187,7 @@ def own_budgets(record: Record) -> list[Cell]:
 
 
 def cache_table(record: CacheRecord) -> Iterator[str]:
-    """Yields a line for each method and the queries that it observes, the columns its sizes.
+    """Yields a line for each method and the queries that it observes, with a column per size.
 
     A cell has the distance from exact attention's output with its interval, and the output error
     where layers were measured.
@@ -224,9 +224,9 @@ def _method(cell: CacheCell) -> tuple[str, str]:
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:
-    """Yields the lines of a table with a column for each model, and one where they are not alike.
+    """Yields the lines of a table with a column per model, and a line for each difference in setup.
 
-    Counts of keys depend on the length of the windows: those of different lengths do not compare.
+    Counts of keys depend on the windows' length, so those of different lengths do not compare.
     """
     columns = [dict(_column(record)) for record in records]
     names = dict.fromkeys(name for column in columns for name in column)
@@ -238,7 +238,7 @@ def side_by_side(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]], names: int) -> Iterator[str]:
-    """Yields the lines of a table: its first columns are `names`, the others end together."""
+    """Yields the lines of a table: the first `names` columns are left-aligned, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, strict=True)

@@ -1,7 +1,7 @@
-"""Batches addressed by optimizer step: item s is a function of (seed, s) alone.
+"""Batches by optimizer step: item s depends on (seed, s) alone.
 
-A run that was killed therefore continues with exactly the batches it would have seen; a loader
-must not shuffle or batch these data sets again. Tokens are read from memory maps.
+So a killed run continues with exactly the batches that it would have read. A loader must not
+shuffle or batch these data sets again. Tokens are read from memory maps.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ class CausalBatches(Dataset[Tensor]):
     """Yields training batches of a causal LM: int64 (batch_size, length + 1).
 
     Inputs are [:-1] and targets [1:]. The stream is cut into blocks of `length` tokens plus the
-    next one; every epoch starts the cut at another offset and visits the blocks in another order.
+    next one. Each epoch starts the cut at another offset and shuffles the blocks anew.
     """
 
     def __init__(self, path: Path, *, length: int, batch_size: int, steps: int, seed: int) -> None:
@@ -33,7 +33,7 @@ class CausalBatches(Dataset[Tensor]):
         if len(self.tokens) < length + 1:
             raise ValueError(f"{path}: {len(self.tokens)} tokens are too few for length {length}")
         self.length, self.batch_size, self.steps, self.seed = length, batch_size, steps, seed
-        # one block fewer than would fit, so that every offset below `length` gives the same number
+        # one block less than fits, so that every offset below `length` gives the same number
         self.blocks = max(1, len(self.tokens) // length - 1)
         self.offsets = min(length, len(self.tokens) - self.blocks * length)
 
@@ -50,7 +50,7 @@ class CausalBatches(Dataset[Tensor]):
 
 
 class MaskedSequences:
-    """Reads the instances of several sources as sequences of `length` tokens, and masks them.
+    """Reads instances of several sources as sequences of `length` tokens, and masks them.
 
     Instances shorter than `length` are joined within their source (`rearrange`).
     """
@@ -103,11 +103,11 @@ class MaskedSequences:
 def masked_sequences(
     *, folder: Path | str, split: str, length: int, fraction: float, block: int | None = None
 ) -> MaskedSequences:
-    """Reads the masked LM's sequences that `write_tokens` left in `folder`, all sources together.
+    """Reads the masked LM's sequences of all sources that `write_tokens` left in `folder`.
 
-    Instances of exactly `length` tokens are taken where they were written (the L - 2 chunks of
-    A.1); otherwise the shorter ones are joined (Table 4). Raises ValueError unless some have the
-    length `block`; None = any.
+    Instances of exactly `length` tokens are used as they are (the L - 2 chunks of A.1). Without
+    them, shorter ones are joined (Table 4). Raises ValueError if none has the length `block`;
+    None = any length.
     """
     from value_aware_attention.hugging_face.saved import saved_tokenizer
 
@@ -134,7 +134,7 @@ def masked_sequences(
 class MaskedBatches(Dataset[dict[str, Tensor]]):
     """Yields training batches of a masked LM: input_ids and labels, int64 (batch_size, length).
 
-    Every epoch visits the sequences of all sources in another order, masked anew (dynamic masking).
+    Each epoch shuffles the sequences of all sources and masks them anew (dynamic masking).
     """
 
     def __init__(
@@ -156,10 +156,9 @@ class MaskedBatches(Dataset[dict[str, Tensor]]):
 class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
     """Yields evaluation batches of a masked LM: sequences and masks that never change.
 
-    The sequences of all sources are in a random order drawn from `seed`, so that the first `limit`
-    (None: all) are a sample of all sources; the mask of the i-th is drawn from (seed, i) alone,
-    whatever the batch size. The last batch may be shorter. Raises ValueError where nothing at all
-    is masked.
+    `seed` gives the order of the sequences over all sources, so the first `limit` (None = all) are
+    a sample of all sources. The mask of sequence i depends on (seed, i) alone, whatever the batch
+    size. The last batch may be smaller. Raises ValueError if no token is masked.
     """
 
     def __init__(
@@ -188,15 +187,15 @@ class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
 
 
 class MicroBatch(NamedTuple):
-    """Holds what one forward and backward pass reads of a step's batch."""
+    """The input of one forward and backward pass: a part of a step's batch."""
 
     rows: Batch
     position: int  # within its step
-    targets: int  # of the whole batch: a micro-batch may hold more or fewer of its masked tokens
+    targets: int  # in the whole batch; micro-batches differ in their masked tokens
 
 
 class MicroBatches(Dataset[MicroBatch]):
-    """Cuts batch s into micro-batches, items s * accumulate + i: its rows i, i + accumulate, ..."""
+    """Cuts batch s into micro-batches: item s * accumulate + i has rows i, i + accumulate, ..."""
 
     def __init__(
         self,
@@ -218,7 +217,7 @@ class MicroBatches(Dataset[MicroBatch]):
 
 
 def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = None) -> None:
-    """Raises ValueError unless a batch divides into equal micro-batches, at least one a device."""
+    """Raises ValueError unless a batch divides into equal micro-batches, one or more per device."""
     if min(devices, accumulate) < 1:
         raise ValueError(f"devices {devices} and accumulate {accumulate} must be at least 1")
     if batch_size is not None and batch_size % (devices * accumulate):
@@ -247,7 +246,7 @@ def _indices(step: int, batch_size: int, steps: int) -> range:
 def _visits(
     step: int, batch_size: int, steps: int, *, count: int, seed: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields the epoch and the element of each row of a step; epochs visit `count` elements."""
+    """Yields epoch and element for each row of a step; an epoch has `count` elements."""
     for index in _indices(step, batch_size, steps):
         epoch, position = divmod(index, count)
         yield epoch, int(_permutation(count, seed, epoch)[position])

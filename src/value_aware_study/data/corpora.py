@@ -1,7 +1,7 @@
 """Corpora: named sources of documents, written as JSON lines per source and split (A.1, Table 3).
 
-Copied passages can be removed; words of evaluation text that training text holds are counted.
-Nothing here imports torch.
+Copied passages can be removed. Words of evaluation text that also occur in training text are
+counted. Nothing here imports torch.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ Counts = dict[str, int]
 Hashes = NDArray[np.uint64]
 
 NGRAM = 13
-"""Words of an n-gram that counts as copied where it occurs twice (GPT-3, Brown et al. 2020)."""
+"""Words in an n-gram that counts as copied if it occurs twice (GPT-3, Brown et al. 2020)."""
 
 WORD = re.compile(r"\w+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -42,13 +42,14 @@ def write_corpus(
 ) -> dict[str, dict[str, Counts]]:
     """Writes every source to `folder`/<source>/<split>.jsonl, one `{"text": ...}` a line.
 
-    A document without a split goes to evaluation with probability `evaluation_fraction`, and at
-    least one does, and to validation with `validation_fraction`, drawn from (seed, source,
-    position). Empty documents are dropped; with `remove_copies` so are passages that earlier
-    documents of any source hold. The folder appears only when all of it is written.
+    A document without a split goes to evaluation with probability `evaluation_fraction`, and to
+    validation with `validation_fraction`, drawn from (seed, source, position). Each source gets at
+    least one evaluation document. Empty documents are dropped. With `remove_copies`, passages that
+    occur in earlier documents of any source are dropped too. The folder appears only once all of it
+    is written.
 
-    Returns documents and characters per source and split; for evaluation text also its words, and
-    how many of them lie in a 13-gram of the training text of any source.
+    Returns documents and characters per source and split. For evaluation text it also returns the
+    words, and how many of them lie in a 13-gram of the training text of any source.
     """
     if not 0 < evaluation_fraction < 1:
         raise ValueError(f"evaluation_fraction must lie between 0 and 1, not {evaluation_fraction}")
@@ -120,7 +121,7 @@ def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
 def _assigned(
     documents: Iterable[Document], key: str, evaluation: float, validation: float
 ) -> Iterator[Document]:
-    """Yields the non-empty documents with a split; the one nearest to evaluation comes last."""
+    """Yields the non-empty documents with a split; the last is evaluation if none else is."""
     spare: tuple[float, str] | None = None
     evaluated = False
     for position, document in enumerate(documents):
@@ -147,12 +148,12 @@ def _uniform(key: str) -> float:
 
 
 def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator[Document]:
-    """Removes the passages that earlier documents hold; a document may end up empty.
+    """Removes passages that occur in earlier documents; a document may end up empty.
 
-    A passage goes if at least half of its words lie in a 13-gram of `earlier`, the hashes of what
-    remains of earlier documents, to which each document adds its own. A passage is a paragraph, or
-    an entry of a list: an unindented line and the indented ones below it. Copies within one
-    document stay: they never lie in two splits.
+    A passage is removed if at least half of its words lie in a 13-gram of earlier documents.
+    `earlier` holds the hashes of these 13-grams; each document adds those of the text it keeps. A
+    passage is a paragraph or a list entry: an unindented line and the indented lines below it.
+    Copies within one document stay, as they never lie in two splits.
     """
     for document in documents:
         passages = list(_passages(document.text))
@@ -177,8 +178,8 @@ def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator
 def copied_words(train: Iterable[str], groups: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
     """Counts, per group of texts, the words in a 13-gram of the training texts, and all words.
 
-    Words are runs of letters and digits without their case. The training texts are read once, one
-    at a time; what is held grows with the groups alone.
+    Words are runs of letters and digits, in lower case. The training texts are read once, one at a
+    time; memory grows only with the groups.
     """
     words = [[_words(text) for text in texts] for texts in groups]
     held = [[_ngrams(text) for text in texts] for texts in words]
@@ -198,10 +199,10 @@ def copied_words(train: Iterable[str], groups: Sequence[Sequence[str]]) -> list[
 
 
 def _passages(text: str) -> Iterator[str]:
-    """Splits a text into passages with the blank lines after them; joined they are the text."""
+    """Splits a text into passages with their trailing blank lines; joined they give the text."""
     passage: list[str] = []
     for line in text.splitlines(keepends=True):
-        ends = passage and passage[-1][0].isspace()  # with a blank or an indented line
+        ends = passage and passage[-1][0].isspace()  # after a blank or an indented line
         if ends and not line.isspace() and (passage[-1].isspace() or not line[0].isspace()):
             yield "".join(passage)
             passage = []
@@ -214,7 +215,7 @@ def _words(text: str) -> list[str]:
 
 
 def _ngrams(words: list[str]) -> Hashes:
-    """Hashes all len(words) - 12 13-grams; hashes can be compared within one process only."""
+    """Hashes all len(words) - 12 13-grams. Hashes differ between processes."""
     words_hashed = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
     count = max(0, len(words) - NGRAM + 1)
     hashes = np.zeros(count, np.uint64)
@@ -224,7 +225,7 @@ def _ngrams(words: list[str]) -> Hashes:
 
 
 def _covered(ngrams: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tells whether each word lies in one of the true n-grams; n-gram i starts at word i."""
+    """Marks the words that lie in a true n-gram; n-gram i starts at word i."""
     if not len(ngrams):
         return np.zeros(0, bool)
     return np.convolve(ngrams, np.ones(NGRAM, np.int64)) > 0

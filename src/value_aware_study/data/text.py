@@ -1,6 +1,6 @@
 """Sources of documents: local files, docstrings of installed packages, data sets of the hub.
 
-Nothing here imports torch, and `datasets` only when a hub data set is read: the corpus stage
+Nothing here imports torch, and only a hub data set imports `datasets`, so that the corpus stage
 starts at once.
 """
 
@@ -25,7 +25,7 @@ TEST_FOLDERS = {"test", "tests", "testing", "_testing"}
 
 @dataclass(frozen=True)
 class Document:
-    """Holds a text and its publisher's split; None leaves the choice to `write_corpus`."""
+    """A text and its publisher's split; with None, `write_corpus` chooses the split."""
 
     text: str
     split: Split | None = None
@@ -33,7 +33,7 @@ class Document:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Reads local texts as `read_texts` does, and prints what it leaves out.
+    """Reads local texts with `read_texts`, and prints what it leaves out.
 
     With `evaluation_path`, `path` is the train split and `evaluation_path` the evaluation split.
     """
@@ -53,10 +53,10 @@ class TextFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Docstrings:
-    """Reads the docstrings of an installed package: one document per module, in the order of paths.
+    """Reads the docstrings of an installed package: one document per module, sorted by path.
 
-    The package is found and parsed, never imported; test folders are left out, and a docstring
-    that occurs again in the package is kept once. The same version gives the same bytes.
+    The package is parsed, never imported. Test folders are left out, and a docstring that occurs
+    several times is kept once. The same version gives the same bytes.
     """
 
     package: str
@@ -74,17 +74,17 @@ def docstrings_of(file: Path) -> list[str]:
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return []  # packages ship templates and files for other versions of Python
+        return []  # packages ship templates, and files for other versions of Python
     return list(_docstrings(tree))
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
-        # a lone surrogate is legal in a Python literal and cannot be written as UTF-8
+        # a Python literal may hold a lone surrogate, which UTF-8 cannot encode
         if text := text.encode(errors="ignore").decode().replace("\0", "").strip():
             yield text
-    # a definition is a statement: expressions, most of the tree, are never entered
+    # definitions are statements: skip expressions, most of the tree
     for block in ("body", "orelse", "handlers", "finalbody"):
         children = getattr(node, block, None)
         for child in children if isinstance(children, list) else ():
@@ -114,14 +114,14 @@ def _modules(package: str) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class HubDocuments:
-    """Loads a data set of the Hugging Face hub whose rows are documents: the text in `field`.
+    """Loads a data set of the Hugging Face hub with one document per row, in the column `field`.
 
-    `path` and `name` are those of `datasets.load_dataset` (which since version 4 runs no loading
-    script); a local folder laid out like the hub's repository works as well. `splits` maps the
-    data set's splits to ours; null leaves the choice to `write_corpus`. `cache` is the folder of
-    the loaded data set; None = that of `datasets`. Downloaded files stay in the hub's own cache:
-    after a lost connection the next iteration downloads only files that are missing there, and a
-    data set that was loaded once is read without the hub.
+    `path` and `name` go to `datasets.load_dataset`, which since version 4 runs no loading script.
+    A local folder laid out like the hub's repository works too. `splits` maps the data set's splits
+    to ours; with null, `write_corpus` chooses. `cache` is the folder of the loaded data set; None =
+    that of `datasets`. Downloaded files stay in the hub's own cache: after a lost connection the
+    next iteration downloads only the missing ones. A data set that was loaded once is read without
+    the hub.
     """
 
     path: str
@@ -147,15 +147,15 @@ class HubDocuments:
             yield text
 
     def _load(self, hub_split: str) -> Iterable[Mapping[str, object]]:
-        import datasets  # slow to import: the other sources do without
+        import datasets  # slow, and only this source needs it
 
-        from value_aware_attention.hugging_face.saved import hub_answers  # as slow
+        from value_aware_attention.hugging_face.saved import hub_answers  # slow too
 
         silent = not Path(self.path).exists() and not hub_answers()
         options = {"split": hub_split, "cache_dir": self.cache and str(self.cache)}
         name = f"data set {self.path!r}, name {self.name!r}, split {hub_split!r}"
         try:
-            # where the hub does not answer, its client would try again for minutes
+            # without an answer from the hub, its client would retry for minutes
             with patch("datasets.config.HF_HUB_OFFLINE", silent or datasets.config.HF_HUB_OFFLINE):
                 # sizes in a data set's card may be out of date
                 return datasets.load_dataset(
@@ -169,7 +169,7 @@ class HubDocuments:
             ) from None
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"{name} cannot be loaded: {_first_line(error)}") from None
-        except Exception as error:  # of whichever HTTP client `datasets` uses
+        except Exception as error:  # from any HTTP client of `datasets`
             raise ConnectionError(
                 f"{name}, stopped ({type(error).__name__}: {_first_line(error)}); "
                 "the same command continues with the files that are missing"
@@ -177,7 +177,7 @@ class HubDocuments:
 
 
 class HubArticles(HubDocuments):
-    """Loads a data set whose rows are the lines of WikiText: rows are joined into articles."""
+    """Loads a data set with the lines of WikiText as rows, and joins them into articles."""
 
     def _texts(self, rows: Iterator[str]) -> Iterator[str]:
         return articles(rows)
@@ -192,10 +192,10 @@ DATA_SET = re.compile(r"hub:(?P<name>[^:]+)(:(?P<split>[^:[]+(\[[^]]*\])?)(:(?P<
 
 
 def documents(source: str) -> Iterable[Document]:
-    """Reads files, or hub:NAME[:SPLIT[:COLUMN]], by default the column text of the split test.
+    """Reads files, or hub:NAME[:SPLIT[:COLUMN]]; SPLIT is test and COLUMN is text by default.
 
-    NAME is that of a data set, with its configuration after a second slash, or a local folder laid
-    out as one. SPLIT may be a part, such as test[:500]. Raises ValueError for another form.
+    NAME is a data set, with its configuration after a second slash, or a local folder laid out as
+    one. SPLIT may be a slice, such as test[:500]. Raises ValueError for another form.
     """
     if not source.startswith(HUB):
         return TextFiles(source)

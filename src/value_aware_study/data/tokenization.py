@@ -1,4 +1,4 @@
-"""Tokenizer factories: `build(texts)` gives a fast tokenizer, the same for the same texts."""
+"""Tokenizer factories: `build(texts)` returns a fast tokenizer, the same for the same texts."""
 
 import hashlib
 from collections import Counter
@@ -23,8 +23,8 @@ SPECIALS = {
 class ByteLevelBPE:
     """Trains byte-level BPE on the corpus: ids 0-4 are `<s> <pad> </s> <unk> <mask>`, then bytes.
 
-    Merges are learned from a sample of at most `training_characters` characters: the documents
-    whose hash is lowest, so the sample does not depend on their order.
+    Merges are learned from at most `training_characters` characters: the documents with the lowest
+    hashes, so that the sample does not depend on their order.
     """
 
     def __init__(self, *, vocabulary_size: int, training_characters: int) -> None:
@@ -53,8 +53,8 @@ class ByteLevelBPE:
 class WordLevel:
     """Builds the paper's word-level vocabulary: every training type, split at white space (A.2).
 
-    As in fairseq, a line ends in `</s>`, `<unk>` in the text is the special, ids 0-3 are
-    `<s> <pad> </s> <unk>`, then types by falling count, padded to a multiple of
+    As in fairseq, a line ends in `</s>`, and `<unk>` in the text is the special token. Ids 0-3 are
+    `<s> <pad> </s> <unk>`; types follow by falling count. The size is padded to a multiple of
     `padding_multiple`: 267,744 on WikiText-103. There is no `<mask>`.
     """
 
@@ -87,15 +87,15 @@ class PretrainedTokenizer:
     """Loads a published tokenizer.
 
     `path` is a name on the hub, a saved folder, `package:NAME/FOLDER` of an installed package, or a
-    folder with RoBERTa's `vocab.json` and `merges.txt`. Where there are no start and end tokens,
-    BERT's `[CLS]` and `[SEP]` serve.
+    folder with RoBERTa's `vocab.json` and `merges.txt`. BERT's `[CLS]` and `[SEP]` replace missing
+    start and end tokens.
     """
 
     def __init__(self, *, path: str) -> None:
         self.path = str(installed(path))
 
     def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        """Loads the tokenizer as published, from the hub's cache where the hub does not answer.
+        """Loads the tokenizer as published, from the hub's cache if the hub does not answer.
 
         `texts` are not read.
         """
@@ -113,7 +113,7 @@ class PretrainedTokenizer:
             tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
         if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ValueError(f"tokenizer {self.path!r} must be a fast one with an end token </s>")
-        tokenizer.backend_tokenizer.no_truncation()  # a sentence encoder's cuts documents short
+        tokenizer.backend_tokenizer.no_truncation()  # sentence encoders cut documents short
         tokenizer.backend_tokenizer.no_padding()
         return tokenizer
 
@@ -130,7 +130,7 @@ class PretrainedTokenizer:
 
 
 def sample(texts: Iterable[str], characters: int) -> list[str]:
-    """Selects the texts of lowest hash, in order, with at most `characters` characters together.
+    """Selects the texts with the lowest hashes, in order, up to `characters` characters in total.
 
     One text longer than that is cut. Memory stays below the bound plus one text.
     """
@@ -160,5 +160,5 @@ def _wrap(tokenizer: Tokenizer, specials: dict[str, str]) -> PreTrainedTokenizer
     named = dict(specials)
     if "mask_token" in named:
         named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
-    # texts are packed, not truncated: no length is too long
+    # texts are packed and never truncated, so no text is too long
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)

@@ -1,6 +1,6 @@
 """A written corpus as token arrays: written through Arrow files, read as memory maps (A.1).
 
-Everything passes in blocks; nothing in memory grows with the corpus.
+Everything passes in blocks, so that memory does not grow with the corpus.
 """
 
 import os
@@ -31,7 +31,7 @@ AGAIN = "run python -m pipelines.tokens again"
 CORPUS_AGAIN = "run python -m pipelines.corpus again"
 
 DOCUMENTS_PER_BATCH = 64
-"""Documents that are tokenized at a time: whole books too, so this bounds the memory."""
+"""Documents tokenized at a time. A document can be a whole book, so this bounds the memory."""
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class TokenizerFactory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SourceQuota:
-    """Limits the instances that are taken from a source per split; None = all."""
+    """Limits the instances per split of a source; None = all."""
 
     train: int | None = None
     evaluation: int | None = None
@@ -63,11 +63,11 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    `stream_folder` gets one stream a split, <split>.npy, for a causal LM; its evaluation text stays
-    in order; with `score_first` it starts with `</s>`, as fairseq's does, so that its first token
-    is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
-    <length>/validation.npy of all sources together. Each folder gets tokenizer/, a Hugging Face
-    folder. Arrow files lie in `scratch` meanwhile.
+    `stream_folder` gets one stream per split, <split>.npy, for a causal LM. Its evaluation text
+    stays in order. With `score_first` it starts with `</s>`, as fairseq's does, so that its first
+    token is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
+    <length>/validation.npy of all sources together. Both get tokenizer/, a Hugging Face folder.
+    Temporary Arrow files lie in `scratch`.
     """
     _check_written(corpus, sources)
     files = (inside(corpus, name) / "train.jsonl" for name in sources)
@@ -102,7 +102,7 @@ def write_tokens(
 def _streams(
     corpus: Path, sources: Iterable[str], split: str, **options: Any
 ) -> dict[str, "Dataset"]:
-    """Tokenizes a split of each source, leaving out sources without validation text."""
+    """Tokenizes a split of each source, except sources without validation text."""
     streams = {}
     for name in sources:
         file = inside(corpus, name) / f"{split}.jsonl"
@@ -129,7 +129,7 @@ def _write_instances(
     folder: Path,
     counts: Mapping[str, Counts],
 ) -> None:
-    """Writes the instances of one length and split, each source apart, and adds to its `counts`."""
+    """Writes each source's instances of one length and split, and adds to its `counts`."""
     for name, stream in streams.items():
         path = inside(folder, name) / f"{split}.npy"
         rows = write_instances(
@@ -145,7 +145,7 @@ def _write_validation(
     length: int,
     folder: Path,
 ) -> None:
-    """Writes validation instances of all sources together: one source may have too few words."""
+    """Writes validation instances of all sources together, as one source may have too few words."""
     from datasets import concatenate_datasets
 
     if sum(map(count_tokens, streams.values())) >= length - 2:
@@ -155,9 +155,9 @@ def _write_validation(
 
 
 def held_out_split(folder: Path | str, tokens: int) -> str:
-    """Names the split of learning curves: "evaluation" if no validation file has `tokens` tokens.
+    """Names the split of learning curves: "validation" if one of its files has `tokens` tokens.
 
-    A corpus of few documents may have little validation text, or none.
+    Otherwise it is "evaluation": a small corpus may have little validation text, or none.
     """
     files = Path(folder).rglob("validation.npy")
     sizes = (read_tokens(file).size for file in files)
@@ -167,10 +167,10 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 def token_stream(
     file: Path, tokenizer: "PreTrainedTokenizerFast", *, seed: int | None, cache_dir: Path
 ) -> "Dataset":
-    """Tokenizes the documents of one source and split: `input_ids`, `</s>` after each document.
+    """Tokenizes documents of one source and split: `input_ids`, with `</s>` after each document.
 
-    The documents are in random order drawn from `seed`; None keeps the order of the file. Specials
-    written in a text are text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
+    `seed` shuffles the documents; None keeps the order of the file. Special tokens written in a
+    text are read as text. The Arrow files lie in `cache_dir` and may be deleted afterwards.
     """
     from datasets import Dataset, Features, List, Value
 
@@ -178,7 +178,7 @@ def token_stream(
         raise FileNotFoundError(f"{file} is missing: write the corpus first")
     if not file.stat().st_size:
         raise ValueError(f"{file} is empty: {CORPUS_AGAIN}")
-    # not the JSON reader of `datasets`: Arrow's rewrites texts that look like dates
+    # the JSON reader of `datasets` would rewrite texts that look like dates
     stream = Dataset.from_generator(
         _tokenized,
         features=Features({"input_ids": List(Value("int32"))}),
@@ -187,14 +187,14 @@ def token_stream(
             "file": file,
             "tokenizer": tokenizer.backend_tokenizer.to_str(),
             "end": tokenizer.eos_token_id,
-            "written": file.stat().st_mtime_ns,  # part of what names the cache
+            "written": file.stat().st_mtime_ns,  # part of the cache's name
         },
     )
     return stream if seed is None else stream.shuffle(seed=seed)
 
 
 def _tokenized(file: Path, tokenizer: str, end: int, written: int) -> Iterator[dict[str, Tokens]]:
-    """Yields the tokens of each document and `end`, many documents at a time."""
+    """Yields each document's tokens and `end`; tokenizes many documents at a time."""
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(tokenizer)
@@ -220,10 +220,10 @@ def write_stream(
 ) -> int:
     """Writes the streams of all sources as one 1-D `.npy`; returns the number of tokens.
 
-    `first` is a token put before them, from which the first one is predicted; it is not counted.
+    `first` is a token put in front, so that the first real one can be predicted; it is not counted.
 
-    With a `seed` the documents of all sources are in random order, so that a part of the array is
-    a sample of all of them; None keeps the streams one after the other.
+    `seed` shuffles the documents of all sources, so that a part of the array is a sample of all of
+    them; None writes the streams one after the other.
     """
     from datasets import concatenate_datasets
 
@@ -250,8 +250,8 @@ def write_instances(
 ) -> int:
     """Cuts one source's stream into instances: a 2-D `.npy` (instances, instance_length).
 
-    Each row is `<s>`, the next `instance_length` - 2 tokens, `</s>`; the rest of the stream that
-    fills no row is dropped. At most `quota` rows are written (None: all). Returns their number.
+    Each row is `<s>`, the next `instance_length` - 2 tokens, `</s>`. Tokens that fill no row are
+    dropped. At most `quota` rows are written (None = all). Returns their number.
     """
     pieces = instance_length - 2
     total = count_tokens(stream)
@@ -271,17 +271,17 @@ def write_instances(
 
 
 def _array(path: Path, vocabulary_size: int, shape: tuple[int, ...]) -> np.memmap:
-    """Makes a file of the smallest of uint16 and int32 that holds every id, mapped into memory."""
+    """Makes a memory-mapped file of the smaller of uint16 and int32 that holds every id."""
     dtype = np.uint16 if vocabulary_size <= 2**16 else np.int32
     array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # writing to a map on a full disk would kill Python
+    if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a map would kill Python
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
 
 
 def _fill(places: "Tokens | np.flatiter", blocks: Iterable[Tokens]) -> None:
-    """Copies blocks of tokens to places in order, until all of them are taken."""
+    """Copies blocks of tokens to places in order, until every place is filled."""
     start = 0
     for block in blocks:
         places[start : start + len(block)] = block[: len(places) - start]
@@ -299,8 +299,8 @@ def _blocks(stream: "Dataset") -> Iterator[Tokens]:
 def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
     """Maps a file of token ids into memory, after checking its checksum if it has one.
 
-    Raises FileNotFoundError for a missing file, and ValueError, which names the file, if it is
-    damaged, has changed since it was written or has other than `dimensions` dimensions.
+    Raises FileNotFoundError for a missing file. Raises ValueError, naming the file, if it is
+    damaged, has changed since it was written, or does not have `dimensions` dimensions.
     """
     path = Path(path)
     if not path.is_file():
@@ -316,7 +316,7 @@ def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
 
 
 def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
-    """Raises ValueError for tokens that a vocabulary of `size` does not have."""
+    """Raises ValueError for token ids outside a vocabulary of `size`."""
     for token in (tokens.min(), tokens.max()):
         if not 0 <= token < size:
             raise ValueError(f"{path} has the token {token}, the vocabulary has {size}: {AGAIN}")
@@ -325,7 +325,7 @@ def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
 def rearrange(instances: Tokens, length: int) -> Tokens:
     """Joins consecutive instances into sequences of `length` tokens (Table 4: BSZ x ISZ to SQL).
 
-    (instances, instance_length) -> (instances * instance_length // length, length): RoBERTa-4096
+    (instances, instance_length) -> (instances * instance_length // length, length). RoBERTa-4096
     reads eight wrapped instances of 512 as one sequence. Left-over instances are dropped.
     """
     count, instance_length = instances.shape
@@ -340,7 +340,7 @@ def rearrange(instances: Tokens, length: int) -> Tokens:
 def merged_counts(
     documents: Mapping[str, Counts], causal: Mapping[str, Any], masked: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Merges the counts of the corpus with those of the causal and of the masked tokens."""
+    """Merges the counts of the corpus with those of the causal and the masked tokens."""
     return {
         "sources": {
             name: {

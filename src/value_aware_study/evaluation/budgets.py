@@ -1,4 +1,4 @@
-"""Cells and picture of the survey: every method with the arguments that cost nearest a budget."""
+"""Cells and picture of the survey: each method with the arguments that cost nearest a budget."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,21 +19,21 @@ from value_aware_attention.records.record import Panel, Picture
 from value_aware_study.evaluation.grid import setting
 
 POINTS = 16
-"""Parameters that the search for a budget tries at a time"""
+"""Parameters that one pass of the search for a budget tries"""
 
 
 class Affordable(NamedTuple):
-    """Holds a parameter, and the cost of the method with it."""
+    """A parameter, and the cost of the method with it."""
 
     parameter: int
     cost: float
-    """In keys a query: multiply-adds over those of one key's score and weighted value."""
+    """In keys per query: multiply-adds over those of one key's score and weighted value"""
 
 
 def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bool) -> float:
     """Divides `error.budget` by the head_dim + value_dim multiply-adds of attending to one key.
 
-    For self-attention over `length` positions with values as wide as the queries.
+    Assumes self-attention over `length` positions, with values as wide as the queries.
     """
     sizes = {"queries": length, "keys": length, "head_dim": head_dim, "value_dim": head_dim}
     return budget(method, **sizes, is_causal=is_causal) / (2 * head_dim)
@@ -48,11 +48,11 @@ def closest_to_budget(
     is_causal: bool,
     within: float,
 ) -> Affordable | None:
-    """Searches the parameter 1 to `length` whose cost is closest to `keys`, from coarse to fine.
+    """Searches 1 to `length` for the parameter whose cost is closest to `keys`, coarse to fine.
 
-    None where no cost is within the share `within` of `keys`: a pattern may have no such setting,
-    as strided attention never sees fewer than about 2 sqrt(2 length) keys. Parameters that `build`
-    refuses with ValueError are passed over.
+    Returns None if no cost is within the share `within` of `keys`: a pattern may have no such
+    setting, as strided attention never sees fewer than about 2 sqrt(2 length) keys. Skips
+    parameters that `build` rejects with ValueError.
     """
     costs: dict[int, float] = {}
 
@@ -73,7 +73,7 @@ def closest_to_budget(
 def _cost(
     build: Callable[[int], nn.Module], parameter: int, length: int, head_dim: int, is_causal: bool
 ) -> float:
-    """Computes the cost in keys; infinite where the method refuses the parameter."""
+    """Computes the cost in keys; infinite if the method rejects the parameter."""
     try:
         method = build(parameter)
         return cost_in_keys(method, length=length, head_dim=head_dim, is_causal=is_causal)
@@ -87,7 +87,7 @@ Planned = tuple[Setting, float, float]
 
 @dataclass(frozen=True)
 class Contender:
-    """A configured method with one integer argument left open, or with none.
+    """A configured method with one integer argument left open, or none.
 
     `make` builds it from the argument named `vary`.
     """
@@ -98,14 +98,14 @@ class Contender:
     make: Callable[..., nn.Module]
 
     def argument(self, parameter: int) -> dict[str, int]:
-        """Returns the open argument by its name."""
+        """Returns the open argument under its name."""
         return {} if self.vary is None else {self.vary: parameter}
 
     def build(self, parameter: int) -> nn.Module:
         return self.make(**self.argument(parameter))
 
     def near(self, keys: int, call: Call, within: float) -> Affordable | None:
-        """Finds the argument that costs nearest to `keys` on a call; None where it cannot run."""
+        """Finds the argument with the cost nearest to `keys` on a call; None if it cannot run."""
         length, head_dim = call.key.shape[-2:]
         closest = closest_to_budget(
             self.build, keys, length=length, head_dim=head_dim, is_causal=call.is_causal,
@@ -122,9 +122,9 @@ def planned_cells(
     within: float,
     seeds: Sequence[int],
 ) -> list[Planned]:
-    """Plans every method near every budget, a random one once for each seed.
+    """Plans every method near every budget, a random method once per seed.
 
-    Raises ValueError where no method comes within the share `within` of a budget.
+    Raises ValueError if no method comes within the share `within` of a budget.
     """
     keys = call.key.shape[-2]
     possible = [budget for budget in budgets if budget <= keys]
@@ -157,14 +157,14 @@ def _near(
 
 
 def _usable(method: nn.Module, call: Call) -> bool:
-    """Tells whether the method approximates the call's kernel under its mask."""
+    """Returns whether the method approximates the call's kernel under its mask."""
     kernels = getattr(method, "kernels", ())
     fits = not kernels or isinstance(call.kernel, kernels)
     return fits and (getattr(method, "supports_causal", True) or not call.is_causal)
 
 
 def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
-    """Adds its budget and its cost to every cell of a record but the first, exact attention."""
+    """Adds budget and cost to every cell of a record except the first, exact attention."""
     exact, *measured = record.cells
     costed = (
         replace(cell, budget=budget, cost=cost)
@@ -174,16 +174,16 @@ def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
 
 
 def first_head(call: Call, positions: int) -> Call:
-    """Cuts a call to its first sequence and head, and to its first positions."""
+    """Cuts a call to its first sequence and head, and to the first `positions`."""
     return call.unit(0, heads=slice(1), positions=positions)
 
 
 @torch.inference_mode()
 def effective_weights(method: nn.Module, call: Call) -> Float[Tensor, "N M"]:
-    """Finds W with output = W @ value: what the method uses for alpha, negative included.
+    """Finds W with output = W @ value: the method's weights in place of alpha, maybe negative.
 
-    A method that names its keys says so itself; any other is linear in the values, so that the
-    identity in their place reads W off.
+    A method that selects keys reports them. Any other is linear in the values, so W is its output
+    for the identity as values.
     """
     if isinstance(method, SparseApproximation):
         return method.select(**call.arguments()).dense(call.keys)[0, 0]
@@ -200,7 +200,7 @@ def picture(
     tokens: int,
     budget: int,
 ) -> Picture:
-    """Draws the weights of every method on a text's first tokens, in the first layer and head."""
+    """Computes every method's weights on a text's first tokens, in the first layer and head."""
     head = first_head(call, tokens)
     text = (str(tokenizer.decode([token])).strip() for token in task.first_tokens(tokens))
     exact = _matrix(effective_weights(Exact(), head))
@@ -222,5 +222,5 @@ def picture(
 
 
 def _matrix(weights: Tensor) -> tuple[tuple[float, ...], ...]:
-    """Rounds weights to three digits after the point, as a record holds them."""
+    """Rounds weights to three decimals, as in records."""
     return tuple(tuple(round(number, 3) for number in row) for row in weights.tolist())

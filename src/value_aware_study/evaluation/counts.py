@@ -1,4 +1,4 @@
-"""Scores n-gram models on the targets of a language model: its strongest baselines of counts.
+"""Scores n-gram models on a language model's targets: the strongest baselines that count tokens.
 
 They are smoothed by interpolated modified Kneser-Ney.
 """
@@ -23,23 +23,23 @@ Integers = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 UNKNOWN = -1
-"""Token of a context that says nothing, such as a mask: the tokens up to it are left out."""
+"""Stands for a token without information, such as a mask; a context starts after the last one."""
 CAUSAL_ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3, "5gram": 5}
 CLOZE_ORDER = 4
 CANDIDATES = 512
-"""Tokens, the likeliest between the two neighbours of a gap, that n-grams choose among."""
+"""Tokens that n-grams choose among in a gap: the likeliest between its two neighbours."""
 GAPS_AT_ONCE = 256
-"""Rows of scores over the whole vocabulary that are held together."""
+"""Rows of scores over the whole vocabulary in memory at a time."""
 RANDOM_OR_KEPT = 0.1
-"""Shares of the masked tokens that masking replaces by a random token, and that it keeps."""
+"""Share of the masked tokens that masking replaces by a random token; as many stay unchanged."""
 
 
 class _Discounted(NamedTuple):
-    """Holds the discounted counts of the n-grams of one order.
+    """The discounted counts of the n-grams of one order.
 
     Attributes:
         discounted: max(c - D(c), 0) / c(context) of each n-gram.
-        rest: Mass that the discounts leave to the lower order, by number of the context.
+        rest: Mass that the discounts leave to the lower order, by the context's number.
     """
 
     discounted: Probabilities
@@ -47,7 +47,7 @@ class _Discounted(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """Holds the n-grams of one order, sorted by `keys`: number of the context times V + token."""
+    """The n-grams of one order, sorted by `keys`: number of the context times V + token."""
 
     keys: Integers
     highest: _Discounted
@@ -59,16 +59,15 @@ class KneserNey:
 
     p_n(w | h) = max(c(h w) - D(c(h w)), 0) / c(h) + rest(h) p_{n-1}(w | h without its first token)
     D(1) = 1 - 2 Y n2 / n1, D(2) = 2 - 3 Y n3 / n2, D(3+) = 3 - 4 Y n4 / n3, Y = n1 / (n1 + 2 n2);
-    Y where that is not positive
+    Y if that is not positive
 
-    c counts occurrences at the highest order, and below it the different tokens that stand before
-    the n-gram, the start of a row among them; n1 to n4 are the n-grams of an order whose count is
-    1 to 4, at least 1. Below the unigrams every token has probability 1 / V. A context that was
-    never seen leaves all mass to the lower order. The models of all orders up to `order` share
-    their n-grams.
+    At the highest order c counts occurrences. Below, it counts the different tokens before the
+    n-gram, including the start of a row. n1 to n4 are the n-grams of an order with count 1 to 4, at
+    least 1. Below the unigrams every token has probability 1 / V. An unseen context leaves all mass
+    to the lower order. The models of all orders up to `order` share their n-grams.
 
     `rows` are token numbers (rows, length) below `vocabulary_size`; no n-gram spans two rows.
-    Raises ValueError for an order below 1 or rows shorter than it.
+    Raises ValueError for an order below 1 or rows shorter than the order.
     """
 
     def __init__(self, rows: Tokens, *, order: int, vocabulary_size: int) -> None:
@@ -85,7 +84,7 @@ class KneserNey:
         contexts = np.zeros_like(rows)  # the empty context has number 0
         for n in range(1, order + 1):
             keys = contexts * size + rows[:, n - 1 :]
-            # pandas hashes: several times faster than the sorting of np.unique
+            # pandas hashes, which is several times faster than np.unique's sorting
             numbers, ngrams = pd.factorize(keys.ravel(), sort=True)
             contexts = numbers.reshape(keys.shape)
             preceded = pd.unique((contexts * (size + 1) + before[:, : keys.shape[1]]).ravel())
@@ -96,15 +95,15 @@ class KneserNey:
     def probabilities(self, contexts: Tokens, following: Tokens) -> Probabilities:
         """Computes p_n(following | context), row by row.
 
-        `contexts` are (rows, n - 1) tokens, the nearest one last, `following` (rows,) tokens. The
-        tokens up to the last `UNKNOWN` of a context are left out of it.
+        `contexts` are (rows, n - 1) tokens, the nearest last; `following` (rows,) tokens. Tokens up
+        to the last `UNKNOWN` of a context are ignored.
         """
         probabilities = np.full(len(following), 1 / self.vocabulary_size)
         for n in range(1, contexts.shape[1] + 2):
             order = self.orders[n - 1]
             counted = order.highest if n == contexts.shape[1] + 1 else order.lower
             number, occurs = self._number(contexts[:, contexts.shape[1] + 1 - n :])
-            occurs &= number < len(counted.rest)  # else no token ever followed
+            occurs &= number < len(counted.rest)  # false if no token ever followed
             place, follows = _find(order.keys, number * self.vocabulary_size + following)
             rest = counted.rest[np.where(occurs, number, 0)]
             probabilities *= np.where(occurs, rest, 1.0)
@@ -144,9 +143,8 @@ def log_likelihood(
 ) -> Probabilities:
     """Computes log p(candidate, right | left) of each candidate, up to a constant.
 
-    `left` and `right` are the (rows, n - 1) tokens before and after each gap of a text,
-    `candidates` (rows, K); returns (rows, K). The factors of the tokens after a gap end at the
-    first `UNKNOWN` one.
+    `left` and `right` are the (rows, n - 1) tokens before and after each gap; `candidates` is
+    (rows, K). Returns (rows, K). The tokens after a gap count up to the first `UNKNOWN`.
     """
     rows, count = candidates.shape
     before, after = (np.repeat(side, count, axis=0) for side in (left, right))
@@ -162,9 +160,9 @@ def log_likelihood(
 
 @dataclass(frozen=True, eq=False)
 class CausalCounts:
-    """Scores n-gram models of all training tokens, and of those that the causal LM was trained on.
+    """Scores n-gram models of all training tokens, and of those the causal LM was trained on.
 
-    `training` is the file of the training stream, `batches` yields the LM's training batches.
+    `training` is the file of the training stream; `batches` yields the LM's training batches.
     """
 
     training: Path | str
@@ -199,12 +197,12 @@ def _nats(task: Task, model: KneserNey, order: int) -> UnitSums:
 
 @dataclass(frozen=True, eq=False)
 class MaskedCounts:
-    """Predicts masked tokens by n-grams on both sides, of all training sequences.
+    """Predicts masked tokens by n-grams on both sides, counted in all training sequences.
 
-    A token w between l and r has the score p(w | l) p(r | l w), of as many tokens on each side as
-    the n-grams span; a <mask> nearby ends them. A model that looks at the token t that stands in
-    the gap multiplies by the probability that masking leaves t there: of the masked tokens one in
-    ten is kept and one in ten replaced by a random token.
+    A token w between l and r has the score p(w | l) p(r | l w). Both sides have as many tokens as
+    the n-grams span; a <mask> nearby cuts them off. A model may also look at the token t in the
+    gap: it multiplies by the probability that masking leaves t there, as one in ten of the masked
+    tokens is kept and one in ten is replaced by a random token.
     """
 
     training: MaskedSequences
@@ -223,7 +221,7 @@ class MaskedCounts:
         around = padded[rows[:, None], columns[:, None] + np.arange(2 * wide + 1)]
         left, right = around[:, :wide], around[:, wide + 1 :]
         candidates = self._candidates(model, left[:, -1], right[:, 0], visible)
-        special = np.isin(candidates, self.training.special_tokens)  # never asked for
+        special = np.isin(candidates, self.training.special_tokens)  # never targets
         likely = self._log_unigram(model)[candidates]
         unchanged = self._log_unchanged(candidates, visible)
         near = log_likelihood(model, left[:, -1:], candidates, right[:, :1])
@@ -253,7 +251,7 @@ class MaskedCounts:
         return scores
 
     def _log_unchanged(self, candidates: Tokens, visible: Tokens) -> Probabilities:
-        """Computes log p(visible token | candidate), up to a constant; 0 where it is the mask."""
+        """Computes log p(visible token | candidate), up to a constant; 0 for the mask."""
         training = self.training
         ordinary = training.vocabulary_size - len(set(training.special_tokens))
         unmasked = (visible != training.mask_token)[:, None]
@@ -261,9 +259,9 @@ class MaskedCounts:
         return np.where(unmasked, np.log(RANDOM_OR_KEPT * (same + 1 / ordinary)), 0.0)
 
     def _candidates(self, model: KneserNey, left: Tokens, right: Tokens, visible: Tokens) -> Tokens:
-        """Chooses the tokens of each gap that are scored, (gaps, K), in order of their numbers.
+        """Chooses the tokens that are scored in each gap, (gaps, K), sorted by number.
 
-        Among them are the most frequent token and the one that stands in the gap.
+        They include the most frequent token and the one in the gap.
         """
         likely = self._log_unigram(model)
         best = []
@@ -278,7 +276,7 @@ class MaskedCounts:
 
 
 def _neighbour_scores(model: KneserNey, left: Tokens, right: Tokens) -> Iterator[Probabilities]:
-    """Yields p(w | left) p(right | w) of every token w, (gaps, V), some gaps at a time."""
+    """Yields p(w | left) p(right | w) of every token w, (gaps, V), a few gaps at a time."""
     size, pairs, words = model.vocabulary_size, model.orders[1], model.orders[0].keys
     unigram = model.probabilities(np.full((size, 1), UNKNOWN), np.arange(size))
     rest = np.ones(size)

@@ -1,4 +1,4 @@
-"""The record behind the token explorer: what each head of a model does with one short text."""
+"""The token explorer's record: what each head of a model does with a short text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from value_aware_attention.files import without_checksum
 
 WHOLE = 100
-"""Sum of the weights of a query, up to rounding, because they are kept in hundredths."""
+"""Sum of a query's weights, up to rounding: weights are stored in hundredths."""
 
 
 class Kept(NamedTuple):
-    """Holds the keys that a method keeps for one query; in JSON an array of three.
+    """The keys that a method keeps for one query; in JSON an array of three.
 
     Attributes:
-        error: ||o - o~||^2 / ||o||^2; None where only o is zero.
+        error: ||o - o~||^2 / ||o||^2; None if only o is zero.
     """
 
     keys: tuple[int, ...]
@@ -26,11 +26,11 @@ class Kept(NamedTuple):
 
 
 class Query(NamedTuple):
-    """Holds one query; in JSON an array of two.
+    """One query; in JSON an array of two.
 
     Attributes:
-        weights: Exact attention weights; keys after the last are not seen, or have weight 0.
-        kept: For each size, each method.
+        weights: Exact attention weights. Keys after the last are hidden or have weight 0.
+        kept: By size, then by method.
     """
 
     weights: tuple[int, ...]
@@ -39,7 +39,7 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """Holds one head of one layer, with a query for every token."""
+    """One head of one layer, with a query per token."""
 
     layer: int
     head: int
@@ -48,11 +48,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Model:
-    """Holds a text as a model reads it, and the queries of some heads.
+    """A text as a model reads it, and the queries of some heads.
 
     Attributes:
-        tokens: One that begins a word begins with a space.
-        label: What a reader sees in place of the name.
+        tokens: A token that begins a word begins with a space.
+        label: Name for the reader; empty = `name`.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Model:
     label: str = ""
 
     def median_errors(self, size: int) -> list[float]:
-        """Returns the median error over all queries, by method; `size` is a place in `sizes`."""
+        """Returns the median error over all queries, by method; `size` is an index of `sizes`."""
         queries = [query.kept[size] for head in self.heads for query in head.queries]
         errors = (
             [keys.error for keys in column if keys.error is not None]
@@ -72,10 +72,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Holds everything that the explorer shows: some 0.3 KB for each query of each head.
+    """All data of the explorer: about 0.3 KB per query of each head.
 
     Attributes:
-        sizes: Keys a query may keep.
+        sizes: Numbers of keys that a query may keep.
     """
 
     sizes: tuple[int, ...]
@@ -83,7 +83,7 @@ class Exploration:
     models: tuple[Model, ...]
 
     def labelled(self, labels: Mapping[str, str]) -> "Exploration":
-        """Keeps the models that have a label, in the order of the labels."""
+        """Keeps the models with a label, in the order of the labels."""
         by_name = {model.name: model for model in self.models}
         names = [name for name in labels if name in by_name]
         models = (replace(by_name[name], label=labels[name]) for name in names)
@@ -95,7 +95,7 @@ class Exploration:
 
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
-        """Joins explorations; ValueError where their sizes or methods differ."""
+        """Joins explorations. Raises ValueError if their sizes or methods differ."""
         for name in ("sizes", "methods"):
             values = list(dict.fromkeys(getattr(other, name) for other in explorations))
             if len(values) > 1:
@@ -107,7 +107,7 @@ class Exploration:
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":
-        """Returns the inverse of `to_json`; ValueError where a part is missing that is shown."""
+        """Inverts `to_json`. Raises ValueError if a displayed part is missing."""
         content = without_checksum(json.loads(text))
         models = tuple(
             Model(model["name"], tuple(model["tokens"]), tuple(map(_head, model["heads"])))

@@ -21,23 +21,23 @@ from value_aware_study.cards import cards
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Head, Kept, Model, Query
 
 SizedMethod = Callable[[int], SparseApproximation]
-"""Number of keys a query may keep -> the method."""
+"""Number of keys per query -> the method"""
 EXPLORED = ("optimal_v_oblivious", "optimal_v_aware")
-"""Methods that the explorer shows; it looks for queries where the second gains most."""
+"""Methods in the explorer. It looks for queries where the second gains most over the first."""
 SIZES = (2, 4, 8)
-"""Numbers of keys: with one both often leave all of the error, with many both leave none."""
+"""Numbers of keys. With one key both methods often leave all the error, with many neither does."""
 HEADS = 72
-"""Most heads of a model on the page: 4 KB each there"""
+"""Most heads of a model on the page: 4 KB each"""
 FEWEST, MOST = 32, 48
 """Tokens of a passage, special ones included"""
 CONSIDERED = 200
-"""Number of passages among which the one of the most common words is taken"""
+"""Passages considered; the one with the most common words is taken"""
 PARAGRAPHS, SENTENCES = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.?!])\s+")
 PROSE = re.compile(r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]")
 Ends = tuple[list[int], list[int]]
 """Special tokens before and after a text"""
 Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
-"""A method's weights on every key, and the relative output error they leave."""
+"""A method's weights on every key, and the relative output error that they leave"""
 
 
 @torch.inference_mode()
@@ -51,9 +51,9 @@ def explored_model(
 ) -> Model:
     """Lists the keys that every method keeps in a model's heads, on a sequence's first tokens.
 
-    `calls` are the layers', in order; attention is restricted to `tokens`, which changes nothing
-    where it is causal or the recorded sequence is no longer. `heads`: (layer, head), None = all.
-    Raises ValueError where a call has fewer keys than there are tokens.
+    `calls` has one call per layer, in order. Attention is restricted to `tokens`, which changes
+    nothing if it is causal or the recorded sequence is no longer. `heads`: (layer, head), None =
+    all. Raises ValueError if a call has fewer keys than there are tokens.
     """
     if calls[0].keys < len(tokens):
         raise ValueError(f"{len(tokens)} tokens given for a call of {calls[0].keys} keys")
@@ -74,7 +74,7 @@ def _explored_layer(
 
     def chosen(method: SparseApproximation) -> Chosen:
         weights = method.select(**call.arguments()).dense(call.keys)[0]
-        # in fp64, from the difference of the weights: no digits cancel
+        # fp64, from the difference of the weights, so that no digits cancel
         difference = (exact.double() - weights) @ call.value[0].double()
         return weights, difference.square().sum(dim=-1) / squared
 
@@ -119,12 +119,12 @@ def exploration(
     most: int = MOST,
     whole: bool = False,
 ) -> Exploration:
-    """Explores a passage of whole sentences of the texts, which the model reads alone.
+    """Explores a passage of whole sentences of the texts, read by the model without its context.
 
-    It has at most `most` tokens. `whole`: there is one text, which fits and is explored as it is.
-    `kernel` None is the model's own; `ends` None are the special tokens that its tokenizer puts
-    around a text. Of a model with more than `HEADS` heads, as many are taken, evenly spaced.
-    Raises ValueError for texts without a word.
+    The passage has at most `most` tokens. `whole`: the one text fits and is explored unchanged.
+    `kernel` None = the model's own. `ends` None = the special tokens that the tokenizer puts around
+    a text. Of more than `HEADS` heads, evenly spaced ones are taken. Raises ValueError for texts
+    without a word.
     """
     metric = metric_of(model)
     ends = ends_of(model, tokenizer) if ends is None else ends
@@ -139,13 +139,13 @@ def exploration(
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ends:
-    """Returns the special tokens that a tokenizer puts around a text; a causal model reads on."""
+    """Returns the special tokens around a text; a causal model gets none after it."""
     before, after = special_tokens(tokenizer)
     return before, [] if metric_of(model) == "perplexity" else after
 
 
 def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> Exploration:
-    """Explores a passage of the text that a model is evaluated on, between its special tokens."""
+    """Explores a passage of a model's evaluation text, between its special tokens."""
     row = task.texts[0].inputs[0].tolist()
     special = {*tokenizer.all_special_ids} - {tokenizer.mask_token_id}
     before, after = ([token for token in ends if token in special] for ends in (row[:1], row[-1:]))
@@ -156,7 +156,7 @@ def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerB
 
 
 def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Writes out the rows of a task; hidden tokens are restored, special ones left out."""
+    """Decodes the rows of a task, with masked tokens restored and without special tokens."""
     for text in task.texts:
         for inputs, labels in zip(text.inputs, text.labels, strict=True):
             hidden = (labels >= 0) & (task.metric == "error")
@@ -167,7 +167,7 @@ def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 
 class Passage(NamedTuple):
-    """Holds a text in a model's tokens, and what a reader sees of each.
+    """A text in a model's tokens, and the text of each token.
 
     Attributes:
         pieces: Parts of the text; one that begins a word begins with a space.
@@ -186,10 +186,10 @@ def passage(
 ) -> Passage:
     """Takes whole sentences of `FEWEST` to `most` tokens, or else as many whole words as fit.
 
-    `whole`: one text is taken as it is. Of the first `CONSIDERED` passages it is the one with the
-    most words for its tokens. The first sentence of a text is left out, since a window may begin in
-    its midst; `ends` are the special tokens before and after it. Raises ValueError for texts
-    without a word.
+    Of the first `CONSIDERED` passages it takes the one with the most words for its tokens; `whole`
+    takes the one text unchanged. It skips the first sentence of a text, as a window may begin in
+    its middle. `ends` are the special tokens before and after the passage. Raises ValueError for
+    texts without a word.
     """
     before, after = ends
     most = max(1, most - len(before) - len(after))
@@ -202,7 +202,7 @@ def passage(
 
 
 def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: int) -> Iterator[str]:
-    """Yields runs of whole sentences of one paragraph that are long enough."""
+    """Yields runs of whole sentences within a paragraph that are long enough."""
     fewest = min(FEWEST, most * 2 // 3)
     for text in texts:
         for place, paragraph in enumerate(PARAGRAPHS.split(text)):
@@ -240,7 +240,7 @@ def _tokenized(text: str, tokenizer: PreTrainedTokenizerBase, most: int) -> Pass
     ids = list(encoding["input_ids"])[:most]
     if not is_fast:
         return Passage(ids, [str(tokenizer.decode([token])) for token in ids])
-    padded = f" {text}"  # so that every word has a space before it
+    padded = f" {text}"  # gives the first word a space too
     pieces = (
         (padded[start].isspace() or padded[start + 1 : start + 2].isspace(), text[start:end])
         for start, end in encoding["offset_mapping"][:most]

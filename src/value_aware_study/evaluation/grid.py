@@ -1,4 +1,4 @@
-"""The grid of approximations of a model, its baselines, and its own attention."""
+"""The grid of a model's approximations, its baselines, and its own attention."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,16 +17,19 @@ from value_aware_attention.measurement.task import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 from value_aware_attention.records.record import Baseline, Cell, read
 
+CODE = ("value_aware_attention", "value_aware_study")
+"""Packages whose code decides the scores of count models"""
+
 
 def grid(
     methods: Mapping[str, Mapping[str, object]],
     axes: Mapping[str, Mapping[str, Sequence[Any]]],
     length: int,
 ) -> list[Setting]:
-    """Combines every method that has axes with every combination of their values.
+    """Combines every method that has axes with all combinations of their values.
 
-    `methods` are configs with a `_target_`; an axis holds an argument's values, of which "all"
-    stands for `length` keys.
+    `methods` are configs with a `_target_`. An axis lists an argument's values; "all" means
+    `length` keys.
     """
     return [
         setting(name, {**methods[name], **parameters})
@@ -36,7 +39,7 @@ def grid(
 
 
 def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict[str, Any]]:
-    """Yields every combination of the axes' values, without those of more than `length` keys."""
+    """Yields all combinations of the axes' values, without those of more than `length` keys."""
     values = [
         dict.fromkeys(length if value == "all" else value for value in axis)
         for axis in axes.values()
@@ -48,9 +51,9 @@ def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict
 
 
 def setting(name: str, option: Mapping[str, Any]) -> Setting:
-    """Makes a cell of a configured method, whose seed, if it has one, differs between layers.
+    """Makes a cell of a configured method; its seed, if any, differs between layers.
 
-    Its `build` raises ValueError where the config makes no approximation.
+    Its `build` raises ValueError if the config does not make an approximation.
     """
     method = {key: value for key, value in option.items() if key != "card"}
 
@@ -68,8 +71,8 @@ def setting(name: str, option: Mapping[str, Any]) -> Setting:
 def own_record(task: Task, attention: TrainedAttention, kernel: str, **options: Any) -> Record:
     """Measures a model with the attention that it was trained with; the record has no grid.
 
-    `kernel` is the name that was asked for; where the method computes only another one, the record
-    names that, and none for a mixing. `options` are those of `measure_own`.
+    `kernel` is the requested name. If the method computes only another kernel, the record names
+    that one; for a mixing it names none. `options` are those of `measure_own`.
     """
     names = [computed.__name__.lower() for computed in attention.kernels]
     if names and kernel not in names:
@@ -90,15 +93,15 @@ def count_models(
     cache: str,
     key: Mapping[str, object],
 ) -> dict[str, Baseline]:
-    """Scores models that count the training tokens on the targets of `task`, or reads the scores.
+    """Scores models that count training tokens on the targets of `task`, or reads cached scores.
 
-    `exact` is the cell of exact attention, around which the intervals are; `key` names in the cache
-    the count models' settings and their training text.
+    The intervals are paired with `exact`, the cell of exact attention. In the cache, `key` stands
+    for the count models' settings and their training text.
     """
     sums = UnitSums(np.array(exact.unit_totals), np.array(exact.unit_counts))
     identity = {
         **key,
-        "source": source_hash(type(counted).__module__),
+        "source": source_hash(type(counted).__module__, packages=CODE),
         "text": task.digest(0),
         "exact": exact.unit_totals,
     }
@@ -113,9 +116,9 @@ def count_models(
 def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Baseline]:
     """Scores a masked model on the long model's text, cut into pieces of the short one's length.
 
-    `longer` configures the task of the long sequences, whose masked tokens stay the same; the long
-    model's own score on them tells training from length. Returns nothing where a piece does not
-    start as the model's own sequences do, and where a source has less text than a long sequence.
+    `longer` configures the task of the long sequences; their masked tokens stay the same. The long
+    model's own score on them separates training from length. Returns {} if a piece does not start
+    as the model's own sequences do, or if a source has less text than one long sequence.
     """
     if longer is None or longer["sequences"]["length"] % longer["piece"]:
         return {}

@@ -1,4 +1,4 @@
-"""Measures a pretrained decoder: a grid, parts of its layers, and random weights beside it."""
+"""Measures a pretrained decoder: a grid, parts of its layers, and a control of random weights."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,27 +23,27 @@ from value_aware_study.data.text import HUB
 from value_aware_study.paths import packaged_weights
 
 DEFAULT = "docstrings"
-"""Name of the text of the cards"""
+"""Name of the default text, that of the cards"""
 CONTROLLED = (4, 16)
-"""Numbers of keys of methods in all layers that are measured with random weights"""
+"""Numbers of keys that are measured in all layers with random weights"""
 ZERO = "zero_output"
-"""Name of attention switched off in records"""
+"""Record's name of attention switched off"""
 GAP_SIZES = (2, 3)
-"""Numbers of keys at which the search is compared with the best one, on the first window"""
+"""Numbers of keys for comparing the search with the best one, on the first window"""
 CONTROL_TEXTS = 4
-"""Windows that they are measured on"""
+"""Windows for measuring random weights"""
 
 
 def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
-    """Returns the folder of a model whose weights come with a package, as its card names them.
+    """Returns the folder of a model whose weights come with the package that its card names.
 
-    A GGUF file is dequantised once, into a folder of `cache` that has its sha256 in the name.
-    Raises what `packaged_weights` and `load_model` do.
+    A GGUF file is dequantised once, into a folder of `cache` with its sha256 in the name. Raises
+    what `packaged_weights` and `load_model` raise.
     """
     weights = weights_of(card)
     if weights.is_dir():
         return str(weights)
-    # 2: before, folders had a tokenizer that cut blanks otherwise
+    # 2: the tokenizers of earlier folders split blanks differently
     folder = Path(cache) / f"{weights.stem}-{checksum(weights)[:12]}-2"
     if not folder.exists():
         disable_progress_bar()
@@ -59,12 +59,11 @@ def weights_of(card: Mapping[str, Any]) -> Path:
 
 
 def named_text(cfg: Any, sha256: str, default: str) -> tuple[str, str]:
-    """Returns the name of a text in files, and its description, from an app's `text` and so on.
+    """Returns the text's name for files, and its description, from an app's config.
 
-    A text of the user is named by its file and the first digits of `sha256`, its content's, where
-    `text_name` does not say otherwise; `default` describes the text of the cards. Raises ValueError
-    for another text under the default's name, and for the default text under another name or
-    description.
+    A user's text without a `text_name` is named by its file and the first digits of `sha256`, that
+    of its content; `default` describes the text of the cards. Raises ValueError for another text
+    under the default's name, and for the default text under another name or description.
     """
     source = (cfg.text or DEFAULT).rstrip("/").removesuffix(".gz")
     stem = re.sub(r"[^\w.+-]+", "_", source if source.startswith(HUB) else Path(source).stem)
@@ -80,9 +79,9 @@ def named_text(cfg: Any, sha256: str, default: str) -> tuple[str, str]:
 def in_parts(
     settings: Sequence[Setting], parts: Mapping[str, Sequence[int]], sizes: Sequence[int]
 ) -> Iterator[Setting]:
-    """Yields both optimal choices at `sizes` in one part of the layers, the others being exact.
+    """Yields both optimal choices at `sizes` in one part of the layers; the others stay exact.
 
-    A part has its first layer and the layer after its last.
+    A part is (first layer, layer after the last).
     """
     for setting in settings:
         if setting.approximation in (OBLIVIOUS, AWARE) and setting.parameters["r"] in sizes:
@@ -104,7 +103,7 @@ def measure_pretrained(
 ) -> Record:  # fmt: skip
     """Measures settings, attention switched off, the layers, and random weights of each seed.
 
-    `rows` queries of each head and window are measured in the layers, none for 0. Random weights
+    In the layers, `rows` queries of each head and window are measured (0 = none). Random weights
     are measured on the first windows, with the settings of few keys. `options` are `measure`'s.
     """
     settings = [*settings, Setting(ZERO, {}, lambda layer: ZeroOutput())]
@@ -124,7 +123,7 @@ def measure_pretrained(
     ]
     beside = copy(task)
     beside.texts = task.texts[:CONTROL_TEXTS]
-    options["weights"] = None  # others
+    options["weights"] = None  # random weights are not the stored ones
     alike = partial(measure, methods=few, layers=layers, cell_errors=False, **options)
     controls = [control(beside, alike, seed) for seed in random_seeds]
     gaps = [search_gap(task.layer_calls(), r, search, rows) for r in GAP_SIZES if rows]

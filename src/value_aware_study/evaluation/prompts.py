@@ -1,6 +1,6 @@
-"""Builds prompts with continuations that a compressed cache is read with: answers and text.
+"""Builds prompts and their continuations for a compressed cache: answers and running text.
 
-A question comes after the prompt, so that no choice of keys has seen it.
+A question follows the prompt, so no choice of keys has seen it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from value_aware_attention.measurement.caches import Prompt
 NEEDLES = 4
 DIGITS = 7
 MARGIN = 8
-"""Tokens before the first inserted sentence, and after the last one, at least"""
+"""Least number of tokens before the first inserted sentence, and after the last one"""
 KEYS = (
     "Athens Berlin Boston Cairo Dallas Denver Dublin Geneva Lima Lisbon Lyon Madrid Munich "
     "Naples Oslo Paris Porto Prague Quito Rome Tokyo Turin Vienna Warsaw"
@@ -29,7 +29,7 @@ NOUNS = (
 def passages(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: int
 ) -> Iterator[list[int]]:
-    """Cuts tokens from the beginning of each text, or of short ones in a row; one text in turn."""
+    """Cuts a passage from the start of each text, joining short ones; cuts up a single text."""
     if len(texts) == 1:
         whole = tokenizer(texts[0]).input_ids
         yield from (whole[end - tokens : end] for end in range(tokens, len(whole) + 1, tokens))
@@ -56,8 +56,8 @@ def needles(
 ) -> Prompt:
     """Hides keys with numbers in a text and asks for one of them: RULER's multi-key needle.
 
-    The sentences are those of RULER (arXiv 2404.06654, niah_multikey), its distractors `NEEDLES`
-    - 1 keys of the same form.
+    The sentences are RULER's (arXiv 2404.06654, niah_multikey). The distractors are `NEEDLES` - 1
+    keys of the same form.
     """
     draw = Random(seed)
     keys = draw.sample(KEYS.split(), NEEDLES)
@@ -81,7 +81,7 @@ def needles(
 def recalled_list(
     tokenizer: PreTrainedTokenizerBase, passage: Sequence[int], prefix: int, seed: int
 ) -> Prompt:
-    """Hides a list of words in a text and asks for all of it."""
+    """Hides a list of words in a text and asks for the whole list."""
     draw = Random(seed)
     words = ", ".join(draw.sample(NOUNS.split(), 12))
     return _asked(
@@ -95,9 +95,9 @@ def _asked(
     tokenizer: PreTrainedTokenizerBase, passage: Sequence[int], prefix: int, draw: Random,
     sentences: Sequence[str], *, task: str, question: str, begun: str, answer: str,
 ) -> Prompt:  # fmt: skip
-    """Hides sentences in a passage, with the task before it in `prefix` tokens, and asks after it.
+    """Hides sentences in a passage: task and passage fill `prefix` tokens, the question follows.
 
-    Raises ValueError for a tokenizer without a chat template, and a prompt too short for the task.
+    Raises ValueError for a tokenizer without a chat template, or a prompt too short for the task.
     """
     if tokenizer.chat_template is None:
         raise ValueError("the tokenizer has no chat template, by which questions are asked")

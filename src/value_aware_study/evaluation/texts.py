@@ -21,8 +21,8 @@ from value_aware_study.data.tokens import read_tokens
 def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
     """Lists (start, first scored, end) of each window over a stream of `targets` predictions.
 
-    A window holds at most `length` inputs; it scores the predictions first..end-1 and reads the up
-    to `context` inputs before them, as fairseq does; the first windows have less. Raises ValueError
+    A window has at most `length` inputs. It scores the predictions first..end-1 and reads up to
+    `context` inputs before them, as fairseq does; the first windows have fewer. Raises ValueError
     unless 0 <= context < length.
     """
     if not 0 <= context < length:
@@ -45,9 +45,9 @@ def causal_task(
 ) -> Task:
     """Scores a causal LM on a stream of tokens, read in windows; `units` None = all of them.
 
-    Fewer are taken evenly spaced, so that they sample the whole stream. Raises ValueError for a
-    stream no longer than `length`, or with tokens that the model does not have, and for a model
-    that was not trained with `kernel`; None = any.
+    Fewer windows are evenly spaced, so that they sample the whole stream. Raises ValueError for a
+    stream no longer than `length`, for tokens outside the model's vocabulary, and for a model that
+    was not trained with `kernel` (None = any).
     """
     if kernel is not None and kernel != own_kernel(model):
         raise ValueError(f"the model was trained with {own_kernel(model)}, not with {kernel}")
@@ -74,7 +74,7 @@ def causal_task(
     model.to(device)  # type: ignore[arg-type]
     return Task(
         model, [Text(inputs, labels)], "perplexity", batch_size=batch_size,
-        # the output layer at the scored positions alone
+        # run the output layer on the scored positions only
         read=lambda model, tokens, asked: linear(
             model.hidden(tokens)[asked], model.embedding.weight
         ),
@@ -94,13 +94,12 @@ def masked_task(
     device: str,
     piece: int | None = None,
 ) -> Task:
-    """Scores a masked LM on evaluation sequences; sequence i is masked from (seed, i) alone.
+    """Scores a masked LM on evaluation sequences; sequence i's mask depends on (seed, i) alone.
 
-    `units` None = all of them; fewer are taken evenly spaced over all sources. With `piece` each
-    sequence, masked as a whole, is read in parts of that many tokens, each by itself: a model of
-    shorter sequences is asked for the same tokens. Raises ValueError where the model has another
-    vocabulary or fewer positions than what it reads needs, where sequences cannot be cut so, and
-    where no token at all is masked.
+    `units` None = all; fewer are evenly spaced over all sources. With `piece`, each sequence is
+    masked as a whole and read in separate parts of that many tokens: a model of shorter sequences
+    predicts the same tokens. Raises ValueError if the model has another vocabulary or too few
+    positions, if sequences cannot be cut like this, or if no token is masked.
     """
     whole = sequences.tokens([0]).shape[1]
     length = piece or whole
@@ -121,7 +120,7 @@ def masked_task(
     return Task(
         model, [Text(inputs, labels, whole // length)], "error", unit="sequence",
         batch_size=batch_size, recorded_units=recorded_units, scored_rows=True,
-        # the output layer at the masked positions alone
+        # run the output layer on the masked positions only
         read=lambda model, tokens, asked: model.lm_head(
             model.roberta(tokens).last_hidden_state[asked]
         ),

@@ -67,19 +67,19 @@ NOT_JOINED = "Curves of fewer than three settings are not joined."
 
 
 def keys(records: Iterable[Record], paper: int) -> str:
-    """Says that r is a number of keys, whose share depends on the length of the sequence."""
+    """Explains that r is a number of keys, and that its share depends on the sequence length."""
     ours = " and ".join(map(str, sorted({record.length for record in records}))) or "no"
     return f"r is a number of keys, not a share: our sequences have {ours}, the paper's {paper}."
 
 
 def measured_on(record: Record) -> str:
-    """Names the text of exact attention: "5,000 masked tokens in 90 sequences"."""
+    """Describes the text of exact attention: "5,000 masked tokens in 90 sequences"."""
     kind = "masked token" if record.task == "masked" else "target"
     return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
 
 
 def recorded_on(records: Iterable[Record]) -> str:
-    """Counts the units that output errors and skewness were measured on, a part of all."""
+    """Counts the units, a part of all, that output errors and skewness were measured on."""
     models = grouped(
         (plural(units, record.unit), plain(record.model))
         for record in records
@@ -106,7 +106,7 @@ def queries_of(measured: Iterable[Measured]) -> str:
 
 
 def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
-    """Writes hardware, threads and versions, for the page's last section."""
+    """Lists hardware, threads and versions, for the page's last section."""
     versions = ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
@@ -116,7 +116,7 @@ def machine_of(record: Record | CacheRecord) -> str:
 
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Returns scale and data of these records with their machine, each pair once."""
+    """Returns scale and data of these records with their machine, without repetition."""
     return list(
         dict.fromkeys(
             (f"Scale {record.scale}; data: {record.text.description}", machine_of(record))
@@ -126,7 +126,7 @@ def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
 
 
 def ours(records: Iterable[Record]) -> str:
-    """Returns scale and data of our numbers once, then each model's sizes."""
+    """Describes scale and data of our numbers once, then each model's sizes."""
     models = grouped(
         (
             f"{record.scale} scale; data: {record.text.description}",
@@ -140,23 +140,23 @@ def ours(records: Iterable[Record]) -> str:
 
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
-    """Says of how many trainings a number of our models is the mean."""
+    """States over how many trainings the numbers of our models are averaged."""
     of_tasks = (r for r in results.records if r.task in tasks)
     trained = (record.model for record in of_tasks for _ in results.trainings_of(record))
     return means(trained, drawn) or " One training of each model; intervals are over text alone."
 
 
 def means(trained: Iterable[str], drawn: str = "") -> str:
-    """Says of how many trainings numbers are means, from the model of each; "" where it is one.
+    """States over how many trainings numbers are averaged; "" for one training.
 
-    `drawn` says what the single trainings are in a figure.
+    `trained` names the model of each training. `drawn` describes single trainings in a figure.
     """
     often = " or ".join(map(str, sorted({1, *Counter(trained).values()} - {1})))
     return often and (f" Means of {often} trainings, 95% intervals over text and training{drawn}.")
 
 
 def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
-    """Notes which of the expected models were not evaluated; a run may have none of a kind."""
+    """Notes the expected models that were not evaluated, unless all or none are missing."""
     absent = [name for name in expected if not results.models(name)]
     return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] * (
         0 < len(absent) < len(expected)
@@ -164,7 +164,7 @@ def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
 
 
 def probed_on(record: Record) -> str:
-    """Returns the model, the text and the queries of a probe."""
+    """Describes the model, the text and the queries of a probe."""
     text, errors = record.text, record.attention[0].output_error
     rows = errors.rows // (errors.heads * errors.units)
     return (

@@ -2,7 +2,7 @@
 
 Bars and dots are drawn from a frame with the columns `name`, `series`, `value`, `low` and `high`:
 the value of a series in a named row, and its 95% interval. Curves have a `count` (keys, features,
-steps) in place of the name; columns `training_<name>` hold the values of single trainings.
+steps) instead of the name; columns `training_<name>` hold the values of single trainings.
 """
 
 import json
@@ -22,7 +22,7 @@ SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", togg
 OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
 ENDS = ("low", "high")
 JOINED = 3
-"""A series of fewer points is not joined: nothing was measured between them."""
+"""Fewest points of a joined series: fewer leave too much unmeasured between them"""
 STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
 TENS = [
     *(f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"),
@@ -30,9 +30,9 @@ TENS = [
     *(f"10{power}" for power in "⁴⁵⁶⁷⁸⁹"),
 ]
 POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
-"""Labels powers of ten: 10⁻⁴, 0.01, 1, 100."""
+"""Labels powers of ten: 10⁻⁴, 0.01, 1, 100"""
 LINE = 28
-"""Most letters in a line of a row's name."""
+"""Most letters per line of a row's name"""
 Drawn = list[alt.Chart]
 
 
@@ -42,7 +42,7 @@ def direction(title: str, better: Literal["lower", "higher"]) -> str:
 
 
 OUTPUT_ERROR = direction("relative squared output error", "lower")
-"""Title of the axis of the output error, the same in every figure."""
+"""Title of the output error's axis, the same in every figure"""
 
 
 def powers_of_two(values: Iterable[float]) -> list[int]:
@@ -92,9 +92,9 @@ def powers(kind: Any, field: str, title: str, values: Collection[float]) -> Any:
 
 
 def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
-    """Builds an axis of changes, 0 marked "exact": linear up to `around`, logarithmic beyond.
+    """Builds an axis of changes with 0 marked "exact": linear up to `around`, logarithmic beyond.
 
-    The paper's changes are many times ours, and both can be read.
+    The paper's changes are many times ours; this scale shows both.
     """
     finite = [float(value) for value in values if value is not None and math.isfinite(value)]
     low, high = min([0.0, *finite]), max([around, *finite])
@@ -111,7 +111,7 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
 
 
 def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
-    """Builds a logarithmic axis of values that are ratios to exact attention's, which is 1."""
+    """Builds a logarithmic axis of ratios to exact attention's value; it includes 1."""
     numbers = ratios[["value", *ENDS]].astype(float).where(lambda number: number > 0)
     low, high = min(1.0, numbers.min(axis=None)), max(1.0, numbers.max(axis=None))
     room = max((high / low) ** 0.08, 1.01)
@@ -129,7 +129,7 @@ def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
 
 
 def extent(*frames: pd.DataFrame) -> list[float]:
-    """Lists every number of these frames that an axis of values needs room for."""
+    """Lists all numbers of these frames that an axis of values must cover."""
     return [
         value
         for frame in frames
@@ -158,16 +158,16 @@ def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
 
 
 def of_field(axis: Any, field: str) -> Any:
-    """Builds a copy of an axis for another column of the frame."""
+    """Copies an axis for another column of the frame."""
     copied = axis.copy()
     copied.shorthand = f"{field}:Q"
     return copied
 
 
 def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
-    """Draws a bar with its interval for each series of each row, and its value beside its end.
+    """Draws a bar with its interval for each series of each row, and the value at the bar's end.
 
-    Where the interval is too short to go on behind the number, the number stands after it.
+    If the interval is too short to show behind the number, the number stands after it.
     """
     is_short = frame["high"] - frame["value"] < 0.2 * frame[["value", *ENDS]].max().max()
     frame, marks = (
@@ -203,8 +203,8 @@ def dots(
 ) -> Drawn:
     """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
-    `published` values of the same rows and series are hollow marks. A column `hue` is coloured by
-    its marks, and the series have shapes alone.
+    `published` values of the same rows and series are hollow marks. A column `hue` sets the colour
+    through its marks; the series then differ by shape alone.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
     lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
@@ -212,7 +212,7 @@ def dots(
     up: Any = {"condition": {"test": f"length(datum.label) > {LINE}", "value": -7}, "value": 0}
     axis = alt.Axis(
         grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0, labelOffset=up,
-        labelPadding=10,  # a mark at 0 has room
+        labelPadding=10,  # room for a mark at 0
     )  # fmt: skip
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
     hues = {name: marks[name] for name in marks if name in set(frame.get("hue", ()))}
@@ -249,8 +249,8 @@ def curves(
 ) -> Drawn:
     """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
-    Single trainings are small pale marks. Wherever the pointer is, the nearest mark has a ring, and
-    its sentence (`said`) is shown.
+    Single trainings are small pale marks. The mark nearest to the pointer has a ring and shows its
+    sentence (`said`).
     """
     marks = _drawn(marks, frame, published)
     labels, numbers, colours = ("series",), ("count", "value"), colour(marks, **LEGEND)
@@ -281,17 +281,17 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     """Draws a ring around the mark nearest to the pointer, and shows the sentence of that mark."""
     near = alt.selection_point(name=NEAR, on="pointerover", clear="pointerout", nearest=True)
     ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
-    sentence = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))  # of a cell around it
+    sentence = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))  # Voronoi wraps datum
     points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
     return points.encode(x=x, y=y, opacity=ring, tooltip=sentence).add_params(near)
 
 
 LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2}
-"""Legend of a figure of curves."""
+"""Legend of a figure of curves"""
 
 
 def _drawn(marks: Mapping[str, Mark], *frames: pd.DataFrame | None) -> dict[str, Mark]:
-    """Returns the marks of series that have a row: a legend names nothing that is not drawn."""
+    """Returns the marks of series that have a row, so that a legend names only what is drawn."""
     names = {name for frame in frames if frame is not None for name in frame["series"]}
     return {name: mark for name, mark in marks.items() if name in names}
 
@@ -299,7 +299,7 @@ def _drawn(marks: Mapping[str, Mark], *frames: pd.DataFrame | None) -> dict[str,
 def _told(
     frame: pd.DataFrame | None, labels: Sequence[str], numbers: Sequence[str]
 ) -> pd.DataFrame:
-    """Returns what a mark needs to say its sentence; one that the caller did not give is added."""
+    """Returns the columns of a mark's sentence, adding the sentence if the caller gave none."""
     if frame is None:
         return pd.DataFrame(columns=[*numbers, "said"])
     if "said" not in frame:
@@ -315,7 +315,7 @@ def _base(
     colours: alt.Color,
     **axes: Any,
 ) -> alt.Chart:
-    """Encodes the series of a frame by colour; `tooltip` among the axes shows their sentences."""
+    """Encodes the series of a frame by colour; with the axis `tooltip`, shows their sentences."""
     numbers = [*numbers, *filled(frame, ENDS)]
     drawn = frame[[name for name in (*labels, *numbers) if name in frame]]
     if labels[0] == "name":
@@ -324,7 +324,7 @@ def _base(
 
 
 def level(value: float, name: str = "") -> Drawn:
-    """Draws a dashed horizontal line at a value, with its name, if any, under its left end."""
+    """Draws a dashed horizontal line at a value, with any name under its left end."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(y="value:Q")
     label = base.mark_text(align="left", baseline="top", dy=5)
     line = base.mark_rule(strokeDash=[5, 4])
@@ -332,14 +332,14 @@ def level(value: float, name: str = "") -> Drawn:
 
 
 def reference(value: float, name: str) -> Drawn:
-    """Draws a dashed vertical line at a value, such as exact attention's, with its name above."""
+    """Draws a dashed vertical line at a value, such as exact attention's, named above it."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(x="value:Q")
     label = base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N")
     return [base.mark_rule(strokeDash=[5, 4]), label]
 
 
 def upright(count: int) -> Drawn:
-    """Draws a thin vertical line at a count of keys, named "d + 1 = 65" above it."""
+    """Draws a thin vertical line at a count of keys, labelled "d + 1 = 65" above it."""
     text = pd.DataFrame({"count": [count], "name": [f"d + 1 = {count}"]})
     base = alt.Chart(text).encode(x="count:Q")
     label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
@@ -349,7 +349,7 @@ def upright(count: int) -> Drawn:
 def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> Panel:
     """Joins layers into one panel as wide as its place; its legend toggles series.
 
-    Vega-Lite binds the selection to a legend of the layer that has it: the first one with a colour.
+    Vega-Lite binds the selection to the legend of its layer: the first layer with a colour.
     """
     coloured = [layer.encoding.color is not alt.Undefined for layer in layers]
     place = coloured.index(True)
@@ -359,14 +359,14 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> P
 
 
 def toggled(layers: Sequence[alt.Chart], step: int = 24, title: str = "") -> Panel:
-    """Joins layers of bars or dots into one panel, `step` pixels a row, with a toggling legend."""
+    """Joins layers of bars or dots into one panel, `step` pixels per row; its legend toggles."""
     return figure(layers, title, max(layer.data["name"].nunique() for layer in layers) * step)
 
 
 def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Panel:
-    """Draws layers by heads, `value` as a colour with its `text`; `among` are all of one scale.
+    """Draws layers by heads, with `value` as colour and its `text`; `among` sets a common scale.
 
-    The smallest percent of these has one colour. `unit` follows the value in sentences.
+    The smallest percent of `among` share one colour. `unit` follows the value in sentences.
     """
     heads = int(frame["head"].max()) + 1
     first = max(float(among.quantile(0.01)), 1e-6)
@@ -387,10 +387,10 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
             )
         )
     ]
-    if heads <= 16:  # the numbers of more would not be read
+    if heads <= 16:  # more numbers would be unreadable
         bright = f"log(datum.value / {first}) > 0.55 * log({last} / {first})"
         black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
-        without = "!isValid(datum.value)"  # a cell without a number is not filled
+        without = "!isValid(datum.value)"  # cells without a number stay empty
         ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
         size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
         cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))

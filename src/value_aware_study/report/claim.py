@@ -1,8 +1,8 @@
-"""A published claim, the findings that answer it, and the verdict that they allow.
+"""A published claim, the findings that answer it, and the verdict that follows from them.
 
-A finding's interval covers the text and the training. Each training of a recipe has an effect of
-its own, measured on one text. The interval is the 95% interval of the mean effect that trainings of
-the recipe have on all such text (docs/statistics.md).
+A finding's interval covers the text and the training. Each training of a recipe has its own effect,
+measured on one text. The 95% interval is for the recipe's mean effect over trainings, on all such
+text (docs/statistics.md).
 """
 
 import math
@@ -31,13 +31,13 @@ CORRECTED = (
     "the comparison's own interval alone, ? is open."
 )
 LIMITS = {"ratio": (-math.inf, 700.0), "points": (-100.0, 100.0), "correlation": (-1.0, 1.0)}
-"""Least and largest effect by unit; a ratio's is a logarithm"""
+"""Least and largest effect by unit; for a ratio, of its logarithm"""
 LEVEL = 1 - CONFIDENCE
-LEAST = 1e-12  # smallest p-value that is computed
+LEAST = 1e-12  # smallest p-value computed
 
 FloatArray = NDArray[np.float64]
 Key = tuple[str, str]
-"""A comparison and a model; brackets in the comparison's name hold numbers, and are left out"""
+"""A comparison without the numbers in brackets after its name, and a model"""
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ class Spread:
     deviation: float
     seeds: int
     of: str = ""
-    """The published run in which it was measured; "" for the trainings of this run."""
+    """The published run that measured it; "" for the trainings of this run"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds a measured sentence, and whether it agrees with the claim; None where that is open.
+    """A measured sentence, and whether it agrees with the claim; None if that is open.
 
     Attributes:
-        what: The comparison; findings in a row with the same one, of different models, share a
+        what: The comparison. Successive findings of one comparison, for different models, share a
             line.
         label: The model.
         low, high: Ends of the 95% interval.
         unit: Unit of these numbers: "ratio" of perplexities, "points" of error, or "correlation".
-        spread: None where the interval is over text alone.
-        agree: How many trainings have an effect of the claim's sign.
-        p: The level at which the interval would end at no difference.
+        spread: None if the interval covers the text alone.
+        agree: Number of trainings whose effect has the claim's sign.
+        p: The level of the interval that ends at no difference.
         p_holm: `p` after Holm's correction for all comparisons of the page.
     """
 
@@ -82,7 +82,7 @@ class Finding:
 
     @property
     def corrected(self) -> bool | None:
-        """Tells whether it agrees after the correction; None where that leaves it open."""
+        """Whether it agrees after the correction; None if the correction leaves that open."""
         return None if self.p_holm is not None and self.p_holm > LEVEL else self.holds
 
     @property
@@ -105,10 +105,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Effect:
-    """The difference of two settings in one training of a model, on a scale on which errors add.
+    """The difference of two settings in one training of a model, on a scale where errors add.
 
-    `totals` over `counts` of the units of text: in nats a target ("ratio"), in percent of the
-    targets ("points") or a correlation. `above`: the claim has it above zero.
+    `totals` over `counts`, by unit of text: nats per target ("ratio"), percent of the targets
+    ("points") or a correlation. `above`: the claim expects it above zero.
     """
 
     what: str
@@ -130,11 +130,12 @@ def key_of(what: str, label: str) -> Key:
 def margin(
     error: float, units: int, spread: Spread | None, trainings: int, level: float = LEVEL
 ) -> float:
-    """Computes half the width of the interval of the mean effect of all trainings on all text.
+    """Computes half the width of the interval of the mean effect over all trainings and all text.
 
-    Two margins add in squares: Student's t times the standard error over units of text of the mean
-    over trainings, and times that over k trainings, s / sqrt(k). It is the narrowest rule that held
-    enough effects in every simulation (tests/report/test_interval.py). NaN for a single unit.
+    Two margins add in squares. One is Student's t times the standard error over units of text of
+    the mean over trainings. The other is t times that over k trainings, s / sqrt(k). It is the
+    narrowest rule with enough coverage in every simulation (tests/report/test_interval.py). NaN for
+    a single unit.
     """
     text = quantile(units, level) * error if units > 1 else math.nan
     if spread is None:
@@ -150,7 +151,7 @@ def quantile(count: int, level: float = LEVEL) -> float:
 def p_value(
     mean: float, error: float, units: int, spread: Spread | None, trainings: int
 ) -> float | None:
-    """Inverts `margin`: the level of the interval of which one end is 0; None for one unit."""
+    """Inverts `margin`: the level at which an end of the interval is 0; None for one unit."""
     if units < 2 or not mean:
         return None if units < 2 else 1.0
 
@@ -162,7 +163,7 @@ def p_value(
 
 
 def holm(findings: Sequence[Finding]) -> list[Finding]:
-    """Corrects the p-values of findings for their number, as Holm (1979); others stay."""
+    """Corrects p-values for the number of findings, as Holm (1979); findings without p stay."""
     order = sorted((f.p, place) for place, f in enumerate(findings) if f.p is not None)
     corrected, least = list(findings), 0.0
     for above, (p, place) in enumerate(order):
@@ -174,9 +175,9 @@ def holm(findings: Sequence[Finding]) -> list[Finding]:
 def over_trainings(
     trainings: Sequence[Sequence[Effect | Finding]], spreads: Mapping[Key, Spread]
 ) -> list[Finding]:
-    """Makes one finding of each comparison in the first training, by its effects in all.
+    """Makes one finding of each comparison in the first training, from its effects in all.
 
-    An effect of one training has the spread of a published run, where `spreads` has it.
+    The effect of a single training takes the spread of a published run if `spreads` has one.
     """
     same = grouped(
         (key_of(made.what, made.label), made) for training in trainings for made in training
@@ -186,9 +187,9 @@ def over_trainings(
 
 
 def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Finding:
-    """Returns the joint finding of all trainings; of those without effects the least favourable.
+    """Returns the joint finding of all trainings, or the least favourable one without an effect.
 
-    It is open where the claim has the effect above zero in one training and below in another.
+    It is open if the claim expects the effect above zero in one training and below in another.
     """
     effects = [effect for effect in made if isinstance(effect, Effect)]
     plain = [finding for finding in made if isinstance(finding, Finding)]
@@ -238,7 +239,7 @@ def _sentence(effect: Effect, numbers: Sequence[float], *, differ: bool) -> str:
 
 
 def _scaled(effect: float, unit: str) -> float:
-    """Returns an effect as it is reported, within the limits of its unit."""
+    """Returns an effect as reported, within the limits of its unit."""
     least, most = LIMITS[unit]
     within = min(max(effect, least), most)
     return math.exp(within) if unit == "ratio" else within
@@ -253,9 +254,9 @@ class Answer:
     """Pairs a claim and its published numbers with our findings.
 
     Attributes:
-        expected: Comparisons that it takes to say that the claim holds.
-        remark: What the verdict does not say.
-        testable: False where what the claim presupposes was not found.
+        expected: Comparisons needed to say that the claim holds.
+        remark: What the verdict leaves out.
+        testable: False if a premise of the claim was not found.
     """
 
     claim: str
@@ -267,17 +268,17 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Returns the verdict (`VERDICTS`) by each comparison's own interval.
+        """The verdict (`VERDICTS`) by each comparison's own interval.
 
-        "Holds" needs all comparisons, so that chance makes it no likelier however many they are (an
-        intersection-union test: Berger, 1982). "Opposed" needs one, which chance does: beside it
-        stands `after_holm`. Says how many comparisons were made, if some are missing.
+        "Holds" needs all comparisons, so more of them do not make it likelier by chance (an
+        intersection-union test: Berger, 1982). "Opposed" needs only one, so chance can cause it;
+        `after_holm` stands next to it. If some are missing, the verdict counts those made.
         """
         return self._outcome([finding.holds for finding in self.findings])
 
     @property
     def after_holm(self) -> str:
-        """Returns the verdict by the comparisons that Holm's correction leaves decided."""
+        """The verdict by the comparisons that stay decided after Holm's correction."""
         return self._outcome([finding.corrected for finding in self.findings])
 
     def _outcome(self, held: Sequence[bool | None]) -> str:
@@ -297,7 +298,7 @@ class Answer:
 
 
 def decided(findings: Sequence[Finding]) -> str:
-    """Counts decided comparisons: "4 of 5, 1 against"; "none made" for no finding."""
+    """Counts decided comparisons: "4 of 5, 1 against"; "none made" without findings."""
     held = [finding.holds for finding in findings]
     against = f", {held.count(False)} against" if False in held else ""
     return f"{held.count(True)} of {len(held)}{against}" if held else "none made"

@@ -1,4 +1,4 @@
-"""The contents of a page: which exhibits answer which question, in the order of reading."""
+"""The contents of a page: which exhibits answer which question, in reading order."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,15 +53,13 @@ FOR = {
 
 Exhibits = Exhibit | Sequence[Exhibit] | None
 Named = tuple[str, Exhibits]
-"""An exhibit, or several, and the name that the section's lead has for one not measured yet."""
+"""(its name in "Not measured yet: ..." of the section's lead, an exhibit or several)"""
 
 
 def report_page(results: Results, origin: str = "") -> Page:
-    """Builds the page of one run; an exhibit without data is left out, and its section says so.
+    """Builds the page of one run. It leaves out exhibits without data; their sections say so.
 
-    `origin` says which code made it.
-
-    Raises ValueError where no evaluation was recorded.
+    `origin` names the code that made it. Raises ValueError if no evaluation was recorded.
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
@@ -100,10 +98,9 @@ def report_page(results: Results, origin: str = "") -> Page:
 
 
 def _answer(results: Results) -> Section:
-    """Builds the part of the answer: a finding with its controls, and a drawing of the question.
+    """Builds the answer: a finding with its controls, and a drawing of the question.
 
-    The finding is on a pretrained decoder, or else on a probed model, which is the explorer's first
-    one too.
+    The finding is on a pretrained decoder, or else on a probed model, the explorer's first one.
     """
     labels = {record.model: record.model for record in results.probed} | results.names()
     hero = pretrained.few_keys(results.pretrained, "hero")
@@ -123,7 +120,7 @@ def _answer(results: Results) -> Section:
 
 
 def pretrained_section(records: Sequence[Record]) -> Section:
-    """Builds the section of pretrained models beside the strongest trivial baselines."""
+    """Builds the section of pretrained models next to the strongest trivial baselines."""
     return _section(
         "pretrained",
         "On a pretrained decoder",
@@ -210,9 +207,10 @@ def _every_r(results: Results) -> Section:
 
 
 def survey_section(results: Results) -> Section:
-    """Builds the section of every method of the survey: equal budgets, time, and memory.
+    """Builds the section of all the survey's methods: equal budgets, time, and memory.
 
-    Of a run's own records those of other checkpoints than the evaluation's are left out, and named.
+    If the records are this run's own, it leaves out those of checkpoints that were not evaluated,
+    and names them.
     """
     evaluated = {record.hashes.get("checkpoint") for record in results.records}
     of_evaluated = words.grouped(
@@ -259,7 +257,7 @@ def survey_section(results: Results) -> Section:
 def model_section(
     record: Record, name: str = "model", explored: Exploration | None = None
 ) -> Section:
-    """Builds a probe's section; `name` is its anchor and begins those of its exhibits."""
+    """Builds a probe's section; `name` is its anchor and the prefix of its exhibits' anchors."""
     setting = captions.probed_on(record)
     kernels = of_kernels(record)
     exhibits = [
@@ -287,7 +285,7 @@ def model_section(
 
 
 def _unnamed(exhibits: Sequence[Exhibits]) -> list[Named]:
-    """Returns exhibits that the section's lead does not miss where they were not measured."""
+    """Returns exhibits that the section's lead does not list if they are missing."""
     return [("", exhibit) for exhibit in exhibits]
 
 
@@ -299,7 +297,7 @@ def _section(
     more: str = "",
     machines: Sequence[tuple[str, str]] = (),
 ) -> Section:
-    """Builds a section of the exhibits measured; its lead names the others, then says `more`."""
+    """Builds a section of the measured exhibits; its lead names the others, then appends `more`."""
     absent = ", ".join(title for title, exhibits in named if title and not exhibits)
     several = ([some] if isinstance(some, Exhibit) else some or [] for _, some in named)
     exhibits = [exhibit for some in several for exhibit in some]
@@ -320,9 +318,9 @@ def write_probe(
 ) -> None:
     """Writes the page of a probe with its exhibits' files, record.json and heads.csv.
 
-    `cached` (the loss of cache methods on the same text) adds caches.json, `explored`
-    (`evaluation.explorer.exploration` of the same model) the token explorer and explorer.json. The
-    same record gives the same bytes. A page that cannot be drawn leaves the folder as it was.
+    `cached` (the loss of cache methods on the same text) adds caches.json. `explored`
+    (`evaluation.explorer.exploration` of the same model) adds the token explorer and explorer.json.
+    The same record gives the same bytes. If the page cannot be drawn, the folder stays unchanged.
     """
     heads = pd.DataFrame(
         [vars(at) for at in record.attention[0].output_error.errors if at.head is not None],

@@ -11,10 +11,10 @@ from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
 
-# A number at the start of a text, as page.js reads it: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
+# A number at the start of a text, in page.js too: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")
 UNKNOWN = ("", "–")
-# Characters that pdfLaTeX cannot read without further packages.
+# Characters that pdfLaTeX cannot read without more packages.
 MATHEMATICAL = str.maketrans(
     {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
 )
@@ -22,9 +22,9 @@ MATHEMATICAL = str.maketrans(
 
 @dataclass(frozen=True)
 class Table:
-    """`data` holds the numbers and goes to CSV; `display` is text, ready to read, row for row.
+    """`data` holds the numbers and goes to CSV; `display` holds the same rows as text to read.
 
-    Both may be given as anything that makes a data frame: columns by name, or rows.
+    Both may be anything that makes a data frame: columns by name, or rows.
     """
 
     data: pd.DataFrame
@@ -44,13 +44,13 @@ class Table:
         return self.data.to_csv(index=False, lineterminator="\n", float_format="%.8g")
 
     def markdown(self) -> str:
-        """Writes the text as a Markdown table; nothing in it is markup."""
+        """Writes the text as a Markdown table; markup in it appears as text."""
         text = self._text().map(escaped).rename(columns=escaped)
         align = ["right" if numbers else "left" for numbers in self.numeric()]
         return text.to_markdown(index=False, disable_numparse=True, colalign=align) + "\n"
 
     def latex(self) -> str:
-        """Writes the text as a LaTeX tabular with the rules of booktabs."""
+        """Writes the text as a LaTeX tabular with booktabs rules."""
         style = self._text().style.hide(axis="index").format(escape="latex")
         text: str = style.format_index(escape="latex", axis="columns").to_latex(
             hrules=True,
@@ -59,11 +59,11 @@ class Table:
         return text.translate(MATHEMATICAL)
 
     def rows(self) -> list[list[str]]:
-        """Returns the cells' text; the page sorts them by the numbers that they begin with."""
+        """Returns the cells' text; the page sorts them by the number at their start."""
         return self._text().to_numpy().tolist()
 
     def numeric(self) -> list[bool]:
-        """Tells which columns hold numbers alone, and are aligned right; the first never is."""
+        """Reports which columns hold only numbers, to be aligned right; the first never does."""
         numeric = []
         for column in zip(*self.rows(), strict=True):
             texts = [text for text in column if text not in UNKNOWN]
@@ -76,14 +76,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure, a table, or the exploration of a text, with one line of meaning.
+    """A figure, a table, or the exploration of a text, with one line on its meaning.
 
-    `name` is its anchor and its files' stem. `listed` is its name in the contents list, the title's
-    beginning where it has no other. `notes` are paragraphs folded away. `charts` are the
-    panels of the figure, as wide as their place; `table` holds their numbers, or stands alone.
-    `choices` name equal parts of the panels, of which the page shows one. A `folded` exhibit is
-    seen once it is opened. The picture of a `shared` one stands alone elsewhere: it has the title,
-    and there is one for dark grounds.
+    `name` is its anchor and the stem of its files. `listed` is its name in the contents list; empty
+    = the title's beginning. `notes` are folded paragraphs. `charts` are the figure's panels, each
+    as wide as its place. `table` holds their numbers, or stands alone. `choices` name equal groups
+    of panels; the page shows one group. The page shows a `folded` exhibit once it is opened. The
+    picture of a `shared` one is also used outside the page: it has the title, and a version for
+    dark backgrounds.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Exhibit:
 
     @property
     def entry(self) -> str:
-        """Names it in a word or a few: "Table 1", "Token by token"."""
+        """Its name in a few words: "Table 1", "Token by token"."""
         return self.listed or re.split("[.:;] ", self.title)[0]
 
 
@@ -117,8 +117,8 @@ class Exhibit:
 class Section:
     """Exhibits that answer one question; `name` is the anchor.
 
-    `machines` pair measurements with the machine that made them, for the page's last section.
-    `within` are sections of its own, after its exhibits.
+    `machines` pair measurements with their machine, for the page's last section. `within` are
+    subsections, after the exhibits.
     """
 
     name: str
@@ -131,9 +131,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """The whole report, whose first section holds the answer.
+    """The whole report; its first section holds the answer.
 
-    `origin` says which code made it; "" where that is not known. `links` lead to code and manual.
+    `origin` names the code that made it; "" if unknown. `links` lead to code and manual.
     """
 
     title: str

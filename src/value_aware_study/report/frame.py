@@ -1,8 +1,8 @@
 """The records behind a report, read once, and their numbers as frames.
 
-A row of `cells` is a method with one seed in one training of a model, a row of `settings` the mean
-of its seeds and of the model's trainings. In the attention layers, a row of `error_rows` is the
-error of a method with so many keys, and one of `gap_rows` a layer under one kernel.
+A row of `cells` is a method with one seed in one training of a model. A row of `settings` is the
+mean over its seeds and the model's trainings. In the attention layers, a row of `error_rows` is a
+method's error with a number of keys, and a row of `gap_rows` is a layer under one kernel.
 """
 
 import json
@@ -45,48 +45,48 @@ MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "sca
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 OUTPUT_ERRORS = tuple(f"relative_output_error{end}" for end in ("", "_low", "_high"))
 DIRECTION = ("cosine", "relative_length")
-"""Mean over layers of the cosine of o~ and o, and of the length of o~ in parts of that of o"""
+"""Means over layers: cosine of o~ and o, and the length of o~ relative to that of o"""
 EXTRAS = (*OUTPUT_ERRORS, *DIRECTION, "queries", "largest_support", "largest_error")
 MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
 SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
 SINGLE = (*OUTPUT_ERRORS[1:], "queries", "largest_support", "largest_error")
-"""What the mean over trainings does not have"""
+"""Columns without a mean over trainings"""
 GAP_PLACE = ("model", "training", "layer")
 INTEGERS = (
     *("length", "head_dim", "r", "norm", "rounds", "features", "seed"),
     *("count", "queries", "largest_support"),
 )
 FIRST = "first"
-"""Name of the training that a model has its name from; further ones add theirs to it"""
+"""Name of a model's first training; further trainings add their name to the model's"""
 KERNELS = ("exponential", "polynomial", "elu")
 MODEL_ORDER = ("masked_long", "masked_short", *(f"causal_{kernel}" for kernel in KERNELS))
 OPTIMAL = (OBLIVIOUS, AWARE)
 FLOOR = 1e-6
-"""Relative errors below it, zero included, are mostly rounding, and are drawn at it."""
+"""Relative errors below it, including zero, are mostly rounding and are drawn at this value."""
 SIZE = "4"
-"""Keys kept by both oracles whose errors the skewness gap compares, as records name it."""
+"""Number of keys, as records name it, at which the skewness gap compares the oracles' errors"""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Results:
-    """Holds all that a report shows: the evaluated models in its order, and other records.
+    """All data of a report: the evaluated models, in its order, and other records.
 
     Attributes:
         training: Measurements and hyperparameters of each model's training.
         tokens: Counts of the training text, by source.
-        replicates: Further trainings of models among the records.
+        replicates: Further trainings of models in `records`.
         surveyed: Models with every method at equal budgets.
         variants: Models trained with an approximation.
-        survey_of: Scale of the published run that both are of; "" for this run's own.
-        benchmark: Measured time and memory; {} where they were not measured.
-        spreads: Spread over trainings of comparisons, in a published run of models trained several
-            times.
-        verdicts: Verdict on each claim of published runs, by their scale.
+        survey_of: Scale of the published run of `surveyed` and `variants`; "" for this run.
+        benchmark: Measured time and memory; {} if not measured.
+        spreads: Spread of comparisons over trainings, from a published run that trained models
+            several times.
+        verdicts: Verdicts of published runs on each claim, by their scale.
         probed: Pretrained models.
-        pretrained: Pretrained models with the grid of `evaluate_pretrained`, a record a text and
-            length.
-        prompted: Compressed caches of a pretrained model, a record a kind, text and length of
+        pretrained: Pretrained models with the grid of `evaluate_pretrained`, one record per text
+            and length.
+        prompted: Compressed caches of a pretrained model, one record per kind, text and length of
             prompts.
         links: Addresses of code and manual, by name.
         unchecked: Files that were read without a checksum.
@@ -111,7 +111,7 @@ class Results:
 
     @classmethod
     def of(cls, records: Iterable[Record], *others: Row, **more: Any) -> "Results":
-        """Sorts the records by model: a report does not depend on the order they were read in."""
+        """Sorts the records by model, so that a report does not depend on their order."""
         places = {name: place for place, name in enumerate(MODEL_ORDER)}
         ordered = sorted(records, key=lambda r: (places.get(r.model, len(places)), r.model))
         again = [r for r in ordered if any(is_replicate(r, first) for first in ordered)]
@@ -120,7 +120,7 @@ class Results:
     def trainings(self) -> list["Results"]:
         """Groups the models by training, each under the name of the model that it repeats.
 
-        A group after the first holds only the models that were trained as often.
+        Later groups hold only the models that were trained as often.
         """
         of_training = grouped(
             (name, replace(again, model=record.model))
@@ -147,7 +147,7 @@ class Results:
         }
 
     def models(self, *names: str) -> list[Record]:
-        """Lists the evaluated models of these names, in the order of the names."""
+        """Lists the evaluated models with these names, in the order of the names."""
         return [record for name in names for record in self.records if record.model == name]
 
     def trainings_of(self, record: Record) -> dict[str, Record]:
@@ -156,14 +156,14 @@ class Results:
         return {FIRST: record} | {r.model.removeprefix(f"{record.model}_"): r for r in again}
 
     def of_kernel(self, kernel: str) -> Record | None:
-        """Finds the first causal model trained with a kernel, of a scale of ours; None for none."""
+        """Finds the first causal model of our scales trained with a kernel, or None."""
         return next((r for r in self.causal if r.kernel == kernel and r.scale), None)
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """Tabulates cells, a row a training and seed; `relative_output_error` pools the layers.
+        """Tabulates cells, one row per training and seed; `relative_output_error` pools the layers.
 
-        The columns are the same for every grid, but for parameters that are not in the usual list.
+        Every grid has the same columns, except for unusual parameters.
         """
         return _frame(
             [
@@ -180,10 +180,10 @@ class Results:
 
         Adds `seeds` (how many) and `seeds_low`, `seeds_high` (range of the seeds' values); `series`
         and `kernel_label`, the names of its curve and of its kernel; `share`, r in percent of the
-        length. `low` and `high` average the seeds' intervals: they cover the text as that of one
-        seed does, and not the draws, which units share. Of a model trained several times they cover
-        text and training, and columns `training_<name>` hold the value of each; so in `nats` and in
-        `changes`.
+        length. `low` and `high` average the seeds' intervals. These cover the text as one seed's
+        interval does, but not the draws, because all units share them. For a model trained several
+        times they cover text and training, and the columns `training_<name>` hold the single
+        values. The same holds for `nats` and `changes`.
         """
         trainings = [self.trainings_of(record) for record in self.records]
         names = dict.fromkeys(TRAINING + name for of_model in trainings for name in of_model)
@@ -198,7 +198,7 @@ class Results:
 
     @cached_property
     def nats(self) -> pd.DataFrame:
-        """Returns `settings` with perplexities as nats a token, and errors as they are."""
+        """Converts perplexities in `settings` to nats per token; errors stay."""
         frame = self.settings.copy()
         causal = frame["metric"] == "perplexity"
         for name in ("value", "low", "high", "seeds_low", "seeds_high", *of_trainings(frame)):
@@ -210,9 +210,9 @@ class Results:
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """Returns `nats` whose `value`, `low` and `high` are changes from exact attention's.
+        """`nats`, with `value`, `low` and `high` as differences from exact attention.
 
-        The value of a training is the change from its own exact attention.
+        A training's value is the difference from its own exact attention.
         """
         frame, singles = self.nats.copy(), of_trainings(self.nats)
         exact = frame[frame["approximation"] == "exact"].set_index("model")
@@ -226,7 +226,7 @@ class Results:
     ) -> Row:
         """Finds the setting of a model with exactly these parameters; {} for none.
 
-        It is looked for `among` rows of `settings`, unless others are given.
+        It searches the rows `among`; None = all of `settings`.
         """
         frame = self.settings if among is None else among
         rows = frame[(frame["model"] == model) & (frame["approximation"] == approximation)]
@@ -253,7 +253,7 @@ def _row(record: Record, cell: Cell) -> Row:
 
 
 def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
-    """Makes a data frame of fixed columns; any further parameter gets its own."""
+    """Makes a data frame of fixed columns, and one for each further parameter."""
     fixed = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
     others = sorted({name for row in rows for name in row} - {*fixed, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*fixed, *others, *MEASURED, *last])
@@ -262,7 +262,7 @@ def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
 
 
 def _settings(trainings: Mapping[str, Record]) -> Iterator[Row]:
-    """Yields the settings of a model: cells averaged over seeds, then over the trainings."""
+    """Yields the settings of a model: cells averaged over seeds, then over trainings."""
     model, exact = trainings[FIRST].model, {name: of.cells[0] for name, of in trainings.items()}
     cells = [
         (_row(record, cell) | {"model": model}, name, cell.unit_totals)
@@ -295,7 +295,7 @@ def _mean_of_seeds(rows: Sequence[Row]) -> Row:
 
 
 def _mean_of_trainings(means: Mapping[str, Row], added: Estimate) -> Row:
-    """Averages trainings; the interval is that of the mean loss added to exact attention's."""
+    """Averages trainings; the interval is that of the mean added loss over exact attention."""
     row = _mean([*means.values()])
     value, (mean, *ends) = row["value"], vars(added).values()
     low, high = (
@@ -314,7 +314,7 @@ def _mean_of_trainings(means: Mapping[str, Row], added: Estimate) -> Row:
 
 
 def _mean(rows: Sequence[Row]) -> Row:
-    """Averages rows: an error's mean is arithmetic, a perplexity's geometric."""
+    """Averages rows: arithmetically for an error, geometrically for a perplexity."""
     mean = geometric_mean if rows[0]["metric"] == "perplexity" else fmean
     of_loss = dict.fromkeys(("value", "low", "high", *SEED_COLUMNS[1:]), mean)
     averages = dict.fromkeys((*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION), fmean) | of_loss
@@ -325,11 +325,11 @@ def _mean(rows: Sequence[Row]) -> Row:
 
 
 def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: int) -> Estimate:
-    """Averages the trainings' means; the 95% interval covers text and training.
+    """Averages the trainings' means. The 95% interval covers text and training.
 
-    Of one training it covers the text. `errors` are standard errors over the units of text: of the
-    mean over trainings, which share them, or of each training where that is not known. This is the
-    one place of the rule for all that is shown beside the claims (docs/statistics.md).
+    For one training it covers the text. `errors` are standard errors over the units of text: one
+    for the mean over trainings on the same units, or one per training if that is not known. All
+    intervals besides those of the claims come from here (docs/statistics.md).
     """
     error = math.sqrt(fmean(error**2 for error in errors))
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else None
@@ -338,7 +338,7 @@ def mean_over_trainings(means: Sequence[float], errors: Sequence[float], units: 
 
 
 def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
-    """Averages losses a target, or their changes, from sums and counts by unit of each training."""
+    """Averages losses per target, or changes, from each training's sums and counts by unit."""
     totals, counts = (np.sum(sums, axis=0) for sums in zip(*trainings, strict=True))
     mean, _, high = map(float, ratio_of_sums(totals, counts))
     means = [float(t.sum() / c.sum()) for t, c in trainings]
@@ -348,11 +348,11 @@ def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
 def averaged(
     frame: pd.DataFrame, same: Sequence[str], value: str, others: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Averages rows of several trainings that agree in the `same` columns, to one row each.
+    """Averages the rows of several trainings that agree in the `same` columns into one row.
 
-    Means are arithmetic, of `value` and of `others`. The new `low` and `high` of `value` follow
-    from those over the text of each training, whose name is in `training` and whose units are in
-    `units`; these two columns go. Columns `training_<name>` hold the single values.
+    Means of `value` and `others` are arithmetic. The new `low` and `high` of `value` follow from
+    those of each training over the text. The columns `training` (its name) and `units` (its units)
+    are dropped. Columns `training_<name>` hold the single values.
     """
     if frame["training"].nunique() > 1:
         groups = frame.groupby(list(same), sort=False, dropna=False)
@@ -373,7 +373,7 @@ def _mean_row(group: pd.DataFrame, value: str, others: Sequence[str]) -> dict[st
 
 
 def is_replicate(record: Record, first: Record) -> bool:
-    """Tells whether a model is another training of a recipe: causal_elu_second of causal_elu."""
+    """Returns whether a model is another training of a recipe: causal_elu_second of causal_elu."""
     recipe, first_recipe = (
         (model.task, model.kernel, model.length, model.trained_with) for model in (record, first)
     )
@@ -381,13 +381,13 @@ def is_replicate(record: Record, first: Record) -> bool:
 
 
 def filled(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
-    """Lists the given columns that hold a value in some row."""
+    """Lists those of the columns that hold a value in some row."""
     return [name for name in columns if name in frame and frame[name].notna().any()]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Attention of one model, or of one kernel in a model, and its name and mark in figures."""
+    """Attention of one model, or of one kernel in a model, with its name and mark in figures."""
 
     label: str
     mark: Mark
@@ -439,7 +439,7 @@ def error_rows(output_error: OutputError, method: str, layer: int | None = None)
     """Computes a method's relative output error by size: sum of errors over sum of norms.
 
     `layer` None pools all layers, each measured on the same number of queries. The error is None
-    where every output is 0.
+    if all outputs are 0.
     """
     curve, norms = output_error.methods[method], output_error.squared_norm
     layers = range(len(norms)) if layer is None else [layer]

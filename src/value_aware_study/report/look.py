@@ -1,7 +1,7 @@
 """Defines the report's colours in light and dark, its marks, and the theme of its charts.
 
-Colours are CSS variables, so that a chart on the page follows the page's theme; in files they are
-the light ones.
+Colours are CSS variables, so that a chart on the page follows the page's theme. Files use the light
+colours.
 """
 
 import json
@@ -21,8 +21,8 @@ from value_aware_attention.records.record import AWARE, OBLIVIOUS, Record
 from value_aware_study.cards import Card, cards
 from value_aware_study.report.words import KERNEL_LABELS, ORACLES
 
-# Light, dark. The series use Okabe and Ito's palette, which every common colour blindness tells
-# apart, darkened on light where it has less than 3:1 contrast, and lightened on dark.
+# Light, dark. The series use Okabe and Ito's palette, whose colours differ for all common colour
+# blindnesses. On light they are darkened to a contrast of at least 3:1, on dark they are lightened.
 COLOURS = {
     "ground": ("#ffffff", "#14171b"),
     "raised": ("#f3f5f7", "#20252b"),
@@ -44,18 +44,18 @@ COLOURS = {
     "olive": ("#6b7a00", "#b5c437"),
 }
 SERIES = tuple(COLOURS)[5:]
-"""Names of the colours that a series may have."""
+"""Names of the colours for series"""
 
 WIDTH, GAP = 640, 40
-"""Pixels, in files: the width of a figure's panels together, and the space between two."""
+"""Pixels, in files: the width of a figure's panels together, and the gap between two"""
 NEAR = "near"
-"""Name of the selection of the mark nearest to the pointer."""
+"""Name of the selection of the mark nearest to the pointer"""
 
 Panel = alt.Chart | alt.LayerChart | alt.FacetChart
 
 
 class Mark(NamedTuple):
-    """Draws a series in a colour, as CSS has it, and with a Vega shape."""
+    """The look of a series: a colour in CSS and a Vega shape."""
 
     colour: str
     shape: str = "circle"
@@ -125,11 +125,11 @@ RAMP = (
     Mark.of("wine", "diamond"),
     Mark.of("brown", "triangle-down"),
 )
-"""Marks of curves that have none of their own, in the order in which they are given"""
+"""Marks of curves without their own, in order of use"""
 
 
 def ramp(names: Sequence[str]) -> dict[str, Mark]:
-    """Builds marks of ordered series, such as sizes: a hue and shape that stand out ever more."""
+    """Builds marks of ordered series, such as sizes: one hue and shape with growing emphasis."""
     return {name: RAMP[place % len(RAMP)] for place, name in enumerate(names)}
 
 
@@ -151,10 +151,10 @@ CACHE_MARKS = {
     "an oracle, later queries": Mark.of("olive"),
     "other published methods": Mark.of("grey"),
 }
-"""Colours of caches by what chooses their keys, in every figure of caches."""
+"""Colours of caches by their choice of keys, in every figure of caches"""
 SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
 OTHER = Mark.of("grey")
-"""The mark of a series without its own."""
+"""The mark of a series without its own"""
 
 
 def kernel_mark(kernel: str) -> Mark:
@@ -172,7 +172,7 @@ def model_mark(record: Record) -> Mark:
 def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
     """Returns the mark of each curve (`series`) in legend order, from the cards.
 
-    Curves without one of their own get those of `RAMP` that no method has.
+    Curves without their own get those of `RAMP` that no method has.
     """
     present = set(settings["series"])
     marks: dict[str, Mark] = {}
@@ -188,14 +188,14 @@ def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
 
 
 def oracle_marks(drawn: pd.DataFrame) -> dict[str, Mark]:
-    """Returns the marks of curves, the oracles first, under their full names."""
+    """Returns the marks of curves, with the oracles first, under their full names."""
     return ORACLE_MARKS | {
         name: mark for name, mark in method_marks(drawn).items() if name not in ORACLE_MARKS
     }
 
 
 def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
-    """Returns shades of one hue for a method's curves, by the argument that tells them apart."""
+    """Returns shades of one hue for a method's curves, by the argument that distinguishes them."""
     of_card = settings[settings["approximation"] == card.name]
     if "shades" not in card.mark or of_card.empty:
         return {}
@@ -207,7 +207,7 @@ def _shades(card: Card, settings: pd.DataFrame) -> dict[str, Mark]:
 
 
 def specification(chart: Panel | alt.ConcatChart) -> dict[str, Any]:
-    """Writes a chart as Vega-Lite, with six digits; the page's script adds the theme."""
+    """Writes a chart as Vega-Lite with six digits; the page's script adds the theme."""
     with alt.data_transformers.enable("default", max_rows=None):
         text = chart.to_json()
     content: dict[str, Any] = json.loads(text, parse_float=lambda x: float(f"{float(x):.6g}"))
@@ -229,7 +229,7 @@ def still(chart: Panel) -> Panel:
 def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = False) -> bytes:
     """Renders rows of panels as a PNG at twice its size, or less for several rows.
 
-    Its 256 most used colours make a file of a fifth of the size, which git keeps for good.
+    It keeps the 256 most used colours: a fifth of the size, for git's history.
     """
     columns = len(charts) // rows
     width = (WIDTH - GAP * (columns - 1)) // columns
@@ -242,7 +242,7 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
         panels = panels.properties(title=alt.Title(wrap(title, 80), fontSize=16, offset=16))
     theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
     series = set(re.findall(r'"domain": (\["[^]]*)', json.dumps(specification(panels))))
-    legend: Any = "shared" if len(series) == 1 else "independent"  # a shared one mixes up others
+    legend: Any = "shared" if len(series) == 1 else "independent"  # sharing would mix up series
     panels = panels.resolve_scale(color=legend, shape=legend)
     text = json.dumps(specification(panels) | {"config": theme})
     names = rf"var\(--({'|'.join(COLOURS)})\)"

@@ -27,9 +27,9 @@ from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
 
 PAGE, OURS = "index.html", 'id="page-look"'
-"""The page's file, and a mark that only our pages have."""
+"""The page's file, and a mark that only our pages contain"""
 LARGEST = 8 * 2**20
-"""Most bytes of index.html, so that a mail takes it and it opens at once."""
+"""Most bytes of index.html, so that it fits a mail and opens at once"""
 PAPER = "https://aclanthology.org/2021.emnlp-main.753"
 BIBTEX = """@inproceedings{gupta-berant-2021-value,
   title = {Value-aware Approximate Attention},
@@ -40,7 +40,7 @@ BIBTEX = """@inproceedings{gupta-berant-2021-value,
   doi = {10.18653/v1/2021.emnlp-main.753}
 }"""
 MOST_ROWS = 1000
-"""Most rows of a table on the page and in Markdown; of a longer one the page names the CSV file."""
+"""Most rows of a table on the page and in Markdown; a longer one refers to its CSV file"""
 PACKED = """<!DOCTYPE html>
 <meta charset="utf-8">
 <title>Value-aware approximate attention: a published run</title>
@@ -54,21 +54,20 @@ document.write(page);
 document.close();
 </script>
 """
-"""A page that unpacks itself: a quarter of its size in git."""
+"""A page that unpacks itself: a quarter of the size in git"""
 
 
 def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None) -> Path:
     """Writes index.html and each exhibit's .csv, .md, .png or .json to a folder; returns the page.
 
-    A page is written with equal bytes every time. Files appear once all of them are written,
-    index.html last. Leftovers of a killed run are removed, and files of an earlier page that this
-    one does not write. SHA256SUMS lists the page's files. `beside` are texts of further files by
-    name. Raises ValueError for a page above 8 MB, and where a file of somebody else would be
-    replaced.
+    The same page gives the same bytes. Files appear once all of them are written, index.html last.
+    Leftovers of a killed run are removed, as are files of an earlier page that this one does not
+    write. SHA256SUMS lists the page's files. `beside` holds the texts of further files by name.
+    Raises ValueError for a page above 8 MB, or if it would replace a foreign file.
     """
     folder = Path(folder)
     earlier = earlier_files(folder)
-    if earlier or not (folder / PAGE).exists():  # a page of an older version has no list
+    if earlier or not (folder / PAGE).exists():  # pages of older versions have no list
         names = {
             exhibit.name + ending
             for exhibit in page.exhibits()
@@ -92,17 +91,17 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
             (aside / name).write_text(text, encoding="utf-8")
         names = {file.name for file in aside.iterdir()}
         write_checksums(aside)
-        # before the earlier list is replaced, so that a killed run leaves no file unnamed
+        # while the earlier list exists, so that a killed run leaves no unlisted file
         for file in (folder / name for name in set(earlier) - names):
             if file.is_file() and checksum(file) == earlier[file.name]:
-                file.unlink()  # nobody has changed it since
+                file.unlink()  # unchanged since
     return folder / PAGE
 
 
 def earlier_files(folder: Path) -> dict[str, str]:
     """Reads the names and sha256 of the files that an earlier page wrote into a folder.
 
-    Raises ValueError where index.html or SHA256SUMS are not of such a page.
+    Raises ValueError if index.html or SHA256SUMS do not belong to such a page.
     """
     page, files = folder / PAGE, listed(folder)
     if page.is_file() and OURS not in page.read_text(encoding="utf-8", errors="replace"):
@@ -156,7 +155,7 @@ def html(page: Page) -> str:
 
 
 def _content(exhibit: Exhibit) -> str:
-    """Packs the charts for the page's script, and the texts that a table is copied as."""
+    """Packs the charts for the page's script, and the texts for copying a table."""
     content: dict[str, Any] = {"charts": [specification(chart) for chart in exhibit.charts]}
     if exhibit.table and _shown(exhibit.table):
         content["csv"] = exhibit.table.csv()
@@ -174,7 +173,7 @@ def _shown(table: Table) -> bool:
 
 @cache
 def _vega() -> str:
-    """Returns Vega, Vega-Lite and vega-embed, which the page's script finds in `window`."""
+    """Returns Vega, Vega-Lite and vega-embed; the page's script finds them in `window`."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 

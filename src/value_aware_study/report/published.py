@@ -1,4 +1,4 @@
-"""The numbers the paper prints, table by table, for the columns beside ours."""
+"""The numbers that the paper prints, table by table, for the columns next to ours."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class PublishedCell:
     error: float
 
 
-# Table 1: masked-LM error (percent) of RoBERTa-4096. Its ORF is A.1's, i.e. scaling "paper".
+# Table 1: masked-LM error (percent) of RoBERTa-4096. Its ORF is that of A.1: scaling "paper".
 TABLE_1 = (
     PublishedCell("exact", {}, 24.2),
     PublishedCell("optimal_v_oblivious", {"r": 1}, 96.6),

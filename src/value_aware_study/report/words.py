@@ -1,4 +1,4 @@
-"""Numbers as text, and the names that a reader sees of models, kernels, methods and settings."""
+"""Numbers as text, and the displayed names of models, kernels, methods and settings."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,9 +11,9 @@ from value_aware_study.cards import cards
 
 KERNEL_LABELS = {"exponential": "exponential", "polynomial": "polynomial (deg 2)", "elu": "elu"}
 ORACLES = {AWARE: "chosen for the output (OVA)", OBLIVIOUS: "chosen by weight (OVO)"}
-"""Full names of the two oracles, for figures about them alone."""
+"""Full names of the two oracles, for figures about them alone"""
 TRAINING = "training_"
-"""Begins the name of a column that holds the value of one training, beside that of their mean."""
+"""Prefix of the columns with single trainings' values, next to the column of their mean"""
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -31,12 +31,12 @@ def missing(value: float | None) -> bool:
 
 
 def of_trainings(columns: Iterable[Any], begun: str = "") -> list[str]:
-    """Lists the columns that hold the value of one training each; `begun` begins their names."""
+    """Lists the columns with single trainings' values; their names begin with `begun`."""
     return [name for name in columns if name.startswith(f"{begun}{TRAINING}")]
 
 
 def range_over(row: Mapping[str, Any], begun: str = "") -> tuple[float | None, float | None]:
-    """Returns the least and the largest value of the trainings of a row; None for one training."""
+    """Returns the least and largest value over the trainings of a row; None for one training."""
     values = [row[name] for name in of_trainings(row, begun) if not missing(row[name])]
     return (min(values), max(values)) if values else (None, None)
 
@@ -47,7 +47,7 @@ def intervals(
     text: Writer = number,
     ends: Sequence[str] = ("low", "high"),
 ) -> list[str]:
-    """Returns the interval of each row, whose ends are in two columns."""
+    """Writes the interval of each row, from the two columns with its ends."""
     pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
     return [interval(low, high, digits, text) for low, high in pairs]
 
@@ -60,10 +60,10 @@ def sentences(
     digits: int = 3,
     text: Writer = rounded,
 ) -> list[str]:
-    """Writes what each mark says: "exponential, r = 4: +0.154 nats (0.127 to 0.181)".
+    """Writes the sentence of each mark: "exponential, r = 4: +0.154 nats (0.127 to 0.181)".
 
-    `where` names columns in braces: "{series}, r = {count:,.0f}"; `sign` is + where a value above 0
-    has one. A range over trainings follows.
+    `where` names columns in braces: "{series}, r = {count:,.0f}". `sign` "+" puts a plus before
+    positive values. A range over trainings follows.
     """
     written = []
     for row in frame.to_dict("records"):
@@ -101,7 +101,7 @@ def plain(name: str) -> str:
 
 
 def method_label(name: str) -> str:
-    """Returns a method's label; of a method without a card, the option's name in words."""
+    """Returns a method's label; without a card, the option's name in words."""
     card = cards().get(name)
     return card.label if card else plain(name)
 
@@ -112,13 +112,13 @@ def full_name(method: str) -> str:
 
 
 def series_label(row: Mapping[str, Any]) -> str:
-    """Names the curve of a setting: the method, and the argument that tells curves apart."""
+    """Names the curve of a setting: the method, and the argument that distinguishes curves."""
     card = cards().get(row["approximation"])
     return card.curve(row) if card else row["approximation"]
 
 
 def setting_label(row: Mapping[str, Any]) -> str:
-    """Names a setting as a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
+    """Names a setting in a row of a table: "OVO 65", "LSH r = 64, 4 rounds"."""
     card, series = cards().get(row["approximation"]), series_label(row)
     if card and card.size:
         return series.replace(card.label, f"{card.label} {card.size.format(**row)}", 1)

@@ -1,4 +1,4 @@
-"""Checkpoints from which a run that was killed at any moment continues bit by bit."""
+"""Checkpoints. A run killed at any moment continues from them bit by bit."""
 
 import logging
 import os
@@ -21,10 +21,10 @@ LOG = logging.getLogger(__name__)
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Keeps last.ckpt and the one before it, previous.ckpt, in a folder of one run at a time.
+    """Keeps last.ckpt and its predecessor, previous.ckpt, in the folder of one run.
 
     Lightning's own files go through the machine's temporary folder, where a kill leaves them
-    behind, and are not flushed to the disk before they take the place of older ones.
+    behind. It does not flush them to disk before they replace older ones.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class CheckpointFiles(TorchCheckpointIO):
         return held(self.folder, "a training run", "train in another folder")
 
     def whole(self) -> Iterator[Path]:
-        """Yields the checkpoints whose bytes are as written, newest first; warns of the others."""
+        """Yields the undamaged checkpoints, newest first; warns of the others."""
         for path in (self.last, self.previous):
             if _is_whole(path):
                 yield path
@@ -54,7 +54,7 @@ class CheckpointFiles(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Path | str, storage_options: object = None
     ) -> None:
-        """Writes so that one name is a whole checkpoint at every moment, also of a power cut."""
+        """Writes so that one name is always a whole checkpoint, even after a power cut."""
         with new_file(self.last) as unfinished:
             with unfinished.open("wb") as file:
                 torch.save(checkpoint, file)
@@ -70,11 +70,12 @@ class ResumableCheckpoint(Callback):
     """Writes the whole training state every `every` steps, after the evaluation if one is due.
 
     A run continues from its newest undamaged checkpoint. `fingerprint` is any text that identifies
-    its settings; checkpoints of others are ignored. The last step is written too, so that nothing
-    is trained again if writing the model fails.
-    Lightning's own callback saves before or after evaluations but not both, so that a run which is
-    continued would skip or repeat one. A run of one process that is asked to end (SIGTERM) saves
-    the step it is at; an evaluation due after it is not finished, and nothing is saved then.
+    the run's settings; checkpoints with another one are ignored. The last step is written too, so
+    that nothing is trained again if writing the model fails.
+
+    Lightning's own callback saves either before or after evaluations, so a continued run would skip
+    or repeat one. On SIGTERM, a run of one process saves its current step. If an evaluation is due
+    after this step, the run neither finishes it nor saves.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ResumableCheckpoint(Callback):
         self.every, self.evaluate_every = every, evaluate_every
 
     def newest(self) -> tuple[int, Path | None]:
-        """Finds the newest whole checkpoint this run can continue: steps taken, and file."""
+        """Finds the newest whole checkpoint that this run can continue: steps taken, and file."""
         for path in self.files.whole():
             checkpoint = read_checkpoint(path, "meta")
             state = checkpoint["callbacks"].get(self.state_key, {})
@@ -119,7 +120,7 @@ class ResumableCheckpoint(Callback):
 
 
 def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
-    """Reads tensors and plain values; ValueError for a pickle of more, of which nothing is run."""
+    """Reads tensors and plain values. Raises ValueError for other pickles, without running them."""
     try:
         loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
@@ -131,7 +132,7 @@ def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
 
 
 def _is_whole(path: Path) -> bool:
-    # torch does not notice flipped bits; the checksums of the archive that it writes do
+    # torch does not notice flipped bits; the checksums of its archive do
     try:
         with ZipFile(path) as archive:
             return archive.testzip() is None

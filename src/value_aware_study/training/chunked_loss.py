@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy, linear
 
 
 class SummedCrossEntropy(nn.Module):
-    """Computes nats of the targets from hidden states, their product in autocast's precision.
+    """Computes nats of the targets from hidden states, with the logits in autocast's precision.
 
-    It is a module so that torch.compile can fuse the passes over the logits.
+    It is a module, so that torch.compile can fuse the passes over the logits.
     """
 
     def forward(
@@ -32,10 +32,10 @@ def chunked_cross_entropy(
     weight: Float[Tensor, "vocabulary width"],
     targets: Int[Tensor, " N"],
 ) -> Float[Tensor, ""]:
-    """Computes nats of the targets with the logits of at most `rows` of them in memory.
+    """Computes nats of the targets, with the logits of at most `rows` of them in memory.
 
-    `summed` is a `SummedCrossEntropy`. torch.nn.functional.linear_cross_entropy does the same, but
-    in the precision of its arguments, which autocast does not lower.
+    `summed` is a `SummedCrossEntropy`. torch.nn.functional.linear_cross_entropy does the same in
+    the precision of its arguments; autocast does not lower it.
     """
     if torch.is_grad_enabled():
         return _Chunked.apply(summed, rows, hidden, weight, targets)
@@ -44,7 +44,7 @@ def chunked_cross_entropy(
 
 
 class _Chunked(Function):
-    """Computes a chunk's gradients right after its logits, so that none is computed twice."""
+    """Computes a chunk's gradients right after its logits, so that no logits are computed twice."""
 
     @staticmethod
     def forward(

@@ -14,7 +14,7 @@ def check_attention(
 ) -> None:
     """Raises ValueError for an attention that cannot be trained at this size from `warm_start`.
 
-    A model that was trained with a mixing has no attention to start from.
+    A model trained with a mixing has no attention to start from.
     """
     if attention is not None:
         kernel = masked_kernel(attention) or Exponential()

@@ -19,7 +19,7 @@ class Task(NamedTuple):
     tag: str
     name: str
     auto_class: str
-    imports: str  # what makes its model type known to transformers
+    imports: str  # registers the model type with transformers
 
 
 TASKS = {
@@ -39,7 +39,7 @@ METRICS = {
 
 
 def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str) -> str:
-    """Writes a model card in the hub's format: metadata, and what a training run measured and set.
+    """Writes a model card in the hub's format: metadata, settings and results of a training run.
 
     `metrics` is what the run records: model, parameters, steps, tokens, hyperparameters, the
     learning curve, and the last loss with the perplexity (causal) or error in percent (masked).
@@ -78,7 +78,7 @@ Measured during training, on the first batches of the held-out documents.
 
 
 def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str) -> ModelCardData:
-    """Returns the hub's metadata, the loss and the `metric` on held-out text among them."""
+    """Returns the hub's metadata, with the loss and the `metric` on held-out text."""
     task = TASKS[metric].tag
     return ModelCardData(
         language="en",
@@ -100,7 +100,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
 
 
 def _loading(metrics: Mapping[str, Any], task: Task) -> str:
-    """Writes code that loads the model where its folder lies."""
+    """Writes code that loads the model from its folder."""
     name = json.dumps(metrics["model"], ensure_ascii=False)
     if task is TASKS["error_percent"] and "attention" in metrics["hyperparameters"]:
         return f"""from transformers import AutoTokenizer
@@ -124,7 +124,7 @@ def _hyperparameters(values: Mapping[str, object]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> str:
-    """Writes a Markdown table; columns that no row has are left out."""
+    """Writes a Markdown table without the columns that no row has."""
     used = {key: label for key, label in columns.items() if any(key in row for row in rows)}
     cells = [[_number(row.get(key, "")) for key in used] for row in rows]
     return tabulate(cells, list(used.values()), tablefmt="pipe", disable_numparse=True)

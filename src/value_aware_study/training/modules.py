@@ -28,7 +28,7 @@ from value_aware_study.training.optimizers import Schedule
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
 CHUNK = 2**21
-"""Logits that the causal loss computes at a time: 8 MB in fp32, which fit a processor's cache."""
+"""Logits that the causal loss computes at a time: 8 MB in fp32 fit a processor's cache."""
 CHUNK_ON_GPU = 2**28
 """The same on a GPU: 0.5 GB in bf16."""
 
@@ -37,24 +37,25 @@ SHOWN = ("/loss", "/perplexity", "/error")
 
 
 class LanguageModeling(LightningModule):
-    """Trains a model: a subclass defines the loss and the metrics, `optimizer` takes the steps.
+    """Trains a model. Subclasses define the loss and the metrics; `optimizer` takes the steps.
 
-    `optimizer` makes one of parameter groups, with lr = 1, which `schedule` multiplies: the 2-D
-    parameters of the layers (`hidden` true), other matrices, and vectors (`hidden` false).
+    `optimizer` builds an optimizer of parameter groups with lr = 1, multiplied by `schedule`. The
+    groups are the 2-D parameters of the layers (`hidden` true), other matrices (`hidden` false),
+    and vectors (`hidden` false).
 
     Every `log_every_n_steps` of the trainer it logs train/loss, train/learning_rate,
     train/gradient_norm (before any clipping), train/tokens_per_second and, if the peak speed of the
-    device is known (`peak_flops`), train/model_flops_utilisation; at every evaluation
+    device is known (`peak_flops`), train/model_flops_utilisation. Every evaluation logs
     evaluation/loss and the task's own metric. `curve` collects the evaluations, `latest` the last
-    value of each loss and metric. Step n draws its dropout from (seed, n, process, micro-batch)
-    alone, so that a run that was killed continues as if it had not been.
+    value of each loss and metric. The dropout of step n depends on (seed, n, process, micro-batch)
+    alone, so that a killed run continues as if it had not been killed.
 
-    Each target of a step's batch weighs the same, however many processes and micro-batches share
-    the batch, and train/loss is the mean over all of them.
+    Each target of a step's batch has the same weight, however many processes and micro-batches
+    share the batch; train/loss is the mean over all of them.
 
     Attributes:
-        peak_flops: Operations a second of one device at best.
-        decays_vectors: Whether weight decay shrinks biases and the weights of norms too.
+        peak_flops: Most operations per second of one device.
+        decays_vectors: Whether weight decay also shrinks biases and the weights of norms.
     """
 
     peak_flops: float | None = None
@@ -75,20 +76,20 @@ class LanguageModeling(LightningModule):
 
     @abstractmethod
     def loss(self, batch: Batch, targets: float | None = None) -> Tensor:
-        """Computes nats of the batch's targets divided by `targets`; None = their number."""
+        """Computes nats of the batch's targets divided by `targets` (None = their number)."""
 
     @staticmethod
     @abstractmethod
     def count_targets(batch: Batch) -> int:
-        """Counts the tokens to be predicted."""
+        """Counts the tokens to predict."""
 
     @abstractmethod
     def totals(self, batch: Batch) -> dict[str, Tensor]:
-        """Computes sums over the targets, to be added up over batches."""
+        """Computes sums over the targets, to add up over batches."""
 
     @abstractmethod
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Computes the evaluation's loss and metric, from the sums over all its batches."""
+        """Computes the evaluation's loss and metric from the sums over all its batches."""
 
     @abstractmethod
     def inputs(self, batch: Batch) -> Int[Tensor, "batch N"]:
@@ -100,10 +101,10 @@ class LanguageModeling(LightningModule):
 
     @abstractmethod
     def output_parameters(self) -> int:
-        """Counts the weights that the hidden state of a target is multiplied with."""
+        """Counts the weights that multiply the hidden state of a target."""
 
     def compiled(self) -> list[nn.Module]:
-        """Returns the modules that torch.compile makes faster."""
+        """Returns the modules that torch.compile speeds up."""
         return self.layers()
 
     def flops(self, batch: Batch, targets: float) -> float:
@@ -145,7 +146,7 @@ class LanguageModeling(LightningModule):
     def on_before_batch_transfer(
         self, batch: Batch | MicroBatch, dataloader_idx: int
     ) -> Batch | MicroBatch:
-        """Takes this process's share of the rows; `validation_step` does so too."""
+        """Takes this process's share of the rows, as `validation_step` does."""
         if not isinstance(batch, MicroBatch):
             return batch
         return batch._replace(rows=self._share(batch.rows))
@@ -157,7 +158,7 @@ class LanguageModeling(LightningModule):
     def training_step(self, batch: MicroBatch, batch_idx: int) -> Tensor:
         accumulate = self.trainer.accumulate_grad_batches
         passes = accumulate * self.trainer.world_size
-        # the trainer takes the mean over micro-batches and processes: this makes it that of targets
+        # the trainer averages over micro-batches and processes: turn this into a mean over targets
         loss = self.loss(batch.rows, batch.targets / passes if passes > 1 else None)
         if self._is_due(self.trainer.global_step + 1):
             self._loss = (self._loss if batch.position else 0.0) + loss.detach() / accumulate
@@ -190,7 +191,7 @@ class LanguageModeling(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         share = self._share(batch)
-        idle = row_count(share) == 0  # of the rows of the last batch there may be too few for all
+        idle = row_count(share) == 0  # the last batch may have fewer rows than processes
         for name, value in self.totals(rows_of(batch, slice(1)) if idle else share).items():
             self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
 
@@ -212,7 +213,7 @@ class LanguageModeling(LightningModule):
     def _restart_clock(self) -> None:
         self._tokens, self._flops, self._since = 0, 0.0, time.perf_counter()
 
-    on_train_start = on_validation_end = _restart_clock  # evaluation is no training time
+    on_train_start = on_validation_end = _restart_clock  # evaluation is not training time
 
     def _share(self, batch: Batch) -> Batch:
         rank, processes = self.trainer.global_rank, self.trainer.world_size
@@ -231,8 +232,8 @@ class LanguageModeling(LightningModule):
 class CausalTraining(LanguageModeling):
     """Trains on next-token prediction (A.2); a batch is (batch, length + 1) tokens.
 
-    The loss goes through the full vocabulary in chunks of tokens, so that the logits of a batch (of
-    70 GB at the paper's size) are never in memory at once.
+    The loss covers the full vocabulary in chunks of tokens, so that the logits of a batch (70 GB at
+    the paper's size) are never in memory at once.
     """
 
     model: CausalLanguageModel
@@ -277,7 +278,7 @@ class CausalTraining(LanguageModeling):
             rows = max(1, CHUNK_ON_GPU // len(weight))
             nats = chunked_cross_entropy(self.summed, rows, hidden, weight, targets)
             return nats / len(targets) if reduction == "mean" else nats
-        # torch's own choice is 2 rows at the paper's vocabulary, and 20 times slower than 128
+        # torch's default is 2 rows at the paper's vocabulary, 20 times slower than 128
         rows = max(128, CHUNK // len(weight))
         options = LinearCrossEntropyOptions(batch_chunk_size=rows)
         return linear_cross_entropy(hidden, weight, targets, reduction=reduction, options=options)
@@ -286,9 +287,9 @@ class CausalTraining(LanguageModeling):
 class MaskedTraining(LanguageModeling):
     """Trains on masked-token prediction (A.1): a batch has input_ids and labels, -100 = no target.
 
-    The output layer sees the positions with a target only: the loss is the same as on all of them,
-    and much cheaper. Biases and norms do not decay, as in BERT's code. The metric is the error of
-    Table 1: percent of masked tokens predicted wrongly.
+    The output layer computes only the positions with a target: the loss is the same and much
+    cheaper. Biases and norms do not decay, as in BERT's code. The metric is the error of Table 1:
+    percent of masked tokens predicted wrongly.
     """
 
     model: RobertaForMaskedLM
@@ -327,7 +328,7 @@ class MaskedTraining(LanguageModeling):
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         return {
             "loss": totals["nats"] / totals["targets"],
-            # a key `error` would be the mark of a file that DVC cannot read
+            # DVC could not read the file with a key `error`
             "error_percent": 100.0 * totals["wrong"] / totals["targets"],
         }
 
@@ -336,12 +337,12 @@ class MaskedTraining(LanguageModeling):
 
 
 def training_flops(parameters: int, *, layers: int, width: int, length: int) -> float:
-    """Computes operations a token, 6 N + 12 layers width length (Chowdhery et al. 2022, App. B).
+    """Computes operations per token, 6 N + 12 layers width length (Chowdhery et al. 2022, App. B).
 
-    They are those of both passes: a multiply-add is two operations and the backward pass twice the
-    forward one. N = `parameters` are the weights that every token is multiplied with; embeddings
-    are looked up. Attention is counted as exact and in full, also where a causal mask hides half of
-    it or an approximation leaves out more; recomputed activations are not counted.
+    Both passes count: a multiply-add is two operations, and the backward pass is twice the forward
+    one. N = `parameters` are the weights that multiply every token; embeddings are looked up.
+    Attention counts as exact and full, even if a causal mask hides half of it or an approximation
+    leaves out more. Recomputed activations do not count.
     """
     return 6.0 * parameters + 12.0 * layers * width * length
 

@@ -13,7 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 
 class _StepwiseOptimizer(Optimizer):
-    """Implements `step` for optimizers that define the update of their parameters, `_take`."""
+    """Implements `step` for optimizers that define `_take`, the update of their parameters."""
 
     def _take(self) -> None:
         raise NotImplementedError
@@ -36,9 +36,9 @@ class BertAdam(_StepwiseOptimizer):
         v <- beta2 v + (1 - beta2) g^2
         p <- p - lr (m / (sqrt(v) + eps) + weight_decay p)
 
-    This is `pytorch-pretrained-bert`'s BertAdam, whose clipping is per tensor and not over all
-    parameters together. torch.optim.AdamW cannot switch the bias correction off. Gradients are
-    clipped in place. max_grad_norm <= 0 clips nothing.
+    This is `pytorch-pretrained-bert`'s BertAdam. It clips each tensor, not all parameters together.
+    torch.optim.AdamW cannot switch the bias correction off. Gradients are clipped in place.
+    max_grad_norm <= 0 clips nothing.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ def _clip(grads: list[Tensor], max_norm: float) -> None:
 class Muon(_StepwiseOptimizer):
     """Orthogonalises the momentum of hidden matrices; embeddings, norms and biases get AdamW.
 
-    Parameter groups say which they are: `hidden` true (2-D parameters only, Jordan et al. 2024,
-    with updates as large as AdamW's, Liu et al. 2025) or false. `lr` is that of the hidden
-    matrices, the others' is `adamw_rate` times as much. `torch.optim` has both; here they are one
-    optimizer with one state, so that one schedule drives both and a checkpoint holds both.
+    Parameter groups with `hidden` true hold the hidden matrices, 2-D only (Jordan et al. 2024).
+    Their updates are as large as AdamW's (Liu et al. 2025). `lr` is that of the hidden matrices;
+    the other groups get `adamw_rate` times as much. `torch.optim` has both optimizers; here they
+    are one with one state, so that one schedule drives both and a checkpoint holds both.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class Muon(_StepwiseOptimizer):
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
         self._muon = partial(MatrixMuon, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         self._adamw = partial(AdamW, betas=(betas[0], betas[1]), eps=eps, fused=True)
-        self._optimizers()  # refuses now what cannot be trained, and completes the groups
+        self._optimizers()  # rejects untrainable parameters now, and completes the groups
 
     def _take(self) -> None:
         for optimizer in self._optimizers():
             optimizer.step()
 
     def _optimizers(self) -> list[Optimizer]:
-        """Builds torch's optimizers over our groups and state, which a checkpoint replaces."""
+        """Builds torch's optimizers over our groups and state; a checkpoint replaces the state."""
         optimizers: list[Optimizer] = [
             self._muon([group]) if group["hidden"] else self._adamw([group])
             for group in self.param_groups
@@ -143,7 +143,7 @@ class Muon(_StepwiseOptimizer):
 
 
 class Schedule(Protocol):
-    """Computes the learning rate of the optimizer step that follows n others."""
+    """Computes the learning rate of the optimizer step after n others."""
 
     def __call__(self, n: int) -> float: ...
 

@@ -1,4 +1,4 @@
-"""Foretells the size and the operations of a training, and measures one step of it."""
+"""Estimates the size and the operations of a training, and measures one step of it."""
 
 import resource
 import sys
@@ -26,12 +26,12 @@ COUNTED = (
 
 
 def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
-    """Computes sizes of a model and operations of its training, by the shapes alone."""
+    """Computes sizes of a model and operations of its training, from the shapes alone."""
     size, length, steps = section.batches.batch_size, sequence(section), section.fit.steps
     with torch.device("meta"):  # no memory for weights
         module = untrained(section, vocabulary)
         batch = random_batch(section, vocabulary, size)
-    # the output layer of a masked model sees the tokens that are asked for
+    # the output layer of a masked model reads only the masked tokens
     per_step = module.flops(batch, section.get("fraction", 1) * size * length)
     return {
         "stage": f"train_{name}",
@@ -46,7 +46,7 @@ def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
 
 
 def with_hours(row: Mapping[str, Any], operations_per_second: float | None) -> dict[str, Any]:
-    """Adds the estimated hours to a row, unless the speed is None; the longest text comes last."""
+    """Adds the estimated hours to a row, unless the speed is None; the longest text stays last."""
     columns = dict(row)
     if operations_per_second is not None:
         optimizer = columns.pop("optimizer")
@@ -56,7 +56,7 @@ def with_hours(row: Mapping[str, Any], operations_per_second: float | None) -> d
 
 
 def assumptions(operations: float, operations_per_second: float | None) -> str:
-    """States what the last columns count, and the speed that the hours assume."""
+    """Explains what the last columns count, and the speed that the hours assume."""
     if operations_per_second is None:
         return COUNTED
     return (
@@ -88,14 +88,14 @@ def sequence(section: DictConfig) -> int:
 
 
 def vocabulary_size(section: DictConfig, chosen: DictConfig, tokens: DictConfig) -> int:
-    """Returns a vocabulary's size: the chosen one, or what the tokenizer of the scale makes."""
+    """Returns a vocabulary's size: the chosen one, or that of the scale's tokenizer."""
     task = "masked" if "positions" in section else "causal"
     published = KNOWN_VOCABULARIES.get(class_name(tokens[f"{task}_tokenizer"]))
     return int(chosen[task] or published or tokens.vocabulary_size)
 
 
 def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:
-    """Builds a model with random weights in training, without warm-up."""
+    """Builds a training module with random weights and no warm-up."""
     size = {"vocabulary_size": vocabulary}
     if "positions" in section:
         model = build_roberta(**section.layers, **section.positions, **size)
@@ -108,7 +108,7 @@ def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:
 
 
 def random_batch(section: DictConfig, vocabulary: int, count: int) -> Batch:
-    """Draws `count` sequences; of a masked model's the share `fraction` is asked for."""
+    """Draws `count` random sequences; a masked model predicts the share `fraction` of them."""
     length = sequence(section)
     if "positions" not in section:
         return torch.randint(vocabulary, (count, length + 1))
@@ -120,8 +120,8 @@ def random_batch(section: DictConfig, vocabulary: int, count: int) -> Batch:
 def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
     """Measures loss (nats), seconds and peak memory (GiB) of a training step on `batch`.
 
-    The module and the batch are on the same device. Memory is that of the GPU, or the most the
-    process ever held. Raises ValueError where the loss or a parameter is not finite afterwards.
+    The module and the batch are on the same device. Memory is that of the GPU, or the most that the
+    process ever held. Raises ValueError if the loss or a parameter is not finite afterwards.
     """
     on_gpu = module.device.type == "cuda"
     if on_gpu:

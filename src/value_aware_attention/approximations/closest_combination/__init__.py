@@ -1,11 +1,10 @@
 """Finds the convex combination of at most r values closest to an attention output, for every r.
 
 The objective is section 3's, min over C_r of ||o - o~||^2. Both engines, compiled.py and
-batched.py, build the set of keys one by one, each time with the best weights on it, so that one run
-passes through every size. r = 1 and the r that leaves no error are optimal, and so is r = 2 where
-the "best" search tries all pairs (pairs.py); in between is the best found, an upper bound on the
-optimal error. Rows of fp32 values that spread over more than fp32 can tell apart (`unresolved`) are
-solved in fp64.
+batched.py, grow the set key by key, each time with the best weights on it, so one run covers all
+sizes. r = 1 is optimal, as are all r that leave no error, and r = 2 if the "best" search tries all
+pairs (pairs.py). Otherwise the result is the best found, an upper bound on the optimal error. Rows
+that fp32 does not resolve (`unresolved`) are solved in fp64.
 """
 
 from types import ModuleType
@@ -39,30 +38,30 @@ __all__ = [
 ]
 
 ITERATIONS = 100
-"""Most iterations of non-negative least squares, for each key"""
+"""Limit on the iterations of non-negative least squares, per key"""
 
 ENGINES: dict[str, ModuleType] = {"compiled": compiled, "torch": batched}
 
 
 def engine(device: str = "cpu") -> str:
-    """Returns the engine, a key of ENGINES, that searches on a device where none is asked for.
+    """Returns the default engine of a device, a key of ENGINES.
 
-    "compiled" on a CPU where the library can be built, "torch" elsewhere; they round differently.
+    It is "compiled" on a CPU if the library can be built, else "torch"; they round differently.
     """
     on_cpu = torch.device(device).type == "cpu"
     return "compiled" if on_cpu and compiled.library() is not None else "torch"
 
 
-@uncompiled  # a traced tensor has no memory that native code could read
+@uncompiled  # a traced tensor has no memory for native code to read
 def solve(
     problem: Problem, r: int, search: str, engine: str | None = None
 ) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
-    """Returns indices and weights of R = min(r, M) keys; at most V + 1 of them have a weight."""
+    """Returns indices and weights of R = min(r, M) keys; at most V + 1 weights are nonzero."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
     if r == 2 and tries_all_pairs(problem.value, search):
         return pairs.solve(problem)
-    effort = search if slots <= width else "fast"  # V + 1 keys leave nothing to try harder for
+    effort = search if slots <= width else "fast"  # V + 1 keys reach the output anyway
     solution = _engine(problem, engine).search(problem, slots, effort, 1)
     indices, weights, undone = solution[0][:, :, 0], solution[1][:, :, 0], solution[2]
     if slots > width:
@@ -79,7 +78,7 @@ def solve(
 def solve_path(
     problem: Problem, r: int, search: str, engine: str | None = None
 ) -> Float[Tensor, "H N R"]:
-    """Returns ||o - o~||^2 of the best set of every size 1 to r, recomputed from its weights."""
+    """Returns ||o - o~||^2 of the best sets of sizes 1 to r, recomputed from their weights."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
     indices, weights, undone = _engine(problem, engine).search(problem, slots, search, slots)
@@ -99,7 +98,7 @@ def solve_path(
         errors[..., 1] = torch.minimum(errors[..., 1], of_pairs)
     errors = errors.where(is_filled | ~is_filled.any(-1, keepdim=True), torch.inf).cummin(-1).values
     unit = problem.unit[:, None, None]
-    errors = errors * unit * unit  # its square may overflow where an error does not
+    errors = errors * unit * unit  # unit^2 may overflow although the error does not
     errors = torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
     for head, rows, rows_in_fp64 in problem.in_fp64(undone):
         errors[head, rows] = solve_path(rows_in_fp64, r, search, engine)[0].to(errors.dtype)
@@ -107,7 +106,7 @@ def solve_path(
 
 
 def tries_all_pairs(value: Float[Tensor, "*batch M V"], search: str) -> bool:
-    """Tells whether a search tries all pairs of these values, so that r = 2 is the optimum."""
+    """Returns whether a search tries all pairs of these values, so that r = 2 is optimal."""
     keys, width = value.shape[-2:]
     return search == "best" and width > 1 and 2 <= keys <= pairs.MOST_KEYS
 
@@ -125,7 +124,7 @@ def optimal_weights(
 
 
 def _engine(problem: Problem, name: str | None) -> ModuleType:
-    """Returns the engine asked for; without a name the compiled one where it runs."""
+    """Returns the engine of that name; None is the compiled one if it runs, else the torch one."""
     on_cpu = problem.value.device.type == "cpu"
     if name == "compiled" and not on_cpu:
         raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
@@ -133,7 +132,7 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
 
 
 def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Computes errors (N, S) of one head's choices (N, S, R) without gathering the values."""
+    """Computes the errors (N, S) of one head's choices (N, S, R) without gathering values."""
     bags = embedding_bag(
         indices.flatten(0, -2), value, per_sample_weights=weights.flatten(0, -2), mode="sum"
     )
@@ -142,20 +141,20 @@ def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> 
 
 
 def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) -> None:
-    """Solves rows again that rounding stopped early: V + 1 keys can reach every output."""
+    """Solves rows again that rounding stopped too early: V + 1 keys can reach every output."""
     heads = zip(problem.value, problem.output, indices, weights, strict=True)
     left = torch.stack([_errors(*head) for head in heads])
     for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():
         try:
             keys, mass = _exact(problem.value[head], problem.weights[head, row])
-        except RuntimeError:  # not solved within ITERATIONS: what the search found stays
+        except RuntimeError:  # not solved within ITERATIONS: keep the result of the search
             continue
         indices[head, row] = pad(keys, (0, indices.shape[-1] - len(keys)))
         weights[head, row] = pad(mass, (0, weights.shape[-1] - len(mass)))
 
 
 def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-    """Solves one row by non-negative least squares, whose active set is independent."""
+    """Solves one row by non-negative least squares; its active set is linearly independent."""
     alive = alpha.nonzero()[:, 0]
     points = value[alive].double()
     share = alpha[alive].double() / alpha[alive].double().sum()
@@ -164,9 +163,9 @@ def _exact(value: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     lifted = torch.cat([points / scale, torch.ones_like(points[:, :1])], dim=1)
     target = torch.zeros_like(lifted[0])
     target[-1] = 1
-    from scipy.optimize import nnls  # a second of every start, which few calls need
+    from scipy.optimize import nnls  # takes a second to import, and few calls need it
 
-    limit = ITERATIONS * len(alive)  # scipy's own, three a key, was too few for a trained model's
+    limit = ITERATIONS * len(alive)  # scipy's default, 3 per key, was too few for a trained model
     solution, _ = nnls(lifted.T.cpu().numpy(), target.cpu().numpy(), maxiter=limit)
     mass = torch.from_numpy(solution).to(alpha.device)
     used = mass.nonzero()[:, 0]

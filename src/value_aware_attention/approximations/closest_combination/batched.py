@@ -1,14 +1,15 @@
-"""Searches on batched tensors, on any device: the torch twin of active_set.cpp.
+"""Searches on batched tensors on any device: the torch version of active_set.cpp.
 
-Per query, with o the output and w_i = v_i - o, the weights that bring sum_i beta_i w_i closest to 0
-over the simplex are those of a non-negative least squares problem, normalised: atoms (w_i, c),
-target (0, c), for any lift c > 0. It is solved by the active-set method of Lawson & Hanson (1974,
-chapter 23), whose atoms enter one by one as in orthogonal matching pursuit (Pati et al., 1993). The
-atoms in use, as rows A, are kept as their orthonormal basis Q = R_inverse A, so that adding or
-removing one costs O(size (size + V)) and stays accurate in fp32 (an inverted Gram matrix does not).
+Per query, let o be the output and w_i = v_i - o. The simplex weights that bring sum_i beta_i w_i
+closest to 0 are the normalised solution of a non-negative least squares problem with atoms (w_i, c)
+and target (0, c), for any lift c > 0. It is solved by the active-set method of Lawson & Hanson
+(1974, chapter 23), where atoms enter one by one as in orthogonal matching pursuit (Pati et al.,
+1993). The atoms in use (rows of A) are represented by an orthonormal basis Q = R_inverse A. Adding
+or removing an atom then costs O(size (size + V)) and stays accurate in fp32, unlike an inverted
+Gram matrix.
 
-Every query is a row of the batch. Rows whose search has ended stay in the batch until they are more
-than three tenths of it; the others are then gathered into a smaller one.
+Every query is a row of the batch. Finished rows stay in the batch until they exceed three tenths of
+it; the others are then gathered into a smaller batch.
 """
 
 from collections.abc import Iterator
@@ -35,22 +36,22 @@ from value_aware_attention.weights import top_keys
 ROWS_AT_ONCE = 2048
 """Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
-"""Number of values closest to o up to rounding whose distances are computed again"""
+"""Number of values nearest to o whose distances are recomputed, to remove rounding"""
 
 
 @dataclass
 class _ActiveSets:
-    """Holds one set of keys per row with its optimal weights. Slots from `size` on are empty.
+    """Holds one set of keys per row with its optimal weights; slots from `size` on are empty.
 
     Attributes:
         Q: Orthonormal rows: R_inverse @ the lifted atoms.
-        Q_transposed: A batch of row vectors times a matrix is fast in this layout only.
+        Q_transposed: Q in the only layout in which a batch of row vectors times a matrix is fast.
         mass: The weights beta.
-        unconstrained: The least squares solution on these keys: neither normalised nor bounded at
+        unconstrained: The least squares solution on these keys, neither normalised nor bounded at
             0.
         lifted: Residual of the lifted target.
-        residual: o - x, x the combination.
-        zero: Largest error that counts as none.
+        residual: o - x, where x is the combination.
+        zero: Largest error that counts as zero.
         largest: Largest size so far.
     """
 
@@ -74,7 +75,7 @@ class _ActiveSets:
     def of_one(
         cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
     ) -> "_ActiveSets":
-        """Makes sets of one key; atom (B, V) is its value - o, scale the largest ||v - o||^2."""
+        """Creates sets of one key; atom (B, V) is its value - o, scale the largest ||v - o||^2."""
         squared = atom.square().sum(-1)
         lift = torch.maximum(squared, 1e-4 * scale).sqrt()
         inverse = (squared + lift.square()).rsqrt()
@@ -102,9 +103,9 @@ class _ActiveSets:
     def insert(
         self, atom: Float[Tensor, "B V"], key: Int[Tensor, " B"], live: Bool[Tensor, " B"]
     ) -> tuple[Bool[Tensor, " B"], Int[Tensor, " S"]]:
-        """Adds an atom to the live rows by Gram-Schmidt, where it is independent of the others.
+        """Adds an atom by Gram-Schmidt to the live rows where it is independent of the others.
 
-        Returns these rows, as a mask and by number.
+        Returns these rows as a mask and as indices.
         """
         used = min(self.Q.shape[1], int(self.size.max()))
         atom = torch.cat([atom, self.lift[:, None]], dim=1)
@@ -139,7 +140,7 @@ class _ActiveSets:
         return live, where
 
     def rebuild(self, rows: Tensor) -> None:
-        """Recomputes unconstrained weights and residuals, projecting (0, lift) on the span of Q."""
+        """Recomputes unconstrained weights and residuals: projects (0, lift) onto the span of Q."""
         lift = self.lift[rows]
         step = lift[:, None] * self.Q[rows, :, -1]
         self.unconstrained[rows] = torch.bmm(step[:, None], self.R_inverse[rows])[:, 0]
@@ -149,12 +150,12 @@ class _ActiveSets:
         self.residual[rows], self.error[rows] = _measure(lifted, lift)
 
     def restore_feasibility(self, live: Bool[Tensor, " B"]) -> None:
-        """Drops the atoms whose weight reaches zero on the way to the unconstrained weights.
+        """Drops atoms whose weight reaches zero on the way to the unconstrained weights.
 
-        The inner loop of Lawson & Hanson.
+        This is the inner loop of Lawson & Hanson.
         """
         slots = torch.arange(self.unconstrained.shape[1], device=live.device)
-        while True:  # all rows at once: few are blocked, and picking the others out costs more
+        while True:  # on all rows: few are blocked, and selecting them costs more
             share = self.unconstrained / self.unconstrained.sum(-1, keepdim=True)
             stop = (share <= 0) & (slots < self.size[:, None])
             blocked = live & stop.any(-1) & (self.size > 1)
@@ -170,7 +171,7 @@ class _ActiveSets:
             live = blocked
 
     def drop(self, rows: Tensor, slot: Tensor) -> None:
-        """Removes an atom: one reflection leaves it to the last row of Q, which is removed."""
+        """Removes an atom: a reflection moves it into the last row of Q, which is then dropped."""
         each = torch.arange(len(rows), device=rows.device)
         R_inverse, Q, last = self.R_inverse[rows], self.Q[rows], self.size[rows] - 1
         column = R_inverse[each, :, slot]
@@ -193,7 +194,7 @@ class _ActiveSets:
         self.rebuild(rows)
 
     def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
-        """Finds the atom whose removal costs least, and the error if no weight turns negative."""
+        """Finds the atom that costs least to remove, and the error if no weight turns negative."""
         unconstrained, size = self.unconstrained[rows], self.size[rows, None]
         slots = torch.arange(unconstrained.shape[1], device=rows.device)
         cost = unconstrained.square() / self.R_inverse[rows].square().sum(1).clamp_min(
@@ -208,7 +209,7 @@ class _ActiveSets:
 
 
 def _measure(lifted: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns o - x and its square; the lifted residual is o - x times the weights' sum."""
+    """Returns o - x and its square; the lifted residual is o - x times the sum of the weights."""
     residual = lifted[:, :-1] / (1 - lifted[:, -1] / lift)[:, None]
     return residual, residual.square().sum(-1)
 
@@ -218,7 +219,7 @@ def _tiny(x: Tensor) -> float:
 
 
 class _BestSets:
-    """Holds the best set of every size, or, where `sizes` is 1, the best of all sizes up to r."""
+    """Holds the best set of every size, or, if `sizes` is 1, the best of all sizes up to r."""
 
     def __init__(self, rows: int, sizes: int, r: int, like: Tensor) -> None:
         self.r = r
@@ -228,9 +229,9 @@ class _BestSets:
         self.best = like.new_full((rows, r + 3), torch.inf)
 
     def record(self, rows: Tensor, sets: _ActiveSets, which: Tensor) -> None:
-        """Keeps the sets numbered `which` that improve on the best set of their row and size."""
+        """Records the sets among `which` that improve on the best set of their row and size."""
         size, error = sets.size[which], sets.error[which]
-        # nonzero, here and below: with a mask every [] would wait for the GPU on its own.
+        # Here and below, nonzero waits for the GPU once; every [] with a mask would wait again.
         better = ((size <= self.r) & (error < self.best[rows, size])).nonzero()[:, 0]
         rows, which = rows[better], which[better]
         size, error = size[better], error[better]
@@ -238,7 +239,7 @@ class _BestSets:
         self.write(rows, size, sets.keys[which], sets.mass[which], error)
 
     def write(self, rows: Tensor, size: Tensor, keys: Tensor, mass: Tensor, error: Tensor) -> None:
-        """Replaces kept sets by the given ones where the error falls."""
+        """Replaces recorded sets by these if the error is smaller."""
         column = torch.zeros_like(size) if self.error.shape[1] == 1 else size - 1
         better = (error < self.error[rows, column]).nonzero()[:, 0]
         rows, column = rows[better], column[better]
@@ -249,7 +250,7 @@ class _BestSets:
 
 
 class _Rows:
-    """Holds the queries still searched, equally many per head: one product scans them all."""
+    """Holds the unfinished queries, equally many per head, so that one product scans them all."""
 
     PER_ROW = ("row", "output", "scale", "zero", "inverse")
 
@@ -268,11 +269,11 @@ class _Rows:
         self.scale = finite.amax(-1).flatten().clamp_min(_tiny(distance))
         self.zero = problem.zero().flatten()
         inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
-        # Hidden keys and padding: slope 0.
+        # Hidden keys and padding get slope 0.
         self.inverse = pad(inverse, (0, -inverse.shape[1] % GROUPS))
 
     def atoms(self, keys: Int[Tensor, "B ..."]) -> Float[Tensor, "B ... V"]:
-        """Returns v - o of the keys of every row."""
+        """Returns v - o for the keys of each row."""
         count, width = self.problem.value.shape[1:]
         head = torch.arange(self.heads, device=keys.device).repeat_interleave(self.queries)
         shape = [-1, *[1] * (keys.dim() - 1)]
@@ -281,9 +282,9 @@ class _Rows:
         return value - self.output.view(*shape, width)
 
     def nearest(self) -> Int[Tensor, " B"]:
-        """Finds the key of the value closest to o, the first among equals (Eq. 3).
+        """Finds the key whose value is closest to o (Eq. 3); ties go to the first.
 
-        Distances here are differences of squares: those that come close are computed again.
+        Distances are first differences of squares; the smallest are then recomputed.
         """
         few = min(NEAREST, self.distance.shape[1])
         least, keys = self.distance.topk(few, dim=-1, largest=False)
@@ -302,13 +303,13 @@ class _Rows:
         return most, place * GROUPS + torch.arange(GROUPS, device=place.device)
 
     def widen(self, times: int) -> None:
-        """Repeats every query `times` times, next to each other."""
+        """Repeats every query `times` times, as neighbours."""
         self.queries *= times
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
     def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
-        """Keeps the live rows, padded per head to `most`; returns their positions."""
+        """Keeps only the live rows, padded to `most` per head; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
         first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
         positions = (order[:, :most] + first).flatten()
@@ -319,10 +320,10 @@ class _Rows:
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
-    """Returns the maximum over M and its index, for a short M and entries >= 0."""
+    """Returns the maximum over M and its index, for small M and entries >= 0."""
     if groups.dtype != torch.float32:
         return groups.max(dim=1)
-    # One vectorised pass instead of a slow one: the place goes into the lowest bits of the number.
+    # One vectorised pass instead of a slow argmax: the lowest bits of the number hold the index.
     low = (1 << (groups.shape[1] - 1).bit_length()) - 1
     place = torch.arange(groups.shape[1], dtype=torch.int32, device=groups.device)[:, None]
     packed = groups.contiguous().view(torch.int32).bitwise_and_(~low).bitwise_or_(low - place)
@@ -333,7 +334,7 @@ def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
-    Also returns the rows (H, N) left undone, whose values this precision does not resolve.
+    Also returns a mask (H, N) of the unfinished rows, which this precision does not resolve.
     """
     heads, queries = problem.output.shape[:2]
     results = []
@@ -347,7 +348,7 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
 
 
 def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
-    """Returns how many queries are searched together."""
+    """Returns the number of queries searched together."""
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
     numbers = 2 * size * (width + 1) + size**2 + 4 * keys
@@ -358,7 +359,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
 
 
 def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
-    """Yields whole heads where they fit, else parts of one, at most `rows` queries in all."""
+    """Yields whole heads if they fit, else parts of one; each has at most `rows` queries."""
     heads, queries = problem.output.shape[:2]
     step = max(1, rows // max(1, queries))
     for head in range(0, heads, step):
@@ -376,7 +377,7 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
 
 
 def _search(problem: Problem, r: int, effort: str, best: _BestSets) -> Bool[Tensor, " B"]:
-    """Fills `best` and returns the rows that it leaves to fp64."""
+    """Fills `best`; returns the rows left to fp64."""
     capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
     weights = problem.weights.flatten(0, 1)
     few = _take_few(problem, weights, r, best)
@@ -399,7 +400,7 @@ def _search(problem: Problem, r: int, effort: str, best: _BestSets) -> Bool[Tens
 
 
 def _take_few(problem: Problem, weights: Tensor, r: int, best: _BestSets) -> Tensor:
-    """Keeps all weights of rows with few enough, at error 0; returns the rows that are finished."""
+    """Records all weights of rows with few enough, at error 0; returns these finished rows."""
     positive = (weights > 0).sum(-1)
     few = (positive <= min(r, problem.value.shape[2] + 1)).nonzero()[:, 0]
     mass, keys = weights[few].topk(min(r, weights.shape[1]), dim=-1)
@@ -414,8 +415,8 @@ def _take_few(problem: Problem, weights: Tensor, r: int, best: _BestSets) -> Ten
 def _grow(
     rows: _Rows, sets: _ActiveSets, best: _BestSets, live: Tensor, reach: int, effort: str
 ) -> None:
-    """Takes forward steps, each followed by backward steps unless the search is "fast"."""
-    while most := int(live.view(rows.heads, -1).sum(1).max()):  # rows of the fullest head
+    """Adds keys one by one; unless the search is "fast", each step is followed by removals."""
+    while most := int(live.view(rows.heads, -1).sum(1).max()):  # live rows of the fullest head
         if most < 0.7 * rows.queries:
             chosen = rows.keep(live, most)
             sets, live = sets.take(chosen), live[chosen]
@@ -437,7 +438,7 @@ def _grow(
 
 
 def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """Finds, of the steepest keys of the groups, the one whose addition leaves least error."""
+    """Finds the key, among the steepest of each group, whose addition leaves least error."""
     gain = _gain(rows, sets, slope, keys)
     ordered = slope.sort(dim=-1, descending=True).values
     looks = (LOOKS // sets.size).clamp(2, GROUPS)[:, None]
@@ -446,7 +447,7 @@ def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tenso
 
 
 def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """Computes descent^2 / (part of the atom outside the span)^2 for candidate keys (B, G)."""
+    """Computes descent^2 / ||atom outside the span||^2 for candidate keys (B, G)."""
     keys = keys.clamp_max(rows.problem.value.shape[1] - 1)
     lift = sets.lift[:, None, None].expand(-1, keys.shape[1], 1)
     atoms = torch.cat([rows.atoms(keys), lift], dim=-1)
@@ -459,10 +460,10 @@ def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor
 
 
 def _backward(rows: _Rows, sets: _ActiveSets, best: _BestSets, which: Tensor) -> None:
-    """Removes atoms as long as that improves on the best set of the smaller size.
+    """Removes atoms while that improves on the best set of the smaller size.
 
-    At most as many atoms are removed as the largest size. This bound does not depend on r, so that
-    a search for more keys passes through all sets that a search for fewer has seen.
+    The number of removals is limited by the largest size so far. This bound does not depend on r,
+    so a search for more keys visits all sets that a search for fewer visits.
     """
     resolved = 16 * torch.finfo(sets.error.dtype).eps * sets.lift.square()
     spare_last = True
@@ -506,13 +507,13 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
         sets.restore_feasibility(live)
         lane = which % width
         counts = lane.bincount(minlength=width).tolist()
-        # one set of every row at a time: each may improve on the last
+        # one set per row at a time: each may improve on the last
         for mine in which[lane.argsort(stable=True)].split(counts):
             best.record(rows.row[mine], sets, mine)
 
 
 def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """Computes the error after adding a key, exact as long as no weight turns negative."""
+    """Computes the error after adding a key; exact if no weight turns negative."""
     lift, error = sets.lift.square()[:, None], sets.error[:, None]
     grown = _gain(rows, sets, slope, keys) * (lift / (lift + error)).square() / lift
     missing = (error / (lift + error) - grown).clamp_min(0)
@@ -522,13 +523,13 @@ def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -
 
 
 def _hashed(keys: Tensor) -> Tensor:
-    """Hashes keys to numbers whose sum names a set; arithmetic wraps."""
+    """Hashes keys to numbers whose sum, which may wrap, identifies a set."""
     mixed = (keys + 0x1E3779B97F4A7C15) * -0x40A7B892E31B1A47
     return (mixed ^ (mixed >> 29)) * 0x14D049BB133111EB
 
 
 def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Selects the `width` best children of different support: places (rows, width), which exist."""
+    """Selects the `width` best distinct supports: indices (rows, width) and which are valid."""
     error, order = error.sort(dim=-1)
     considered = min(error.shape[1], 4 * width)
     error, order = error[:, :considered], order[:, :considered]
@@ -539,7 +540,7 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 
 
 def _guard(rows: _Rows, r: int, best: _BestSets) -> None:
-    """Replaces sets that are worse than the keys of largest attention weight at optimal weights."""
+    """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
     weights = rows.problem.weights.flatten(0, 1)
     heaviest = top_keys(weights, None, r)
     for column in range(best.error.shape[1]):
@@ -563,10 +564,10 @@ def _guard(rows: _Rows, r: int, best: _BestSets) -> None:
 def _separated(
     atoms: Float[Tensor, "B C V"], share: Float[Tensor, "B C"], enough: Float[Tensor, " B"]
 ) -> Bool[Tensor, " B"]:
-    """Tells whether every combination of the keys provably leaves at least the error `enough`.
+    """Returns whether every combination of the keys provably has an error of at least `enough`.
 
-    A plane between them and o shows it. It turns, from the mean by attention weight, towards the
-    keys closest to o.
+    The proof is a plane between the keys and o. Its normal starts at the attention-weighted mean
+    and turns towards the keys closest to o.
     """
     share = share.masked_fill(share <= 0, 0.0)
     mean = torch.bmm((share / share.sum(-1, keepdim=True))[:, None], atoms)[:, 0]
@@ -589,9 +590,9 @@ def _solve_on(
     zero: Float[Tensor, " B"],
     enough: Float[Tensor, " B"],
 ) -> tuple[_ActiveSets, Bool[Tensor, " B"]]:
-    """Finds the best weights on given keys, named by their place; tells which end below `enough`.
+    """Finds the best weights on these keys; also returns which rows end below `enough`.
 
-    A row stops as soon as a separating hyperplane proves that it will not.
+    Keys are indices into `atoms`. A row stops once a hyperplane proves that it cannot.
     """
     each = torch.arange(len(atoms), device=atoms.device)
     distance = atoms.square().sum(-1).clamp_min(_tiny(atoms)).masked_fill(~usable, torch.inf)
@@ -619,9 +620,9 @@ def _solve_on(
 def weigh(
     problem: Problem, indices: Int[Tensor, "H N R"]
 ) -> tuple[Float[Tensor, "H N R"], Bool[Tensor, "H N"]]:
-    """Solves for the weights on the keys named; returns the rows left undone too, as in `search`.
+    """Solves for the weights on these keys; also returns the unfinished rows, as `search` does.
 
-    A repeated or hidden key gets none.
+    Repeated and hidden keys get weight 0.
     """
     same = (indices[..., :, None] == indices[..., None, :]).tril(-1).any(-1)
     usable = ~same

@@ -1,6 +1,6 @@
-"""Searches by active_set.cpp, compiled on first use, on as many threads as torch has.
+"""Searches with active_set.cpp, compiled on first use, on as many threads as torch uses.
 
-Without a C++ compiler `library` is None, and the search runs in torch.
+Without a C++ compiler `library` returns None, and the search runs in torch.
 """
 
 import ctypes
@@ -49,14 +49,14 @@ CONSTANTS = (f"-DTILE={GROUPS}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
 
 
 def library() -> ctypes.CDLL | None:
-    """Returns the compiled search; None where it cannot be built."""
+    """Returns the compiled search; None if it cannot be built."""
     return native.library(SOURCE, *CONSTANTS)
 
 
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns indices and weights (H, N, sizes, r) of the best set of each size; sizes is 1 or r.
 
-    Also returns the rows (H, N) left undone, whose values this precision does not resolve.
+    Also returns a mask (H, N) of the unfinished rows, which this precision does not resolve.
     """
     heads, queries = problem.output.shape[:2]
     device, dtype = problem.value.device, problem.value.dtype
@@ -68,7 +68,7 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
 
 
 def weigh(problem: Problem, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Solves for the weights (H, N, R) on the keys named, as `weigh` of batched.py."""
+    """Solves for the weights (H, N, R) on these keys, like `weigh` of batched.py."""
     chosen = indices.contiguous()
     mass = problem.value.new_empty(chosen.shape)
     _run("weigh", problem, chosen.shape[-1], 0, chosen, mass, mass)
@@ -91,7 +91,7 @@ def _run(
         for first in range(0, len(problem.output[head]), QUERIES_PER_TASK):
             last = min(first + QUERIES_PER_TASK, len(problem.output[head]))
             tasks.append((ctypes.byref(call), ctypes.c_int64(first), ctypes.c_int64(last)))
-    # ctypes lets go of the interpreter while the library works, so that threads run side by side.
+    # ctypes releases the GIL during a call, so the threads run in parallel.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(lambda task: function(*task), tasks))
 
@@ -105,7 +105,7 @@ def _call(
     results: tuple[Tensor, Tensor, Tensor],
     keep_alive: list[Tensor],
 ) -> _Call:
-    """Lays one head's tensors out for vectors: rows padded with zeros, values also in tiles."""
+    """Lays out one head's tensors for SIMD: rows padded with zeros, values also in tiles."""
     value, output = problem.value[head], problem.output[head]
     keys, dim = value.shape
     spare = -(dim + 1) % LANES + 1

@@ -1,8 +1,8 @@
-"""Finds the closest convex combination of two values to an attention output, over all pairs.
+"""Finds the convex combination of two values closest to an attention output, over all pairs.
 
-The squared distance of o from the segment between v_i and v_j follows from the sides of a triangle:
-with e = | ||v_i - o||^2 - ||v_j - o||^2 | and D = ||v_i - v_j||^2 it is
-min(||v_i - o||^2, ||v_j - o||^2) - max(D - e, 0)^2 / 4D. The D of a head serve all of its queries.
+The squared distance of o from the segment between v_i and v_j follows from the sides of a triangle.
+With e = | ||v_i - o||^2 - ||v_j - o||^2 | and D = ||v_i - v_j||^2 it is min(||v_i - o||^2,
+||v_j - o||^2) - max(D - e, 0)^2 / 4D. All queries of a head share its D.
 """
 
 import torch
@@ -12,17 +12,17 @@ from torch import Tensor
 from value_aware_attention.approximations.closest_combination.problem import Problem
 
 MOST_KEYS = 512
-"""Largest number of keys of which all pairs are tried"""
+"""Largest number of keys for which all pairs are tried"""
 KEYS_AT_ONCE = 4
-"""Number of keys paired at once: enough to outweigh call overhead and to fit the cache"""
+"""Number of keys paired at once: enough to outweigh call overhead, few enough for the cache"""
 HIDDEN = 1e300
-"""Squared distance of a value that a row does not see: a pair with it is no closer than one key"""
+"""Squared distance of a hidden value, so large that no pair with it beats a single key"""
 
 
 def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"]]:
-    """Returns indices and weights of the two values that leave the smallest error, found in fp64.
+    """Returns indices and weights of the two values with the smallest error, found in fp64.
 
-    A key without weight has index 0; a row that sees nothing has no weights.
+    A key with weight 0 has index 0; in a fully masked row all weights are 0.
     """
     shape = (*problem.output.shape[:2], 2)
     indices = torch.zeros(shape, dtype=torch.int64, device=problem.value.device)
@@ -32,7 +32,7 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
         value, output = exact.value[0], exact.output[0]
         if exact.visible is not None:
             value = value.where(exact.visible[0].any(dim=0)[:, None], 0.0)
-        # Differences, not products: a value close to o keeps the digits of its distance.
+        # Differences instead of products keep the digits of the distance of a value close to o.
         mode = "donot_use_mm_for_euclid_dist"
         near = torch.cdist(output, value, compute_mode=mode).square_()
         if exact.visible is not None:
@@ -59,19 +59,19 @@ def squared_distances_between(value: Float[Tensor, "*batch M V"]) -> Float[Tenso
 def closest(
     near: Float[Tensor, "N M"], between: Float[Tensor, "M M"]
 ) -> tuple[Float[Tensor, " N"], Int[Tensor, "N 2"]]:
-    """Returns the smallest ||o - o~||^2 that any pair reaches, and the pair.
+    """Returns the smallest ||o - o~||^2 over all pairs, and the pair.
 
-    `near` is ||v - o||^2, HIDDEN where a row does not see v. Lower bounds of it give a lower bound.
+    `near` is ||v - o||^2, or HIDDEN if a row does not see v. Lower bounds of it give a lower bound.
     """
     rows, keys = near.shape
-    half = between.sqrt() / 2  # sqrt(D) / 2 - e / (2 sqrt(D)), squared, is what a pair gains
+    half = between.sqrt() / 2  # a pair gains (sqrt(D) / 2 - e / (2 sqrt(D)))^2
     slope = torch.where(half > 0, 1 / (4 * half), 0.0)
     error, first = near.min(dim=-1)
     sees = near < HIDDEN
     start = torch.where(sees.any(dim=0), sees.int().argmax(dim=0), rows).tolist()
     for block in range(0, keys, KEYS_AT_ONCE):
         end = min(block + KEYS_AT_ONCE, keys)
-        seen = slice(min(start[block:end]), rows)  # a causal row sees no pair beyond itself
+        seen = slice(min(start[block:end]), rows)  # a causal row sees no later pair
         if seen.start < rows:
             best, key = _errors(near[seen], half, slope, block, end).min(dim=-1)
             better = best < error[seen]
@@ -85,7 +85,7 @@ def closest(
 
 
 def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:
-    """Computes the smallest error of every key of a block paired with the keys before its end."""
+    """Computes the smallest error of each key of a block, paired with the keys before its end."""
     here, before = near[:, block:end, None], near[:, None, :end]
     gain = (before - here).abs_()
     gain = torch.addcmul(half[block:end, :end], gain, slope[block:end, :end], value=-1, out=gain)

@@ -1,4 +1,4 @@
-"""Holds the problem that the searches solve: an attention call, its leading dimensions in one."""
+"""Holds the problem of the searches: an attention call with flattened leading dimensions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ from value_aware_attention.searches import SEARCHES as SEARCHES
 from value_aware_attention.weights import renormalised, smallest
 
 GROUPS = 16
-"""Number of interleaved groups of keys; the steepest of each group is looked at closely."""
+"""Number of interleaved groups of keys; the steepest key of each group is a candidate."""
 BEAM = 32
 """Number of sets of every size that the "best" search extends"""
 NEARLY = 0.5
-"""Part of the steepest slope from which a key is looked at closely"""
+"""Smallest slope of an evaluated candidate, relative to the steepest"""
 LOOKS = 256
-"""Number of keys looked at closely, times the size of the set: a large set gains less by it."""
+"""Number of evaluated candidates times the size of the set; large sets gain less from them."""
 TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
-"""Largest ||o - o~|| that counts as none in a search, relative to the row's spread"""
+"""Largest ||o - o~|| that counts as zero in a search, relative to the row's spread"""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
-"""Smallest part of an atom outside the span of the others that may still join them."""
+"""Smallest relative norm outside the span of the others with which an atom may join"""
 WIDE = {torch.float32: 1e-6, torch.float64: 0.0}
-"""Part of the largest squared distance: a row is solved in fp64 if most are below it."""
+"""A row is solved in fp64 if most squared distances are below this fraction of the largest."""
 SMALLEST = 2.0**-60
-"""Largest squared distance, in the problem's unit, below which a row is solved in fp64"""
+"""A row is solved in fp64 if its largest squared distance, in the problem's unit, is below this"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Holds for every query the point o = sum_i alpha_i v_i, to be written with few values.
+    """Holds for each query the point o = sum_i alpha_i v_i, to be approximated with few values.
 
     Attributes:
-        value: Centred: only differences of values matter, and large common offsets cost digits.
+        value: Centred, because only differences matter and a large common offset costs digits.
         output: o, of the centred values.
         weights: alpha; 0 where hidden.
-        unit: The unit of the values; a squared error of the inputs is unit^2 times one of these.
-        original: The values as they came, with all their digits; None: `value`, times `unit`.
+        unit: The unit of the values; input errors are unit^2 times the problem's.
+        original: The input values, with all their digits; None means `value` times `unit`.
     """
 
     value: Float[Tensor, "H M V"]
@@ -51,9 +51,9 @@ class Problem:
     def zero(self) -> Float[Tensor, "H N"]:
         """Returns the ||o - o~||^2 that counts as 0, row by row.
 
-        It is a part of the values' spread around o, weighted by alpha (the squared mean norm or the
-        variance, whichever is smaller), plus the rounding of o. A value to which the row does not
-        attend, however far away, hides no error.
+        It is a fraction of the values' spread around o, weighted by alpha (the smaller of the
+        squared mean norm and the variance), plus the rounding of o. The weighting ensures that a
+        distant value without attention weight hides no error.
         """
         norm = self.value.norm(dim=-1, keepdim=True)
         mean, square = (self.weights @ torch.cat([norm, norm.square()], dim=-1)).unbind(dim=-1)
@@ -66,7 +66,7 @@ class Problem:
     def in_fp64(
         self, rows: Bool[Tensor, "H N"]
     ) -> Iterator[tuple[int, Int[Tensor, " K"], "Problem"]]:
-        """Yields each head that has such rows, their indices, and the problem of these K alone."""
+        """Yields each head with such rows, their indices, and the problem of these K rows."""
         as_given = self.value * self.unit[:, None, None] if self.original is None else self.original
         for head, some in enumerate(rows.any(dim=-1).tolist()):
             if some:
@@ -84,11 +84,10 @@ def unresolved(
     farthest: Float[Tensor, "*batch"],
     output: Float[Tensor, "*batch V"],
 ) -> Bool[Tensor, "*batch"]:
-    """Finds rows whose squared distances from o (infinite where hidden) fp32 cannot tell apart.
+    """Finds rows whose squared distances from o (infinite if hidden) fp32 cannot resolve.
 
-    Most values lie closer to o than 1e-3 of the largest distance, or of ||o||, of centred values:
-    next to one value far away, or in a row far from the centre, little is left of the others'
-    digits.
+    In such rows most values lie closer to o than 1e-3 of the largest distance or of ||o|| (values
+    are centred). A distant value, or a row far from the centre, leaves the other values few digits.
     """
     wide = WIDE[distance.dtype]
     farthest = torch.maximum(farthest, output.square().sum(dim=-1))
@@ -98,7 +97,7 @@ def unresolved(
 
 
 def flatten(call: Call) -> Problem:
-    """Makes a Problem of one attention call; H counts all leading dimensions together."""
+    """Converts an attention call to a Problem; H is the product of all leading dimensions."""
     weights, batch = call.weights, call.batch
     (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
     weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)
@@ -106,7 +105,7 @@ def flatten(call: Call) -> Problem:
         x.value.expand(*batch, keys, -1).reshape(heads, keys, call.value.shape[-1])
         for x in (call, call.centred)
     )
-    # To unit size by a power of two, which rounds nothing and keeps squares in range.
+    # Scaling by a power of two rounds nothing and keeps squares in range.
     _, exponent = value.abs().flatten(1).amax(-1).frexp()
     value = value * torch.exp2(-exponent.to(value.dtype))[:, None, None]
     visible = call.visible

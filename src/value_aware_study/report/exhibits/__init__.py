@@ -1,1 +1,1 @@
-"""Everything that the report shows: an exhibit a file, with its words, numbers and drawing."""
+"""All exhibits of the report: one per file, with its words, numbers and drawing."""

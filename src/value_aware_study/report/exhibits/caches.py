@@ -1,4 +1,4 @@
-"""Compressed caches of a pretrained decoder, on prompts whose continuation they have not seen."""
+"""Compressed caches of a pretrained decoder, on prompts with continuations unseen by them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import Row
 
 BESIDE = "single losses, SnapKV's queries"
-"""The cache that others are compared with: the same score from the queries that SnapKV observes"""
+"""The reference for the other caches: the same score from the queries that SnapKV observes"""
 LEAST = 0.5
-"""Share of right tokens of the full cache below which a task does not tell caches apart"""
+"""Share of right tokens of the full cache; below it, a task does not distinguish caches"""
 AGREED = 0.8
 USES = {
     "single losses, all queries, one budget": ("the default", "LeaveOneOut"),
@@ -28,16 +28,16 @@ USES = {
     "SnapKV": ("the cheapest choice", "SnapKV, its authors' settings"),
     "KVzip": ("a second reading of the prompt", "KVzip, its authors' settings"),
 }
-"""Caches that docs/caches.md recommends or compares -> for whom each is, and its setting"""
+"""Caches that docs/caches.md recommends or compares -> their purpose and their setting"""
 KEPT = 0.25
-"""Share of keys at which they are shown"""
+"""Share of keys for showing them"""
 TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": "A recalled list"}
 
 
 def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
-    """Joins the prompts of all texts, of one model, kind and length and the same caches.
+    """Joins the prompts of all texts, for the same model, kind, length and caches.
 
-    Leaves out those without the cache that others are compared with.
+    Leaves out records without `BESIDE`.
     """
     alike = words.grouped(
         ((r.model, r.task, r.prefix, tuple((cell.cache, cell.keep) for cell in r.cells)), r)
@@ -74,7 +74,7 @@ def rows(record: CacheRecord) -> Iterator[Row]:
 
 
 def compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
-    """Shows for each kind of prompt and group of caches what they lose, at every share of keys."""
+    """Shows the loss of each group of caches on each kind of prompt, at every share of keys."""
     return [
         _exhibit(f"caches_{number}", record)
         for number, record in enumerate(pooled(records), start=1)
@@ -82,7 +82,7 @@ def compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
 
 
 def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
-    """Tabulates the caches of `USES` on text and needles; None where one was not measured."""
+    """Tabulates the caches of `USES` on text and needles; None if one was not measured."""
     tables: dict[str, pd.DataFrame] = {}
     for record in pooled([r for r in records if r.model == records[0].model]):
         data = pd.DataFrame(rows(record)).query("keep == @KEPT").set_index("cache")
@@ -151,14 +151,14 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
 
 
 def _agreement(record: CacheRecord, keep: float) -> float:
-    """Computes Kendall's tau of the order of caches by KL between halves of the prompts."""
+    """Computes Kendall's tau between the orders of caches by KL on two halves of the prompts."""
     kl = np.log([cell.kl for cell in record.cells if cell.keep == keep])
     tau: float = kendalltau(kl[:, ::2].mean(axis=1), kl[:, 1::2].mean(axis=1)).statistic
     return tau
 
 
 def _finding(data: pd.DataFrame) -> str:
-    """Names the best cache that is no oracle, at the share of keys in the middle."""
+    """Names the best cache that is no oracle, at the middle share of keys."""
     shares = sorted(data["keep"].unique())
     middle = data[(data["keep"] == shares[len(shares) // 2]) & ~data["cache"].str.contains("later")]
     best = middle.loc[middle["ratio"].idxmin()]
@@ -169,7 +169,7 @@ def _finding(data: pd.DataFrame) -> str:
 
 
 def _kind(cache: str) -> str:
-    """Returns the name in `look.CACHE_MARKS` of what chooses a cache's keys."""
+    """Names, as in `look.CACHE_MARKS`, what chooses a cache's keys."""
     if "later" in cache:
         return "an oracle, later queries"
     if cache in look.CACHE_MARKS:

@@ -19,7 +19,7 @@ VALUES = np.array(
     ]
 )  # fmt: skip
 WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
-"""Attention weights of one query, for as many keys as `VALUES`, the largest first"""
+"""Attention weights of one query, one per value in `VALUES`, the largest first"""
 TITLES = {
     OBLIVIOUS: "the two largest weights (OVO)",
     AWARE: "the two with the nearest mixture (OVA)",
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 
 def drawing() -> Exhibit:
-    """Draws which two of eight values each choice keeps, and how far from o their mixture is."""
+    """Draws which two of eight values each choice keeps, and their mixture's distance from o."""
     data = pd.concat([_rows(OBLIVIOUS, by_weight()), _rows(AWARE, for_output())])
     numbers = ("x", "y", "weight", "share")
     return Exhibit(
@@ -57,13 +57,13 @@ def drawing() -> Exhibit:
 
 
 def by_weight() -> Array:
-    """Returns the shares of the values in the mixture of the two largest weights, Eq. 2."""
+    """Returns each value's share in the mixture of the two largest weights, Eq. 2."""
     largest = np.where(np.arange(len(WEIGHTS)) < 2, WEIGHTS, 0.0)
     return largest / largest.sum()
 
 
 def for_output() -> Array:
-    """Returns the shares in the mixture of two values that is nearest to the output."""
+    """Returns each value's share in the mixture of two values nearest to the output."""
     output, pairs = WEIGHTS @ VALUES, []
     for i, j in combinations(range(len(VALUES)), 2):
         way = VALUES[j] - VALUES[i]

@@ -17,9 +17,9 @@ from value_aware_study.report.exhibits.figures import (
 from value_aware_study.report.frame import KERNELS, OPTIMAL, Results
 
 BASELINES = [name for name, card in cards().items() if card.oracle and name not in OPTIMAL]
-"""Methods that Figure 5 draws beside the two oracles."""
+"""Methods in Figure 5 besides the two oracles"""
 SMALLEST = 1e-3
-"""Output error below which Figure 4 counts a setting as exact, and leaves it out."""
+"""Least output error in Figure 4; a setting below it counts as exact"""
 EXPLAINING = {
     "relative_output_error": "output error", "cosine": "cosine", "relative_length": "length"
 }  # fmt: skip
@@ -28,7 +28,7 @@ REST = "other methods"
 
 
 def figure_4(results: Results) -> Exhibit | None:
-    """Shows a panel a model, with the rank correlation; None where no output error was recorded."""
+    """Shows a panel per model, with the rank correlation; None if no output error was recorded."""
     frame, names = results.changes, results.names()
     frame = frame[frame["relative_output_error"] >= SMALLEST]
     frame = frame[frame["approximation"] != "exact"]
@@ -106,7 +106,7 @@ def _scatter(frame: pd.DataFrame, name: str) -> look.Panel:
 
 
 def figure_5(results: Results) -> Exhibit | None:
-    """Shows two panels a model, optimal methods and others; None where none has a curve."""
+    """Shows two panels per model, optimal methods and others; None if there is no curve."""
     models = _models(results)
     if not models:
         return None
@@ -136,7 +136,7 @@ def figure_5(results: Results) -> Exhibit | None:
 
 
 def _models(results: Results) -> dict[str, pd.DataFrame]:
-    """Returns settings with an r of the causal models and of the long masked one, by label."""
+    """Returns settings with an r, of the causal models and the long masked one, by label."""
     frame, names = results.changes, results.names()
     frame = frame[frame["approximation"].isin([*OPTIMAL, *BASELINES]) & frame["r"].notna()]
     frame = frame.assign(name=frame["model"].map(names))
@@ -159,7 +159,7 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.Panel]:
-    """Draws the optimal choices before a band of the others, and the others one by one."""
+    """Draws the optimal choices in front of a band of the others, and the others one by one."""
     optimal = frame["approximation"].isin(OPTIMAL)
     others, none = frame[~optimal], theirs.head(0)
     panels = [loss_panel(frame[optimal], theirs, title=f"{name}: optimal choices", others=others)]
@@ -169,7 +169,7 @@ def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.P
 
 
 def grid(results: Results) -> Exhibit:
-    """Shows every cell: all columns as CSV; as text the metric, its change and the output error."""
+    """Shows every cell: all columns as CSV; the metric, its change and the output error as text."""
     data = results.cells
     return Exhibit(
         "grid",

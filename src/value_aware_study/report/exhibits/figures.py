@@ -1,4 +1,4 @@
-"""The paper's figures, drawn of our models."""
+"""The paper's figures, drawn for our models."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -29,13 +29,13 @@ AXES = {
     "features": ("random features (log scale)", "{features:,.0f} features"),
     "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
 }
-"""Columns that a change is drawn against, with the axis' title and the words of a sentence"""
+"""Columns on the x axis of changes, with the axis' title and the words of a sentence"""
 PUBLISHED = "paper, "
-"""Begins the sentence of a hollow mark"""
+"""Prefix of the sentence of a hollow mark"""
 
 
 def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
-    """Builds the axis of changes from exact attention's, linear to 0.1 nats or 1 point."""
+    """Builds the axis of changes from exact attention's loss, linear to 0.1 nats or 1 point."""
     title, around = (
         (charts.direction("nats per token above exact", "lower"), 0.1)
         if task == "causal"
@@ -55,7 +55,7 @@ def loss_panel(
 ) -> look.Panel:
     """Draws changes from exact attention against keys, features or the share of keys (`of`).
 
-    The paper's are hollow. In grey behind all, from the best to the worst of the `others`.
+    The paper's marks are hollow. A grey band behind them spans the best to the worst of `others`.
     """
     (label, at), task, keys = AXES[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
     frames = {"": ours.dropna(subset=of), PUBLISHED: theirs.dropna(subset=of)}
@@ -92,7 +92,7 @@ def loss_panel(
 
 
 def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
-    """Tabulates all that is drawn, ours first; the paper's values have no interval."""
+    """Tabulates everything drawn, ours first; the paper's values have no interval."""
     whose, single = (
         ours["scale"].eq("").map({True: "pretrained", False: "ours"}),
         of_trainings(ours),
@@ -125,7 +125,7 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
 
 
 def figure_1(results: Results) -> Exhibit | None:
-    """Shows every setting with its interval, and the paper's; None where none was evaluated."""
+    """Shows every setting with its interval, and the paper's; None if none was evaluated."""
     frame = results.changes[results.changes["model"] == "masked_long"]
     methods = ["optimal_v_oblivious", "optimal_v_aware", "sliding_window", "lsh", "orf"]
     ours, theirs = frame[frame["approximation"].isin(methods)], published_errors()
@@ -185,7 +185,7 @@ def published_errors() -> pd.DataFrame:
 
 
 def figure_2(results: Results) -> Exhibit | None:
-    """Shows the change of each kernel's loss, and the paper's; None where none was evaluated."""
+    """Shows the change of each kernel's loss, and the paper's; None if none was evaluated."""
     ours = results.changes
     causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNELS)
     ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
@@ -239,7 +239,7 @@ def published_losses(approximation: str | None = None) -> pd.DataFrame:
 
 
 def figure_3(results: Results) -> Exhibit | None:
-    """Shows learning curves, masked models and causal ones apart; None where none was kept."""
+    """Shows learning curves, masked and causal models apart; None if there are none."""
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     drawn = [
         (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)

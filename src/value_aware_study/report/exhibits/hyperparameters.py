@@ -1,4 +1,4 @@
-"""The paper's table of hyperparameters (Table 4, A.2), beside ours."""
+"""The paper's table of hyperparameters (Table 4, A.2), next to ours."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ MASKED_ROWS = {
     "vocabulary_size": "vocabulary",
     "parameters": "parameters",
 }
-"""Names of hyperparameters in Table 4, with the paper's abbreviations."""
+"""Names of hyperparameters in Table 4, with the paper's abbreviations"""
 CAUSAL_ROWS = {
     "data": "data",
     "layers": "decoder layers",
@@ -73,7 +73,7 @@ CAUSAL_ROWS = {
 
 
 def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
-    """Shows the masked models, and the causal ones, ours beside the paper's."""
+    """Shows the masked models, and the causal ones, ours next to the paper's."""
     short, long = (_hyperparameters(training, f"masked_{name}") for name in ("short", "long"))
     causal = {
         f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS
@@ -128,13 +128,13 @@ def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
 
 
 def model_trainings(training: Mapping[str, Row], model: str) -> dict[str, Row]:
-    """Maps the names of a model's trainings to their measurements, the first one first."""
+    """Maps the names of a model's trainings to their measurements, starting with the first."""
     names = (name for name in sorted(training) if f"{name}_".startswith(f"{model}_"))
     return {name.removeprefix(model).strip("_") or FIRST: training[name] for name in names}
 
 
 def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Tabulates hyperparameters by model; keys that no row names get rows at the end."""
+    """Tabulates hyperparameters by model; keys without a row of their own get rows at the end."""
     present = {key for settings in columns.values() for key in settings}
     labels = {key: label for key, label in rows.items() if key in present}
     labels |= {key: key.replace("_", " ") for key in sorted(present - set(rows))}
@@ -156,7 +156,7 @@ def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]])
 
 
 def setting_value(value: Any) -> str:
-    """Writes a hyperparameter as text; flags as y and n, the way Table 4 has them."""
+    """Writes a hyperparameter as text, with flags as y and n like Table 4."""
     if value is None or value == "":
         return DASH
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Exhibits of the attention layers: keys that match, the output error for every r, and skewness."""
+"""Exhibits of the attention layers: keys that match, output errors for every r, and skewness."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ BARS = (
     "that keeps few keys stands beside them where it was measured. "
 )
 LARGEST = 16
-"""Most value-aware keys that bars are drawn for; the table has all."""
+"""Most value-aware keys with bars; the table has all"""
 TRAINED, RANDOM = "trained", "random weights"
 BAR_MARKS = look.ORACLE_MARKS | {TRAINED: look.Mark.of("teal"), RANDOM: look.Mark.of("grey")}
 COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
@@ -71,7 +71,7 @@ LABELS = {
     },
     "maurey_bound": BOUND_LABEL,
 }
-"""Names of the curves of output errors that are not those of methods"""
+"""Names of the curves of output errors that belong to no method"""
 OTHERS = (
     f"{captions.BASELINES} Sampled from α: the expected error of the mean of r values drawn from "
     "α, Var/r (Maurey), which the optimum is never above."
@@ -81,8 +81,8 @@ OTHERS = (
 def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
     """Shows the answer as bars: keys by weight that match a few keys chosen for the output.
 
-    The model is the first probed one with counts, None where none has them. Figure 7 has those of
-    the models trained here.
+    The model is the first probed one with counts; None if none has any. Figure 7 shows the models
+    trained here.
     """
     probed = (
         (record, measured) for record in results.probed for measured in of_kernels(record)[:1]
@@ -94,7 +94,7 @@ def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
 
 
 def control(record: Record, name: str, setting: str) -> Exhibit | None:
-    """Shows a probed model beside random weights; None where these were not measured."""
+    """Shows a probed model next to random weights; None if these were not measured."""
     measured = replace(of_kernels(record)[0], label=record.model)
     if not (measured.control and measured.output_error.matching_keys):
         return None
@@ -113,7 +113,7 @@ def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] 
         cells = with_keys(record, r)
         aware, oblivious = (number(cells[m].value, min(digits, 3)) for m in (AWARE, OBLIVIOUS))
         sentence = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
-    # the data also has the end metric with r keys
+    # the CSV also has the end metric with r keys
     data = counts([measured])
     data = data[(data["layer"] == "all") & (data["r"] <= LARGEST)].reset_index(drop=True)
     metrics = [
@@ -145,7 +145,7 @@ def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] 
 
 
 def _losses(record: Record) -> list[look.Panel]:
-    """Draws the end metric with few keys, trained and with random weights; [] without these."""
+    """Draws the end metric with few keys, trained and random; [] without random weights."""
     r, (metric, better, digits) = shown_size(record), METRICS[record.metric]
     nets = ((TRAINED, record), (RANDOM, record.control or record))
     if not with_keys(record.control, r) or not all(of.cells[0].value for _, of in nets):
@@ -165,7 +165,7 @@ def _losses(record: Record) -> list[look.Panel]:
 
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
-    """Shows bars for every kernel of a probed model; None where nothing was counted."""
+    """Shows bars for every kernel of a probed model; None if nothing was counted."""
     kernels = [kernel for kernel in measured if kernel.output_error.matching_keys]
     if not kernels:
         return None
@@ -189,7 +189,7 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
 
 
 def _bars(measured: Measured, title: str = "") -> look.Panel:
-    """Draws the keys by weight that match r, trained and with random weights, or else beside r."""
+    """Draws the keys by weight that match r, next to those for random weights or to r itself."""
     errors = measured.output_error
     nets = {words.ORACLES[OBLIVIOUS]: errors}
     if measured.control:
@@ -229,7 +229,7 @@ def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
-    """Shows the counts pooled over layers, drawn and listed; None where none was made."""
+    """Shows the counts pooled over layers, drawn and listed; None if there are none."""
     data = counts(measured)
     pooled = data[data["layer"] == "all"].reset_index(drop=True)
     if pooled.empty:
@@ -249,7 +249,7 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
 
 
 def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
-    """Shows the counts pooled and in each layer; None where none was made."""
+    """Shows the counts pooled and in each layer; None if there are none."""
     data = counts(measured)
     if data.empty:
         return None
@@ -284,11 +284,11 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
 
 
 def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
-    """Builds the counts and their text; `named` heads the text's column of models or kernels."""
+    """Tabulates the counts and their text; `named` heads its column of models or kernels."""
     counted, single = data["keys_needed"].notna(), words.of_trainings(data)
     written = number if single else whole  # a mean of counts has a decimal
     share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
-    beyond = (data["high"] >= data["keys"]).fillna(False)  # an end at all keys: not determined
+    beyond = (data["high"] >= data["keys"]).fillna(False)  # an end at all keys is undetermined
     ends = zip(words.intervals(data, 0), data["low"], beyond, strict=True)
     columns = {named: data["model"]}
     if data["layer"].nunique() > 1:
@@ -363,9 +363,9 @@ def _counts_panel(pooled: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.
 def output_error(
     measured: Sequence[Measured], name: str, setting: str, begins: str = "", column: str = "kernel"
 ) -> Exhibit | None:
-    """Shows a panel for each model or kernel (`column`), with all layers pooled and each by itself.
+    """Shows a panel per model or kernel (`column`), with all layers pooled and each separately.
 
-    `begins` are the title's first words. None where nothing was measured.
+    `begins` are the title's first words. None if nothing was measured.
     """
     if not measured:
         return None
@@ -409,7 +409,7 @@ def output_error(
 
 
 def _coinciding(measured: Sequence[Measured]) -> str:
-    """Names the models in which scores of weight and value leave the error of the weights alone."""
+    """Names the models where scores of weight and value leave the same error as weights alone."""
     scored = [
         (item.label, by_weight[row["r"]], row["error"])
         for item in measured
@@ -431,7 +431,7 @@ def _coinciding(measured: Sequence[Measured]) -> str:
 
 
 def _error_rows(measured: Measured) -> Iterator[Row]:
-    """Yields one row a point: every method pooled, and each layer of the oracles.
+    """Yields one row per point: every method pooled, and each layer of the oracles.
 
     Points are powers of two, the last size, and sizes with an interval.
     """
@@ -482,7 +482,7 @@ def _error_panel(frame: pd.DataFrame, label: str, errors: OutputError) -> look.P
 def skewness_gap(
     measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
 ) -> Exhibit | None:
-    """Shows one panel over the degree, every model a series; None if nothing was measured."""
+    """Shows one panel over the degree, with a series per model; None if nothing was measured."""
     frame = gap_rows(measured)
     if frame.empty:
         return None
@@ -526,7 +526,7 @@ def skewness_gap(
 
 
 def gap_findings(measured: Sequence[Measured]) -> str:
-    """Describes the skewness gap by its points: rank correlations, and equal first keys."""
+    """Describes the skewness gap in numbers: rank correlations, and equal first keys."""
     frame = gap_rows(measured)
     if frame.empty:
         return ""
@@ -556,7 +556,7 @@ def _correlation(frame: pd.DataFrame) -> str:
 
 
 def _uniform_shares(measured: Iterable[Measured]) -> str:
-    """Says which value the value-aware key has where all weights are equal (degree 0)."""
+    """States which value the value-aware key has if all weights are equal (degree 0)."""
     gaps = [gap for item in measured if (gap := item.attention.skewness_gap)]
     closest, smallest = (
         [share for gap in gaps for cell in gap.cells if (share := getattr(cell, name)) is not None]

