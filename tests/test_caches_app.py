@@ -9,6 +9,7 @@ import pytest
 from tests.apps import refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
 from value_aware_attention.records.cache_record import CacheRecord
+from value_aware_attention.records.terminal import cache_table
 from value_aware_study.report import records
 from value_aware_study.report.contents import caches_section
 from value_aware_study.report.exhibits import caches
@@ -72,6 +73,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
 def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("value_aware_attention.probe.loaded", lambda *_: ("", ""))
     monkeypatch.setattr("pipelines.caches.prompts", lambda *_: [])
+    monkeypatch.setattr("value_aware_attention.records.terminal.cache_table", lambda _: [])
     monkeypatch.setattr(
         "value_aware_attention.measurement.caches.measure_prompts",
         lambda *_, text, description, **__: SimpleNamespace(
@@ -107,6 +109,22 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     ):  # fmt: skip
         assert "docstrings is the name of the default text" in refusal(f"{card} {given}", site)
     assert len([*folder.iterdir()]) == len(commands)
+
+
+def test_a_model_of_the_user_is_measured_with_its_layers_and_decoding(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"model={site}/site/tiny_decoder/tiny.gguf"
+    assert "give a text for it, caches.text=<file>" in refusal(f"caches {model}", site)
+    options = ["group=joint", "gaps=true", "decoding=true", "prompts=1"]
+    run_app(command(site, model, *options), site)
+    (file,) = (site / "outputs/smoke/records/caches").glob("tiny.gguf-joint-*.json")
+    record = CacheRecord.from_json(file.read_text())
+    assert "\n".join(cache_table(record)) in capsys.readouterr().out
+    full, *cells = record.cells
+    assert full.agreed == (1.0,) and all(0 <= cell.agreed[0] <= 1 for cell in cells)
+    assert all(cell.error is not None and cell.seconds[0] > 0 for cell in cells)
+    assert {gap.cache for gap in record.gaps} == {cell.cache for cell in cells if not cell.pool}
 
 
 def test_what_cannot_be_measured_is_named(site: Path) -> None:
