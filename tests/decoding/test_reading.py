@@ -12,6 +12,7 @@ from value_aware_attention.caches import (
     CacheMethod,
     LeaveOneOut,
     ObservedAttention,
+    Recent,
     ValueAware,
     VaSE,
 )

@@ -61,7 +61,8 @@ class SharedReading:
         Returns logits of the continuation, or of the whole text without a prompt; hidden states of
         a model without a head.
         """
-        rows, options = self.tokens.shape[1] - (self.prefix or 0), {}
+        options: dict[str, Any] = {}
+        rows = self.tokens.shape[1] - (self.prefix or 0)
         if self.prefix is not None:
             options = {"use_cache": False}
             if "logits_to_keep" in signature(self.model.forward).parameters:

@@ -25,7 +25,13 @@ from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.measurement.task import Task, kl_from_exact
 from value_aware_attention.measurement.windows import vocabulary_size
-from value_aware_attention.records.cache_record import BY_TEXT, FULL, CacheCell, CacheRecord
+from value_aware_attention.records.cache_record import (
+    BY_TEXT,
+    FULL,
+    CacheCell,
+    CacheGaps,
+    CacheRecord,
+)
 from value_aware_attention.records.estimate import Array, mean
 
 LEAST = 1e-12
@@ -219,8 +225,8 @@ class _Reading:
         """Measures the full cache, then the settings."""
         full = self._losses(self.exact)
         if self.decoded:
-            everything = AfterPrefix(Recent(self.shared.prefix), prefix=self.shared.prefix)
-            full |= self._decoding(self.shared.choose(everything))
+            prefix = self.shared.prefix or 0
+            full |= self._decoding(self.shared.choose(AfterPrefix(Recent(prefix), prefix=prefix)))
         results = [full, *(self._measured(setting) for setting in settings)]
         return [{name: x.double().tolist() for name, x in row.items()} for row in results]
 
@@ -282,7 +288,8 @@ def _record(
         for texts in zip(*by_text, strict=True)
     )
     keys = facts["prefix"] or facts["length"]
-    cells, gaps = [CacheCell(cache=FULL, keep=1.0, **_by_text(full))], []
+    cells = [CacheCell(cache=FULL, keep=1.0, **_by_text(full))]
+    gaps: list[CacheGaps] = []
     for setting, units in zip(settings, others, strict=True):
         after, keep = setting.after, setting.keep or setting.after.method.r / keys
         errors = _errors(units) if "norm" in units else {}
@@ -300,7 +307,7 @@ def _record(
     return CacheRecord(cells=tuple(cells), gaps=tuple(gaps), **facts)
 
 
-def _by_text(units: Mapping[str, Array]) -> dict[str, tuple[float, ...]]:
+def _by_text(units: Mapping[str, Array]) -> dict[str, Any]:
     return {name: tuple(units[name].tolist()) for name in BY_TEXT if name in units}
 
 
