@@ -25,7 +25,7 @@ help:  ## what each command does
 repro: setup  ## set up, run the pipeline up to the page, say how it came out; SCALE=hours for another scale
 	@$(RUN) python -m pipelines.repro report $(SCALED)
 
-survey: setup  ## every method of the survey: time, memory, distance to the optimum; on the same page
+survey: setup  ## every method of the survey at equal budgets: distance to the optimum; on the same page
 	@$(RUN) python -m pipelines.repro survey $(SCALED)
 
 decoder: setup  ## a pretrained decoder at 256, 512 and 2,048 tokens, with every control

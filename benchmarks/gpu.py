@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --parts training      # one part alone
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
-layer:    the survey's benchmark (`pipelines.benchmark scale=gpu`) in bf16, to 32,768 tokens
+layer:    the survey's benchmark (`benchmarks.survey`) in bf16, to 32,768 tokens
 patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 tokens
 steps:    100 steps of every model of scale=gpu in the pipeline, on docstrings: the medians of
           tokens/s and MFU after the first 10 steps, which compile, and the peak memory
@@ -17,9 +17,8 @@ caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarte
           of choosing beside that of reading, and of a token beside that of the full cache
 
 Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
-one that runs out of its minutes keeps the rows it has. The layer's measurements are kept in
-.cache/benchmark, and a second run goes on where the first was ended. $PEAK_FLOPS, for example
-989e12, gives the bf16 peak of a GPU whose name is not known. Caches and
+one that runs out of its minutes keeps the rows it has. $PEAK_FLOPS, for example 989e12, gives the
+bf16 peak of a GPU whose name is not known. Caches and
 patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has steps
 of pipelines.train_causal and train_masked there, the long model's not, and losses, timed by a
 script. --quick writes to a --folder alone.
@@ -48,7 +47,8 @@ from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import cross_entropy, linear_cross_entropy, scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
-from benchmarks import decoder_caches
+from benchmarks import decoder_caches, survey
+from benchmarks.memory import tensor_peak
 from benchmarks.record import FOLDER, header, markdown, setting, write
 from benchmarks.training_step import ADAMW, KERNELS
 from pipelines import train_causal, train_masked
@@ -64,7 +64,6 @@ from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.benchmarking.measurement import peak_mib
 from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import peak_flops_of
 from value_aware_study.training.modules import CHUNK_ON_GPU, CausalTraining
@@ -81,6 +80,8 @@ PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
 }
 RUN_TIME = 1.0
 """Least seconds for which a call is repeated."""
+LAYER_SECONDS = 20.0
+"""Seconds of rounds for a pass of the layer at a length."""
 
 
 class Eager(nn.Module):
@@ -93,21 +94,19 @@ class Eager(nn.Module):
 
 def layer(device: str, quick: bool) -> Rows:
     """Measures the cells of the survey's benchmark, one row each."""
-    with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "layer.json"
-        command = [sys.executable, "-m", "pipelines.benchmark", f"benchmark.layer.device={device}"]
-        command += [f"benchmark.record={record}", f"benchmark.metrics={folder}/metrics.json"]
-        command += [f"scale={'smoke' if quick else 'gpu'}", f"paths.logs={folder}/logs"]
-        command += ["benchmark.layer.dtype=bfloat16"]
-        subprocess.run(command, check=True)
-        for cell in json.loads(record.read_text())["cells"]:
-            yield {
-                **{name: cell[name] for name in ("pass", "length", "method")},
-                "ms": cell["time"]["milliseconds"] if "time" in cell else None,
-                "rounds": len(cell["time"]["rounds"]) if "time" in cell else None,
-                "peak MiB": cell.get("peak_mib"),
-                "left out": cell.get("left_out"),
-            }
+    lengths: Mapping[str, Sequence[int]] = survey.QUICK
+    if not quick:
+        layer_lengths = (512, 2048, 8192, 32768)
+        lengths = dict.fromkeys(survey.LENGTHS, layer_lengths) | {"attention": layer_lengths[1:]}
+    like = torch.empty(0, device=device, dtype=torch.bfloat16)
+    for cell in survey.cells(lengths, 0.0 if quick else LAYER_SECONDS, like):
+        yield {
+            **{name: cell[name] for name in ("pass", "length", "method")},
+            "ms": cell["time"]["milliseconds"] if "time" in cell else None,
+            "rounds": len(cell["time"]["rounds"]) if "time" in cell else None,
+            "peak MiB": cell.get("peak_mib"),
+            "left out": cell.get("left_out"),
+        }
 
 
 def patterns(device: str, quick: bool) -> Rows:
@@ -307,7 +306,7 @@ def measured(work: Callable[[], object], device: str) -> Row:
     The first call, which compiles, is not counted. Out of memory, all values are None.
     """
     try:
-        peak = peak_mib(work, device)
+        peak = tensor_peak(work, device)
         spent, rounds = seconds(work)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()

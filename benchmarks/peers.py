@@ -25,8 +25,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
+from benchmarks.memory import tensor_peak
 from benchmarks.record import HOW, finish, header, markdown, options, setting
 from benchmarks.rounds import cells, in_rounds, ratio, seconds
+from benchmarks.survey import EagerAttention
 from value_aware_attention.approximations import (
     LSH,
     Exact,
@@ -37,8 +39,6 @@ from value_aware_attention.approximations import (
     SlidingWindow,
 )
 from value_aware_attention.models.mixing import FourierMixing
-from value_aware_study.benchmarking.measurement import peak_mib
-from value_aware_study.benchmarking.passes import EagerAttention
 
 LENGTH, HEADS, HEAD_DIM = 2048, 8, 64
 WIDTH = HEADS * HEAD_DIM
@@ -314,7 +314,7 @@ def compare(method: str, limit: float, length: int = LENGTH) -> dict[str, Any]:
         "settings": pair.settings,
         "milliseconds": {name: round(1000 * median(spent[name]), 3) for name in works},
         "beside": {name: asdict(ratio(spent, "ours", name)) for name in ("peer", DENSE)},
-        "peak_mib": [round(peak_mib(work, "cpu"), 2) for work in (pair.ours, pair.peer)],
+        "peak_mib": [round(tensor_peak(work, "cpu"), 2) for work in (pair.ours, pair.peer)],
         "compared": pair.compared,
         "largest_difference": apart,
     }

@@ -23,7 +23,7 @@ from typing import Any
 from checks.processes import REPOSITORY, app_process
 from pipelines.fingerprints import stages
 
-TIMED = {"fingerprints", "benchmark", "evaluate_pretrained", "caches"}
+TIMED = {"fingerprints", "evaluate_pretrained", "caches"}
 """Apps whose outputs hold no number that a second run finds again, or that smoke does not run"""
 LAST = "report"
 """The app that runs after all others, whose records it reads"""

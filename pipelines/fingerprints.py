@@ -45,7 +45,7 @@ WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
 """Modules that change no result: they log to W&B or refuse values."""
 
 LATER = {
-    "survey": ("benchmark", "survey_causal", "survey_masked", "train_variant", "evaluate_variant"),
+    "survey": ("survey_causal", "survey_masked", "train_variant", "evaluate_variant"),
     "decoder": ("decoder",),
     "caches": ("caches", "caches_joint"),
 }

@@ -25,7 +25,6 @@ RECORDS = {
     "survey": {
         "records/survey/*.json": "survey-{0.name}",
         "records/trained/*.json": "trained-{0.name}",
-        "records/benchmark/*.json": "{0.name}",
     },
     "probe": {
         "probe/*/record.json": "record-{0.parent.name}.json",

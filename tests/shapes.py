@@ -23,7 +23,7 @@ LIBRARY = (
     *("approximations", "attention", "caches", "call", "error", "hugging_face", "kernels"),
     *("measurement", "models", "probe", "weights"),
 )
-STUDY = ("benchmarking", "data", "evaluation", "training")
+STUDY = ("data", "evaluation", "training")
 CHECKED = (
     *(f"value_aware_attention.{name}" for name in LIBRARY),
     *(f"value_aware_study.{name}" for name in STUDY),

@@ -1,6 +1,7 @@
-"""docs/add-a-method.md, followed to the letter in a copy of the project."""
+"""The pages that add a method, followed to the letter in a copy of the project."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,59 +10,67 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/add-a-method.md").read_text(encoding="utf-8")
 COPIED = ("conf", "docs", "pipelines", "src", "tests")
-FILES = ("README.md", "params.yaml", "pyproject.toml")
-TESTED = (
-    "tests/approximations/test_every_method.py",  # by the tests' list of methods
-    "tests/approximations/test_support.py",
-    "tests/approximations/test_baselines.py",
-    "tests/test_conf.py",  # in the survey, and an attention to train with
-    "tests/test_evaluate_options.py",  # a cell of a causal and of a masked model
-    "tests/report/exhibits/test_every_r.py",  # its label and mark
-)
+FILES = ("README.md", "params.yaml", "pyproject.toml", "requirements.txt")
+PAGES = {"add-a-method": 5, "your-cache-method": 4}
+"""Page -> the number of places that a method takes"""
 
 
-def blocks() -> dict[str, str]:
-    """Every code block of the page that belongs into a file, by the file's name."""
-    return dict(re.findall(r"\(`([\w/.]+)`\):\n\n```\w+\n(.*?)```", PAGE, flags=re.DOTALL))
+def page(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with the method of the page."""
-    folder = tmp_path_factory.mktemp("project")
+def blocks(name: str) -> dict[str, str]:
+    """Returns the code blocks of a page that belong into a file, by the file's name."""
+    return dict(re.findall(r"\(`([\w/.-]+)`\):\n\n```\w+\n(.*?)```", page(name), flags=re.DOTALL))
+
+
+def command(name: str) -> list[str]:
+    """Returns the arguments of the page's last block, which runs the tests of the method."""
+    return shlex.split(page(name).split("```\n")[-2])[1:]
+
+
+@pytest.mark.parametrize(("name", "places"), PAGES.items())
+def test_a_page_has_a_block_for_every_place(name: str, places: int) -> None:
+    assert len(blocks(name)) == places
+
+
+@pytest.fixture(params=PAGES)
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """Copies the project and adds the method of a page; returns the page's name and the folder."""
     for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
-        shutil.copy(ROOT / name, folder)
-    for name, text in blocks().items():
-        file = folder / name
+        shutil.copy(ROOT / name, tmp_path)
+    for name, text in blocks(request.param).items():
+        file = tmp_path / name
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         if file.name == "__init__.py":
-            added = text.split()[-1]
-            before, text = text + before.replace("__all__ = [", f'__all__ = [\n    "{added}",'), ""
-        file.write_text(before + ("\n\n" if before and text else "") + text, encoding="utf-8")
-    return folder
+            exported = text.split()[-1]
+            content = text + before.replace("__all__ = [", f'__all__ = [\n    "{exported}",')
+        elif text.startswith("|"):  # the last row of the first table
+            content = re.sub(r"(\n\|.*\n)(?=\n)", rf"\g<1>{text}", before, count=1)
+        else:
+            content = "\n\n".join(filter(None, (before, text)))
+        file.write_text(content, encoding="utf-8")
+    return request.param, tmp_path
 
 
 def python(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_page_adds_five_places() -> None:
-    assert len(blocks()) == 5
-
-
 @pytest.mark.slow
-def test_the_method_of_the_page_passes_the_tests_of_every_method(project: Path) -> None:
-    python(project, "-m", "docs.methods_table")
-    assert "| `LargestValues(r)` |" in (project / "docs/methods.md").read_text(encoding="utf-8")
-    chosen = ("-k", "largest_values or LargestValues or up_to_date or every_public_method")
-    said = python(project, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen, *TESTED)
-    assert not re.search(r"FAILED|ERROR", said)
-    for file in TESTED:
-        assert re.search(rf"^{file}.*\[.*largest_values.*PASSED", said, flags=re.MULTILINE), file
+def test_the_method_of_a_page_passes_the_tests_of_every_method(project: tuple[str, Path]) -> None:
+    name, folder = project
+    (card,) = (Path(file).stem for file in blocks(name) if file.startswith("conf/"))
+    if "docs.methods_table" in page(name):
+        python(folder, "-m", "docs.methods_table")
+        assert "| `LargestValues(r)` |" in (folder / "docs/methods.md").read_text(encoding="utf-8")
+    chosen = command(name)
+    outcomes = python(folder, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen)
+    assert not re.search(r"FAILED|ERROR", outcomes)
+    for place in (argument for argument in chosen if argument.startswith("tests/")):
+        assert re.search(rf"^{place}.*\[.*{card}.*PASSED", outcomes, flags=re.MULTILINE), place

@@ -26,11 +26,6 @@ from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
 from value_aware_study.report.frame import Results
 
-UNTIMED = (
-    *("big_bird", "dilated_window", "fixed", "linear_mixing", "longformer", "lsh", "orf"),
-    *("random_fourier_features", "random_keys", "random_mixing", "strided"),
-)
-"""Methods that a tiny run need not time: tests/test_benchmark.py runs every one."""
 CHAIN = (
     "corpus",
     "tokens",
@@ -49,7 +44,6 @@ CHAIN = (
     "evaluate model=masked length=long attention=lsh",
     "survey kernel=elu",
     "survey model=masked length=long",
-    " ".join(["benchmark", *(f"~benchmark.methods.{name}" for name in UNTIMED)]),
     "report",
 )
 # Warnings of libraries that tests of our own code cannot mend.
@@ -83,8 +77,7 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
     report = {path.name for path in (made / "report").iterdir()}
     expected = {f"table_{n}.{kind}" for n in (1, 2, 3, 4) for kind in ("csv", "md")}
     expected |= {f"figure_{n}.png" for n in (1, 2, 3)} | {"index.html", "claims.md", "claims.csv"}
-    expected |= {"distance.csv", "trained.csv", "cells.csv", "methods.md"}
-    expected |= {"distance.png", "patterns.png", "time_memory_short.png"}
+    expected |= {"distance.csv", "trained.csv", "distance.png", "patterns.png"}
     assert expected | {"figure_7.png", "explorer.json"} <= report
     assert not list(made.rglob("*.partial"))
 

@@ -1,6 +1,5 @@
 """A mistake in a method card is said in one line, with its file and key."""
 
-import re
 import shutil
 from functools import partial
 from inspect import signature
@@ -8,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hydra.errors import HydraException
 from hydra.utils import get_class
 
 from pipelines.app import hydra_app, one_line
 from pipelines.app.method_cards import register_methods
 from tests.apps import refusal
-from tests.caches.seen import observed
-from value_aware_attention import caches
-from value_aware_study.cache_cards import CACHE_METHODS, cache_cards
 from value_aware_study.cards import APPROXIMATIONS, Card, cards
 from value_aware_study.evaluation.grid import setting
 
@@ -52,7 +47,7 @@ def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
     file = folder / f"{card}.yaml"
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after, 1))
-    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder))
+    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder=folder))
     line = refusal("plan", folder.parent)
     assert line.startswith("error: conf/approximation/") and said in line
 
@@ -62,8 +57,6 @@ def test_every_argument_that_a_card_names_is_one_of_its_class(card: Card) -> Non
     survey = dict(card.survey or {})
     vary = survey.pop("vary", None)
     named = [card.arguments, card.axes, card.curves, survey, card.train or {}]
-    for entry in card.benchmark.values():
-        named += [entry.get(part, {}) for part in ("build", "by_length")]
     known = set(signature(get_class(card.target)).parameters)
     assert {vary} - {None} <= known and set().union(*named) <= known
 
@@ -92,23 +85,3 @@ def test_no_cards_are_said_to_be_missing(tmp_path: Path) -> None:
 def test_cards_come_in_the_order_of_their_places() -> None:
     places = [card.place for card in cards().values()]
     assert places == sorted(set(places)) and next(iter(cards())) == "exact"
-
-
-def test_the_cache_method_of_the_page_is_measured_by_its_card(tmp_path: Path) -> None:
-    """docs/your-cache-method.md adds a method by an exported class and its card."""
-    page = (ROOT / "docs/your-cache-method.md").read_text(encoding="utf-8")
-    (code,) = re.findall(
-        r"```python\n(from value_aware_attention.caches import .*?)```", page, re.S
-    )
-    (text,) = re.findall(r"\(`conf/cache/large_values.yaml`\):\n\n```yaml\n(.*?)```", page, re.S)
-    names: dict[str, Any] = {"torch": torch}
-    exec(code, names)
-    folder = Path(shutil.copytree(CACHE_METHODS, tmp_path / "cache"))
-    (folder / "large_values.yaml").write_text(text, encoding="utf-8")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(caches, "LargeValues", names["LargeValues"], raising=False)
-        found = list(cache_cards(folder))
-        assert found[found.index("leave_one_out") + 1] == "large_values"
-        method = cache_cards(folder)["large_values"].method(3)
-    assert method.r == 3
-    assert method.keep(observed()).indices.shape[-1] == 3

@@ -15,7 +15,7 @@ from torch import nn
 from pipelines.app import composed, plain
 from pipelines.app.method_cards import register_methods
 from pipelines.app.training import trained_attention
-from pipelines.app.values import TRAINER, leaves, read_params, values_of_scale
+from pipelines.app.values import TRAINER, leaves, read_params, value_of, values_of_scale
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
@@ -40,7 +40,7 @@ TOKENIZERS = (ByteLevelBPE, PretrainedTokenizer, WordLevel)
 
 def options(group: str) -> list[str]:
     """Lists a group's options, of files and of cards."""
-    register_methods()
+    register_methods("evaluate")
     store = ConfigStore.instance()
     stored = store.list(group) if group in store.repo else []
     return sorted({path.stem for path in [*(CONF / group).glob("*.yaml"), *map(Path, stored)]})
@@ -143,10 +143,6 @@ def test_every_approximation_builds_and_is_what_the_apps_compose_by_its_name(nam
     if card.survey:
         changed = {key: value for key, value in card.survey.items() if key != "vary"}
         assert plain(surveyed.methods[name]) == card.build(**changed)
-    for entry, settings in card.benchmark.items():
-        timed = shipped("benchmark").benchmark.methods[entry]
-        assert plain(timed.build) == card.build(**settings.get("build", {}))
-        assert timed.label == settings.get("label", card.label)
 
 
 def shipped_grid(length: int, *overrides: str) -> list[Setting]:
@@ -234,12 +230,15 @@ def test_every_trainer_builds(name: str) -> None:
     assert set(TRAINER) <= set(signature(Trainer).parameters)  # which may be added
 
 
-def test_laptop_has_all_values_of_params_as_they_are_shipped_and_no_scale_has_others() -> None:
-    params = dict(leaves(read_params()))
-    assert params.keys() - values_of_scale("laptop").keys() == {"scale", "overrides"}
-    assert values_of_scale("laptop").items() <= params.items()
+def test_no_scale_sets_what_params_lacks_and_laptop_is_params_alone() -> None:
+    params = read_params()
     for name in options("scale"):
-        assert values_of_scale(name).keys() <= params.keys()
+        assert values_of_scale(name).keys() <= dict(leaves(params)).keys()
+    cfg = composed("plan", ["scale=laptop"])
+    assert {**params, "scale": "laptop"} == {key: value_of(cfg, key) for key in params} | {
+        key: {name: value_of(cfg, f"{key}.{name}") for name in params[key]}
+        for key in ("corpus", "tokens", "causal", "masked")
+    }
 
 
 def test_the_paper_scale_is_the_papers() -> None:

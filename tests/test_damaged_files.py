@@ -74,8 +74,7 @@ READ = {
     "report": (
         *(f"{OUT}metrics/{name}.json" for name in ("tokens", "train/a")),
         *(f"{OUT}records{name}/a.json" for name in ("", "/survey", "/trained")),
-        *(f"{OUT}{name}.json" for name in ("explored/a", "records/benchmark/benchmark")),
-        f"{OUT}probe/a/record.json",
+        *(f"{OUT}{name}.json" for name in ("explored/a", "probe/a/record")),
     ),
     "tokens": (f"{OUT}metrics/corpus.json", f"{OUT}corpus/networkx/train.jsonl"),
     "train_causal": (

@@ -20,7 +20,7 @@ OPTIMIZERS = "src/value_aware_study/training/optimizers.py"
 AFTER_PREFIX = "src/value_aware_attention/decoding/after_prefix.py"
 FOLDER = "outputs/laptop/fingerprints"
 BEFORE_EVALUATION = ("corpus", "tokens", "train_causal", "train_masked")
-LATER = ("caches", "decoding", "report", "probe", "evaluation", "benchmarking")
+LATER = ("caches", "decoding", "report", "probe", "evaluation")
 """Rooms that change no text, token or training"""
 TRAINED_WITH = {"approximation", "exact", "sparse_weights"}
 """Modules of approximations that every model attends with"""

@@ -17,6 +17,8 @@ from methods import HEAD_DIM, KERNELS, KEYS, METHODS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from benchmarks import survey
+from benchmarks.memory import tensor_peak
 from tests.caches.methods import METHODS as CACHE_METHODS
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
@@ -49,8 +51,6 @@ from value_aware_attention.measurement.layers import layer_errors, skewness, ske
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task, plain
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
-from value_aware_study.benchmarking.measurement import peak_mib
-from value_aware_study.benchmarking.passes import PASSES, Setting, Subject
 from value_aware_study.evaluation.budgets import effective_weights, first_head
 from value_aware_study.training.plan import one_step
 
@@ -450,21 +450,16 @@ def test_hugging_face_models(kind: str) -> None:
     same_on_both(work, sharp(kind), batch())
 
 
-@pytest.mark.parametrize("name", PASSES)
-def test_benchmarked_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize("name", survey.LENGTHS)
+def test_the_surveys_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
-    setting = Setting(16, 2, 32, 1, "cuda", "float32", 1, 0)
-    target = {"_target_": "value_aware_attention.approximations.Nystrom", "landmarks": 4}
-    mixing = {"_target_": "value_aware_attention.models.mixing.LinearMixing"}
-    mixing |= {"length": 12, "width": 16, "seed": 0}
-    configs: list[dict[str, object]] = [{"build": target}, {"build": mixing, "mixes_hidden": True}]
-    with PretendDevice():
-        for config in configs:
-            work = PASSES[name](Subject("method", config), 12, setting)
-            assert peak_mib(work, setting.device) == 3
+    for method in ("nystrom", "linear_mixing"):
+        with PretendDevice():
+            like = torch.empty(0, device=DEVICE)
+            work = survey.work_of(name, survey.METHODS[method], 12, like)
+            assert tensor_peak(work, "cuda") == 3
 
 
 def test_the_search_waits_a_few_times_for_every_key() -> None:

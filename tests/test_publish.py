@@ -10,7 +10,7 @@ import pytest
 from tests.apps import ROOT, run_app
 from tests.refusals import assert_refused
 from tests.report.pages import exploration
-from tests.report.surveyed import LAWS, benchmark_record, survey_record
+from tests.report.surveyed import survey_record
 from tests.report.synthetic import probed
 from value_aware_attention.files import check_checksums, write_checksums
 from value_aware_study.report import records
@@ -101,28 +101,19 @@ def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(root:
 def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
     """Its section says of which models it is; a survey of the run's own takes its place."""
     ours = {name: root / "outputs/smoke/records" / name for name in ("survey", "trained")}
-    times = root / "outputs/smoke/records/benchmark/benchmark.json"
     surveyed = replace(survey_record(), scale="laptop")
-    texts = {
-        ours["survey"] / "elu.json": surveyed.to_json(),
-        times: json.dumps(benchmark_record(LAWS)),
-    }
-    for file, text in texts.items():
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
+    ours["survey"].mkdir(parents=True)
+    (ours["survey"] / "elu.json").write_text(surveyed.to_json())
     (root / "results/survey").mkdir(parents=True)
     (root / "results/survey/survey-of_another_scale.json.xz").write_bytes(b"")
     write_checksums(root / "results/survey")
     run_app("publish publish.survey=true", root)
-    packed = {"survey-elu.json.xz", "benchmark.json.xz", "SHA256SUMS"}
-    assert names(root / "results/survey") == packed
+    assert names(root / "results/survey") == {"survey-elu.json.xz", "SHA256SUMS"}
     places = {"survey_published": root / "results/survey"} | ours
     assert records.survey(places) == ([surveyed], [], "")
     shutil.rmtree(ours["survey"])
-    times.unlink()
     published, _, scale = records.survey(places)
     assert published == [surveyed] and scale == "laptop"
-    assert records.benchmark(times, root / "results/survey") == benchmark_record(LAWS)
     lead = survey_section(Results.of([], surveyed=published, survey_of=scale)).lead
     assert "published run of scale laptop" in lead and "Left out" not in lead
 

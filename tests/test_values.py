@@ -1,6 +1,8 @@
 """Wrong values of params.yaml, conf/ and the command line are refused by their key."""
 
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,25 +11,29 @@ from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from pygit2 import Signature, init_repository
 
-from checks.values.cases import CALL, LATE, ValueCase, cases
+from checks.values.cases import LATE, ValueCase, cases
 from pipelines import fingerprints, repro
 from pipelines.app import (
     app,
-    check_job,
     check_sweep,
     composed,
     ending_with_one_line,
     scale_of_params,
+    values,
 )
 from pipelines.app.values import PARAMS_FILE, RULES, check_targets, leaves, rule_of
-from pipelines.fingerprints import fingerprint
 from pipelines.probe import SHORT
 from tests.refusals import assert_refused
 from tests.test_conf import APPS, ASKED
 
 ROOT = Path(__file__).parents[1]
-EARLY = [case for case in cases() if case.kind not in (LATE, CALL)]
+EDITED = (
+    "causal.steps is 3 in params.yaml, edited, and scale=hours sets 3000: edit "
+    "conf/scale/hours.yaml, or give it on the command line"
+)
+EARLY = [case for case in cases() if case.kind != LATE]
 """Rows of the table that the start of an app decides"""
 NEEDED = {"probe": {"probe.model": "x", "probe.text": f"{ROOT}/requirements.txt"}}
 """Values that an app does not start without"""
@@ -43,8 +49,11 @@ def start(name: str, *arguments: str) -> str | None:
     try:
         with ending_with_one_line():
             overrides = [*scale_of_params(arguments), *(a for a in arguments if a != "-m")]
-            check = check_sweep if "-m" in arguments else check_job
-            check(name if name in APPS else "plan", overrides)
+            app = name if name in APPS else "plan"
+            if "-m" in arguments:
+                check_sweep(app, overrides)
+            else:
+                composed(app, overrides, app=app)
     except SystemExit as stop:
         message = str(stop.code)
         assert message.startswith("error: ") and "\n" not in message
@@ -67,13 +76,13 @@ def test_what_is_given_ends_as_the_table_says(
         assert case.edit[0] in text
         (tmp_path / PARAMS_FILE).write_text(text.replace(*case.edit, 1))
         monkeypatch.chdir(tmp_path)
-    name, *values = shlex.split(case.command)
+    name, *arguments = shlex.split(case.command)
     if name == "probe":
-        values = [f"probe.{a}" if a.partition("=")[0] in SHORT else a for a in values]
+        arguments = [f"probe.{a}" if a.partition("=")[0] in SHORT else a for a in arguments]
     needed = {"scale": "smoke"} | NEEDED.get(name, {}) if name != "fingerprints" else {}
-    keys = {value.partition("=")[0] for value in values}
+    keys = {argument.partition("=")[0] for argument in arguments}
     defaults = [f"{key}={value}" for key, value in needed.items() if key not in keys]
-    line = start(name, *defaults, *values)
+    line = start(name, *defaults, *arguments)
     assert (line is not None) == bool(case.exit) and case.line in (line or "")
 
 
@@ -81,7 +90,7 @@ def test_the_table_has_every_app_and_no_case_twice() -> None:
     rows = cases()
     assert len({case.name for case in rows}) == len(rows)
     commands = {case.given.partition(" ")[0].rstrip(";") for case in rows}
-    assert {*APPS, "run", "fingerprints"} <= commands
+    assert {*APPS, "fingerprints"} <= commands
     assert not any(case.setup for case in EARLY)
 
 
@@ -133,56 +142,76 @@ def test_a_file_that_holds_no_params_is_named(
     assert line in (start("corpus") or "")
 
 
-EDITS = {"causal": {"steps": 3, "length": 220}, "tokens": {"causal_sources": ["networkx"]}}
-EDITED = "causal.steps is 3 in params.yaml, edited: it wins over scale=smoke, which sets 6\n"
-
-
 @pytest.fixture
-def _edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = OmegaConf.merge(OmegaConf.load(ROOT / PARAMS_FILE), EDITS)
-    OmegaConf.save(content, tmp_path / PARAMS_FILE)
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of params.yaml that git has at HEAD."""
     monkeypatch.chdir(tmp_path)
+    repository = init_repository(tmp_path)
+    file = Path(shutil.copy(ROOT / PARAMS_FILE, tmp_path))
+    repository.index.add(PARAMS_FILE)
+    author = Signature("a", "a@b")
+    repository.create_commit("HEAD", author, author, "", repository.index.write_tree(), [])
+    return file
 
 
-@pytest.mark.usefixtures("_edited")
-@pytest.mark.parametrize("scale", ["laptop", "smoke", "hours"])
-def test_an_edited_value_of_params_wins_over_every_scale_and_the_command_line_over_both(
-    scale: str,
+@pytest.mark.parametrize(
+    ("edit", "scale", "overrides", "line"),
+    [
+        ("  steps: 500|  steps: 3", "laptop", "", ""),
+        ("log_every: 10|log_every: 20", "hours", "", ""),  # which the scale leaves as it is
+        ("  steps: 500|  steps: 3000", "hours", "", ""),
+        ("  steps: 500|  steps: 3", "hours", "causal.steps=4", ""),
+        ("  steps: 500|  steps: 3", "hours", "", EDITED),
+        ("short: 192|short: 5", "gpu", "", "evaluation.masked_units.short is 5 in params.yaml"),
+        ("scale: laptop|scale: hours", "smoke", "", ""),
+        ("  steps: 500|  steps: abc", "laptop", "", "causal.steps is abc; it must be a whole"),
+    ],
+)
+def test_no_edit_of_params_is_lost(
+    params: Path, edit: str, scale: str, overrides: str, line: str
 ) -> None:
-    cfg = composed("train_causal", [f"scale={scale}"])
-    assert (cfg.train_causal.fit.steps, cfg.causal.length) == (3, 220)
-    assert cfg.tokens.causal_sources == ["networkx"]
-    assert cfg.causal.layers == (2 if scale == "smoke" else 3)
-    assert composed("train_causal", [f"scale={scale}", "causal.steps=7"]).causal.steps == 7
-    values = fingerprint("train_causal", [f"scale={scale}", "kernel=elu"])["values"]
-    assert values["fit"]["steps"] == 3
+    text, (before, after) = params.read_text(), edit.split("|")
+    assert before in text
+    params.write_text(text.replace(before, after, 1))
+    given = [f"scale={scale}", *overrides.split()]
+    assert (start("train_causal", *given) or "").startswith(line) and bool(line) == bool(
+        start("train_causal", *given)
+    )
 
 
-@pytest.mark.usefixtures("_edited")
-def test_an_edited_value_that_stands_in_place_of_the_scales_is_said(
-    capsys: pytest.CaptureFixture[str],
+def test_a_scale_replaces_what_params_has_and_the_command_line_both(params: Path) -> None:
+    params.write_text(params.read_text().replace("log_every: 10", "log_every: 20"))
+    for scale, steps, layers in (("laptop", 500, 3), ("smoke", 6, 2), ("hours", 3000, 3)):
+        cfg = composed("train_causal", [f"scale={scale}"])
+        assert (cfg.scale, cfg.train_causal.fit.steps, cfg.causal.layers) == (scale, steps, layers)
+        assert cfg.training.log_every == 20
+        assert composed("train_causal", [f"scale={scale}", "causal.steps=7"]).causal.steps == 7
+
+
+def test_without_git_a_line_counts_what_a_scale_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    length = EDITED.replace("steps is 3", "length is 220").replace("sets 6", "sets 96")
-    for arguments, lines in (
-        (["scale=smoke"], [EDITED, length]),
-        (["scale=smoke", "causal.steps=4"], [length]),
-        (["-m", "scale=smoke", "causal.length=230,231"], [EDITED]),
-        ([], []),
-    ):
-        start("train_causal", *arguments)
-        assert sorted(capsys.readouterr().err.splitlines(True)) == sorted(lines)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / PARAMS_FILE, tmp_path)
+    values.say_uncompared.cache_clear()
+    for scale in ("laptop", "hours", "hours"):
+        composed("train_causal", [f"scale={scale}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(
+        r"conf/scale/hours\.yaml replaces \d+ values of params\.yaml; without git", line
+    )
 
 
-@pytest.mark.usefixtures("_edited")
-def test_jobs_of_a_sweep_have_the_edited_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_a_sweep_have_their_own_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[tuple[str, int, int]] = []
-    monkeypatch.setattr("sys.argv", ["", "-m", "scale=smoke,hours", "causal.length=230,231"])
+    monkeypatch.setattr("sys.argv", ["", "-m", "scale=smoke,laptop", "causal.length=230,231"])
 
     def job(cfg: DictConfig) -> None:
         jobs.append((cfg.card.scale, cfg.fit.steps, cfg.batches.length))
 
     app("train_causal")(job)()
-    assert jobs == [(scale, 3, length) for length in (230, 231) for scale in ("smoke", "hours")]
+    steps = {"smoke": 6, "laptop": 500}
+    assert jobs == [(scale, steps[scale], length) for scale in steps for length in (230, 231)]
 
 
 def test_options_of_hydra_may_stand_among_the_overrides(

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("cases.tsv")
-PARAMS, LATE, CALL = "params.yaml", "while it runs", "call"
-"""Kinds: an edit of the file; what is known only once the app looks at files and devices; a call of
-the library"""
+PARAMS, LATE = "params.yaml", "while it runs"
+"""Kinds: an edit of the file; what is known only once the app looks at files and devices"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueCase:
     """Holds arguments of `python -m pipelines.`, the exit code, and (a part of) the one line.
 
-    `given` may begin with variables of the environment, as in a shell; of a `call` it is Python,
-    over the names of `worker.NAMES`. `setup` is a shell command, run before it in the same folder.
+    `given` may begin with variables of the environment, as in a shell. `setup` is a shell command,
+    run before it in the same folder.
     `found` says what came of a case when somebody found it: data lost, wrong in silence, accepted,
     a crash, a traceback, a line that did not help; "new" of those that stand for a rule.
     """

@@ -42,22 +42,6 @@ MADE = (
     "evaluate",
 )
 """Stages that run before all cases"""
-NAMES = """
-import numpy as np, torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from value_aware_attention import *
-from value_aware_attention import (
-    approximations, attention, caches, error, hugging_face, kernels, measurement, models, probe
-)
-torch.manual_seed(0)
-q, k, v = torch.randn(3, 2, 4, 16, 8)
-tokens = torch.arange(24).view(2, 12)
-model = LlamaForCausalLM(LlamaConfig(
-    vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-    num_attention_heads=2, max_position_embeddings=64,
-)).eval()
-"""
-"""Code that runs before a call of the library"""
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
@@ -66,7 +50,6 @@ def main(folder: Path, cases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str,
     """Makes a run at smoke scale, then yields an outcome for every case."""
     checkout = Path.cwd()
     sys.path[:0] = [str(checkout / "src"), str(checkout)]
-    exec(NAMES, {})
     for module in iter_modules([str(checkout / "pipelines")]):
         import_module(f"pipelines.{module.name}")
     whole = folder / "whole"
@@ -140,8 +123,6 @@ def start(root: Path, command: str, errors: Path) -> None:
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    if command.startswith("call "):
-        return call(command.removeprefix("call "))
     words = shlex.split(command)
     while VARIABLE.match(words[0]):
         name, _, value = words.pop(0).partition("=")
@@ -153,16 +134,6 @@ def start(root: Path, command: str, errors: Path) -> None:
     needed = [value for value in needed if f"{value.partition('=')[0]}=" not in text]
     sys.argv = [f"pipelines.{app}", *needed, *arguments]
     import_module(f"pipelines.{app}").main()
-
-
-def call(code: str) -> None:
-    """Runs a call of the library; a ValueError or an OSError ends in one line."""
-    names: dict[str, Any] = {}
-    exec(NAMES, names)
-    try:
-        exec(code, names)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from pipelines.app.errors import USER_ERRORS, ending_with_one_line, one_line
 from pipelines.app.hydra_app import (
     app,
-    check_job,
     check_sweep,
     composed,
     own_values,
     plain,
-    say_edits,
     scale_of_params,
     write_json,
 )
@@ -16,14 +14,12 @@ from pipelines.app.hydra_app import (
 __all__ = [
     "USER_ERRORS",
     "app",
-    "check_job",
     "check_sweep",
     "composed",
     "ending_with_one_line",
     "one_line",
     "own_values",
     "plain",
-    "say_edits",
     "scale_of_params",
     "write_json",
 ]

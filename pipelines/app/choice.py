@@ -10,7 +10,7 @@ from dvc.utils.serialize import dumps_yaml, parse_yaml_for_update
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app import composed
-from pipelines.app.values import PARAMS_FILE, edited_params, read_params, values_of_scale
+from pipelines.app.values import PARAMS_FILE, committed, leaves, read_params, values_of_scale
 from value_aware_attention.files import write_text
 
 AXES = (
@@ -45,9 +45,13 @@ def choose(arguments: Sequence[str]) -> DictConfig:
         run = [f"scale={cfg.scale}", *overrides]
         check_gpu(cfg, run[0], lambda: plan.total_operations(plan.rows(cfg.plan, run)))
     if arguments:
-        of_scale = values_of_scale("laptop") | values_of_scale(cfg.scale)
-        shipped = of_scale.keys() - edited_params().keys()
-        lists = {key: of_scale[key] for key in AXES if key in shipped}
+        of_scale, before = values_of_scale(cfg.scale), values_of_scale(params["scale"])
+        head, ours = committed(Path.cwd()) or {}, dict(leaves(params))
+        lists = {
+            key: of_scale.get(key, head.get(key))
+            for key in AXES
+            if key in of_scale or (key in head and ours[key] == before.get(key))
+        }
         for text in axes:
             key = text.partition("=")[0]
             lists[key] = list(OmegaConf.select(cfg, key))

@@ -1,11 +1,9 @@
 """Makes a function a Hydra app, whose config is composed and checked, and writes its JSON."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,15 +29,11 @@ from pipelines.app.errors import (
 from pipelines.app.method_cards import check_arguments, register_methods
 from pipelines.app.values import (
     CONF,
-    PARAMS_FILE,
     check,
     check_override,
-    edited_params,
     is_group,
     leaves,
     read_params,
-    shown,
-    values_of_scale,
     with_group,
 )
 
@@ -72,7 +66,7 @@ def app(
 
 
 def read_arguments(name: str, short: Collection[str]) -> list[str]:
-    """Completes sys.argv with the scale and the edited values of params.yaml for Hydra.
+    """Completes sys.argv with the scale and the overrides of params.yaml for Hydra.
 
     Returns the overrides that were given, with the scale. Raises ValueError for what Hydra would
     not refuse by its name, and for a sweep of which every job is wrong.
@@ -85,12 +79,12 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
     overrides = with_group(parse([*scale_of_params(arguments), *parsed.overrides]))
     # argparse takes overrides from one place alone
     options = [argument for argument in arguments if argument not in parsed.overrides]
-    sys.argv[1:] = [*options, f"hydra.job.name={name}", *edits_of_params(), *overrides]
-    register_methods()
+    sys.argv[1:] = [*options, f"hydra.job.name={name}", *overrides]
+    register_methods(name)
     if options in (["-m"], ["--multirun"]):  # other options are Hydra's to read
         check_sweep(name, overrides)
     elif any("${" in override for override in parsed.overrides):  # Hydra would name another key
-        check_job(name, overrides)
+        composed(name, overrides, app=name)
     return overrides
 
 
@@ -104,9 +98,7 @@ def run_job(
         # Hydra leaves keys of its own out of the overrides that it names for a job
         own_overrides = HydraConfig.get().overrides.task if is_sweep else overrides
         with first_speaks():
-            added = check(cfg, as_shipped(name, options_of(own_overrides)), name)
-        if not is_sweep and os.environ.get("RANK", "0") == "0":
-            say_edits(cfg.scale, overrides)
+            added = check(cfg, parse(own_overrides), name)
         check_arguments(cfg, added)
         return function(section)
 
@@ -132,15 +124,11 @@ def check_sweep(name: str, overrides: Sequence[str]) -> None:
     errors: list[Exception] = []
     for job in BasicSweeper.split_arguments(parse(overrides), None)[0]:
         try:
-            return check_job(name, job)
+            composed(name, job, app=name)
+            return
         except Exception as error:
             errors.append(error)
     raise errors[0]
-
-
-def check_job(name: str, overrides: Sequence[str]) -> None:
-    """Raises ValueError for a config that is not allowed, else prints its edited values."""
-    say_edits(composed(name, overrides, app=name).scale, overrides)
 
 
 def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: Any) -> DictConfig:
@@ -148,11 +136,11 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
 
     Raises ValueError for a value that is not allowed; with `app` also where one is missing.
     """
-    register_methods()
+    register_methods(name)
+    parsed = parse(overrides)
     with inside_hydra():
-        parse(overrides)
-        cfg = compose(name, [*edits_of_params(), *overrides], **options)
-        check(cfg, as_shipped(name, options_of(overrides)), app)
+        cfg = compose(name, list(overrides), **options)
+    check(cfg, parsed, app)
     return cfg
 
 
@@ -188,13 +176,6 @@ def own_values(cfg: DictConfig, name: str) -> str:
     )
     is_short = len(text) <= 60 and text.isprintable() and not set(text) & set("/\\ '")
     return text if is_short else f"-{sha256(text.encode()).hexdigest()[:12]}"
-
-
-@cache
-def as_shipped(name: str, options: tuple[str, ...]) -> DictConfig:
-    """Composes the config of an app with options of groups alone: no value of it was given."""
-    with inside_hydra():
-        return compose(name, list(options))
 
 
 @contextmanager
@@ -236,36 +217,6 @@ def scale_of_params(arguments: Sequence[str]) -> list[str]:
     if scales:
         return overrides if scales[-1] == scale else []
     return [scale, *overrides]
-
-
-def edits_of_params() -> list[str]:
-    """Returns the overrides that make edited values of params.yaml win over the scale's.
-
-    They come before those of the command line, which win over both.
-    """
-    return [f"{key}={typed(value)}" for key, value in edited_params().items()]
-
-
-def say_edits(scale: str, overrides: Sequence[str]) -> None:
-    """Prints the edited values of params.yaml that win over the scale's, one a line, on stderr."""
-    keys = [override.partition("=")[0].lstrip("+") for override in overrides]
-    of_scale = values_of_scale(scale) if scale != "laptop" else {}
-    for key, value in edited_params().items():
-        if key not in keys and of_scale.get(key, value) != value:
-            print(
-                f"{key} is {shown(value)} in {PARAMS_FILE}, edited: it wins over scale={scale}, "
-                f"which sets {shown(of_scale[key])}",
-                file=sys.stderr,
-            )
-
-
-def typed(value: object) -> str:
-    """Writes a value as Hydra reads it on a command line."""
-    if isinstance(value, list):
-        return f"[{','.join(map(typed, value))}]"
-    if isinstance(value, str):
-        return QuotedString(text=value, quote=Quote.single).with_quotes()
-    return json.dumps(value)
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

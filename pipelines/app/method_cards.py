@@ -1,7 +1,7 @@
 """Composes the method cards of conf/ into the configs of the apps that use them.
 
-Hydra finds the stored configs like files of conf/: `evaluate_methods`, `survey_methods` and
-`benchmark_methods`, which these apps name in their defaults, and the options of `attention`.
+Hydra finds the stored configs like files of conf/: `<app>_methods`, which an app names in its
+defaults, the options of `attention`, and `scale=laptop`, which sets no value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,11 @@ from value_aware_study.cards import APPROXIMATIONS, Card, cards
 VAR_KEYWORD = Parameter.VAR_KEYWORD
 
 
-def register_methods(folder: Path = APPROXIMATIONS) -> None:
-    """Stores each app's part of the cards of a folder, without importing their classes."""
+def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
+    """Stores an app's part of the cards of a folder, without importing their classes.
+
+    Hydra copies all that is stored, for its help once for every group.
+    """
     methods = cards(folder)
     store = ConfigStore.instance()
     sections = {
@@ -27,10 +30,10 @@ def register_methods(folder: Path = APPROXIMATIONS) -> None:
             (card, card.decoder) for card in methods.values() if card.decoder is not None
         ),
         "survey": survey(methods.values()),
-        "benchmark": benchmark(methods.values()),
     }
-    for app, section in sections.items():
-        store.store(f"{app}_methods", {app: section})
+    store.store("laptop", {"scale": "laptop"}, group="scale", package="_global_")
+    if app in sections:
+        store.store(f"{app}_methods", {app: sections[app]})
     for name, card in methods.items():
         # models attend with exact attention by default (conf/attention/exact.yaml)
         if name != "exact" and card.train is not None:
@@ -54,16 +57,6 @@ def survey(methods: Iterable[Card]) -> dict[str, object]:
     used = [(card, dict(card.survey)) for card in methods if card.survey is not None]
     vary = {card.name: changes.pop("vary", None) for card, changes in used}
     return {"methods": {card.name: card.build(**changes) for card, changes in used}, "vary": vary}
-
-
-def benchmark(methods: Iterable[Card]) -> dict[str, object]:
-    """Composes the methods that are timed, each by the name of its entry."""
-    entries = {
-        name: {"label": card.label} | dict(entry) | {"build": card.build(**entry.get("build", {}))}
-        for card in methods
-        for name, entry in card.benchmark.items()
-    }
-    return {"methods": entries}
 
 
 def attention(card: Card) -> dict[str, object]:

@@ -64,7 +64,6 @@ class Card(MethodCard):
         decoder: `axes` for a pretrained decoder; None = not measured there.
         survey: `vary`, the argument that meets a budget (null: none), and arguments that differ in
             the survey; None = not in the survey.
-        benchmark: Entries of the benchmark, as conf/benchmark.yaml describes them.
         explored: Its name in the token explorer, which shows methods with r keys; empty = not
             shown.
         train: Arguments that differ in a model trained with it; None = it has no gradients.
@@ -80,7 +79,6 @@ class Card(MethodCard):
     axes: Mapping[str, Any] = field(default_factory=dict)
     decoder: Mapping[str, Any] | None = None
     survey: Mapping[str, Any] | None = None
-    benchmark: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     explored: str = ""
     train: Mapping[str, Any] | None = field(default_factory=dict)
 

@@ -17,6 +17,7 @@ QUICK = {
     "cache_optimum": "## Error over the proved bound",
     "caches": "## Error on the observed queries",
     "optimal_value_aware": "call / fused",
+    "survey": "Forward + backward, and the growth of cost",
     "training_step": "With both GPT-2 does the same work",
 }
 """Maps a benchmark, with its options, to a part of its page."""

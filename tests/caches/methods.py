@@ -27,6 +27,8 @@ SCORING = {
 }
 """Those that choose keys one by one, by what they see."""
 
+SCALE_FREE = [name for name, build in METHODS.items() if build(1).scale_free]
+
 REFITTING = {name: build for name, build in SEEING.items() if build(1).refits}
 
 

@@ -7,8 +7,6 @@ import pytest
 
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.measurement.store import import_closure, source_hash
-from value_aware_study.benchmarking.measurement import source_of
-from value_aware_study.benchmarking.passes import Subject
 
 
 def closure_of(method: type) -> set[str]:
@@ -28,15 +26,6 @@ def test_a_closure_follows_names_that_a_face_offers_lazily() -> None:
     rooms = {"caches.refit", "hugging_face.traits", "decoding.after_prefix", "decoding.padding"}
     rooms |= {"decoding.filling", "decoding.kept_layer"}
     assert {f"value_aware_attention.{name}" for name in rooms} <= closure.keys()
-
-
-def test_what_is_timed_depends_on_the_method_and_on_what_times_it() -> None:
-    exact, lsh = (
-        Subject("", {"build": {"_target_": f"value_aware_attention.approximations.{name}"}})
-        for name in ("Exact", "LSH")
-    )
-    assert source_of([exact]) != source_of([lsh])
-    assert source_of([exact]) != source_hash(Exact.__module__)
 
 
 def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(

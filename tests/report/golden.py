@@ -9,8 +9,6 @@ from pathlib import Path
 import evaluated
 import numpy as np
 from surveyed import (
-    LAWS,
-    benchmark_record,
     cell,
     survey_record,
 )
@@ -91,7 +89,6 @@ def stages(folder):
     training = evaluated.training()
     written |= {f"train/{name}": json.dumps(content) for name, content in training.items()}
     written |= {"tokens": json.dumps(evaluated.tokens())}
-    written |= {"benchmark": json.dumps(benchmark_record(LAWS, left_out="nystrom"))}
     for name, text in written.items():
         file = folder / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -102,14 +99,14 @@ def places(folder):
     """Returns the stages' folders and files by their names in conf/report.yaml."""
     names = ("records", "explored", "survey", "trained", "pretrained", "caches")
     by_name = {name: folder / name for name in names}
-    files = {name: folder / f"{name}.json" for name in ("tokens", "benchmark")}
+    by_name |= {"tokens": folder / "tokens.json"}
     by_name |= {"probe": folder / "probe", "training": folder / "train"}
     by_name |= {"citation": folder / "CITATION.cff", "published": folder}
     published = dict.fromkeys(
         ("spread", *(f"{name}_published" for name in ("pretrained", "caches", "survey", "probe"))),
         folder / "published",
     )
-    return by_name | files | published
+    return by_name | published
 
 
 def page(folder):

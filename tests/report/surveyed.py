@@ -6,64 +6,6 @@ from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRec
 from value_aware_attention.records.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.frame import Results
 
-LENGTHS = (128, 256, 512, 1024, 2048)
-BEYOND = (2048, 4096, 8192)
-SLOW = (1.0, 1.5, 0.9, 1.0, 1.2, 1.0)
-Laws = dict[str, tuple[float, float]]
-# cost = level * (L / 512) ** power, for time and memory alike
-LAWS: Laws = {
-    "eager": (1.0, 1.2),
-    "fused": (0.9, 1.2),
-    "sliding_window": (0.9, 1.0),
-    "linformer": (0.9, 1.1),
-    "linformer_quarter": (0.9, 1.15),
-    "nystrom": (1.55, 0.5),
-    "reformer": (6.0, 1.0),
-    "fourier_mixing": (0.15, 0.1),
-}
-
-
-def benchmark_record(laws: Laws, left_out: str | None = None) -> dict:
-    """Builds a FABRICATED record of times and memory: power laws of the length."""
-    cells = []
-    steps = [(name, LENGTHS) for name in ("forward", "forward_backward")] + [("attention", BEYOND)]
-    for name, lengths in steps:
-        for length in lengths:
-            for method, (level, power) in laws.items():
-                cost = 100 * level * (length / 512) ** power
-                if name == "attention" and method == "eager":
-                    cost = (length / 512) ** 2 * 100
-                cell = {"pass": name, "length": length, "method": method, "arguments": {}}
-                rounds = [cost * slow for slow in SLOW]  # the same for all: ratios do not vary
-                time = {"milliseconds": cost, "low": 0.9 * cost, "high": 1.1 * cost, "passes": 5}
-                time |= {"rounds": rounds}
-                gone = method == left_out and length == 2048
-                cell |= {"left_out": "too slow"} if gone else {"peak_mib": cost, "time": time}
-                cells.append(cell)
-    methods = {
-        method: {
-            "label": f"the {method}",
-            "order": "L",
-            "exponent": 1,
-            "class": method.title(),
-            "arguments": {"r": 128},
-            "by_length": {"stride": [1, 0.5], "rank": [1, 1, 64], "length": [0.25, 1]},
-            "kernel": "Exponential(scale=None)",
-            "multiply_adds": {str(n): 7.0 * n**power for n in (*LENGTHS, *BEYOND)},
-        }
-        for method, (_, power) in laws.items()
-    }
-    layer = {"width": 512, "heads": 8, "feedforward": 2048, "batch": 1, "dtype": "float32"}
-    run_on = {"hardware": "no hardware, synthetic", "versions": {"torch": "0.0"}}
-    return {
-        "cells": cells,
-        "methods": methods,
-        "layer": layer | {"device": "cpu", "threads": 1},
-        "run_on": run_on,
-        "how": "Time and memory: invented.",
-    }
-
-
 TEXT = TextRead(description="synthetic", targets=50, units=40, recorded_units=8)
 
 

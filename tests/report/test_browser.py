@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import LAWS, benchmark_record, survey_record
+from surveyed import survey_record
 from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
@@ -271,7 +271,6 @@ def whole(
         training,
         tokens,
         surveyed=[survey_record()],
-        benchmark=benchmark_record(LAWS),
         probed=[probed()],
         explored=exploration(),
     )
@@ -459,8 +458,7 @@ def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path)
             place = f"{chart.get_attribute('id')}: {name.text_content()}"
             assert any(paler) and not all(paler) and opacity[2] == opacity[0], place
             clicked.append(place.partition("-")[0])
-    drawn = {"hero", "distance", "exponents", "time_memory_long"}
-    drawn |= {f"figure_{number}" for number in range(1, 9)}
+    drawn = {"hero", "distance"} | {f"figure_{number}" for number in range(1, 9)}
     assert drawn | {"model_end_metric", "model_layers", "model_output_error"} <= set(clicked)
     tab.close()
 

@@ -84,6 +84,7 @@ class CapKV(ExpectedAttention):
     """
 
     kernels = CacheMethod.kernels
+    scale_free = False
 
     def scores(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         key, value = (working_precision(x)[..., None, :, :] for x in (observed.key, observed.value))

@@ -28,6 +28,9 @@ class CacheMethod(nn.Module):
     is_nested: bool = True
     """Whether the order of the keys is the same for every r."""
 
+    scale_free: bool = True
+    """False: the choice changes where all values are multiplied by one number."""
+
     def __init__(self, r: int) -> None:
         super().__init__()
         self.r = check_at_least(1, r=r)
@@ -156,7 +159,7 @@ class Refinement(CacheMethod):
         check_cache_method(method)
         super().__init__(method.r)
         self.method, self.kernels = method, method.kernels
-        self.is_nested = method.is_nested
+        self.is_nested, self.scale_free = method.is_nested, method.scale_free
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:

@@ -13,7 +13,6 @@ from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, words
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
-    benchmark,
     caches,
     claims,
     drawing,
@@ -67,7 +66,7 @@ def report_page(results: Results, origin: str = "") -> Page:
     sections = [_every_r(results)]
     if results.pretrained:
         sections.append(pretrained_section(results.pretrained))
-    if results.surveyed or results.variants or results.benchmark:
+    if results.surveyed or results.variants:
         sections.append(survey_section(results))
     for place, record in enumerate(results.probed, start=1):
         sections.append(model_section(record, "model" if place == 1 else f"model_{place}"))
@@ -207,7 +206,7 @@ def _every_r(results: Results) -> Section:
 
 
 def survey_section(results: Results) -> Section:
-    """Builds the section of all the survey's methods: equal budgets, time, and memory.
+    """Builds the section of all the survey's methods at equal budgets.
 
     If the records are this run's own, it leaves out those of checkpoints that were not evaluated,
     and names them.
@@ -225,23 +224,11 @@ def survey_section(results: Results) -> Section:
         ("attention patterns", survey.patterns(Results.of(records).records)),
         ("models trained with a method", survey.trained(results.variants, records)),
     ]
-    if results.benchmark:
-        measured = benchmark.Measurements(results.benchmark)
-        machines.append(measured.machine)
-        exhibits += [
-            ("time and memory", benchmark.time_and_memory(measured)),
-            ("the growth of cost", benchmark.exponents(measured)),
-            ("the cost tables", benchmark.cost_tables(measured)),
-        ]
-    else:
-        exhibits.append(("time and memory", None))
     return _section(
         "survey",
         "The survey",
         "Every method of the survey at equal budgets, beside keys chosen by weight (OVO) and the "
-        "best keys found for the output (OVA); a mark further left is closer to exact attention. "
-        "Time and memory of one layer follow: a mark to the right of the dashed line costs more "
-        "than dense attention of that length.",
+        "best keys found for the output (OVA); a mark further left is closer to exact attention.",
         exhibits,
         f"Left out, of other checkpoints than the evaluation's: {names}."
         * bool(names)

@@ -79,7 +79,6 @@ class Results:
         surveyed: Models with every method at equal budgets.
         variants: Models trained with an approximation.
         survey_of: Scale of the published run of `surveyed` and `variants`; "" for this run.
-        benchmark: Measured time and memory; {} if not measured.
         spreads: Spread of comparisons over trainings, from a published run that trained models
             several times.
         verdicts: Verdicts of published runs on each claim, by their scale.
@@ -99,7 +98,6 @@ class Results:
     surveyed: Sequence[Record] = field(default=(), kw_only=True)
     variants: Sequence[Record] = field(default=(), kw_only=True)
     survey_of: str = field(default="", kw_only=True)
-    benchmark: Row = field(default_factory=dict, kw_only=True)
     spreads: Mapping[Key, Spread] = field(default_factory=dict, kw_only=True)
     verdicts: Mapping[str, Mapping[str, str]] = field(default_factory=dict, kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)

@@ -1,7 +1,6 @@
 """Reads the records of a run: the one place where the report opens files of other stages."""
 
 import csv
-import json
 import lzma
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,7 +47,6 @@ def read(places: Mapping[str, Path]) -> Results:
         survey_of=survey_of,
         spreads=published_spreads(places["spread"]),
         verdicts=published_verdicts(places["published"]),
-        benchmark=benchmark(places["benchmark"], places["survey_published"]),
         probed=probed(places["probe"], places["probe_published"]),
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         prompted=caches(places["caches"], places["caches_published"]),
@@ -130,16 +128,6 @@ def survey(places: Mapping[str, Path]) -> tuple[list[Record], list[Record], str]
         [*unpacked(Record.from_json, published, f"{name}-").values()] for name in names
     )
     return surveyed, variants, surveyed[0].scale if surveyed else ""
-
-
-def benchmark(file: Path, published: Path) -> Row:
-    """Reads the times and memory of a run, or else the published ones; {} without either."""
-    kept = published / f"{file.name}.xz"
-    if not file.exists() and kept.exists():
-        with reading(kept, RESTORE):
-            return json.loads(lzma.decompress(kept.read_bytes()))
-    keys = ("cells", "methods", "layer", "run_on")
-    return load_json(file, *keys, remedy=AGAIN) if file.exists() else {}
 
 
 def with_published(kind: type[R], folder: Path, published: Path) -> dict[str, R]:
@@ -234,7 +222,7 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
     folders = ("training", "records", "explored", "survey", "trained", "pretrained", "caches")
-    files = [places["tokens"], places["benchmark"], *places["probe"].glob("*/record.json")]
+    files = [places["tokens"], *places["probe"].glob("*/record.json")]
     files += places["probe"].glob("*/explorer.json")
     files += [file for folder in folders for file in places[folder].glob("*.json")]
     texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
