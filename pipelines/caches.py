@@ -1,6 +1,7 @@
-"""Stage caches: compressed caches of a pretrained decoder on prompts that it reads once.
+"""Stage caches: what compressed caches lose of a decoder's predictions, on prompts.
 
-python -m pipelines.caches [kind=running_text|needles|recalled_list] [length=512] ...
+python -m pipelines.caches [model=PATH_OR_NAME] [text=FILE] [kind=needles|recalled_list] \\
+    [length=512] [gaps=true] [decoding=true] ...
 """
 
 from collections.abc import Mapping
@@ -18,39 +19,53 @@ from value_aware_study.data.text import HUB, documents
 if TYPE_CHECKING:  # they bring torch
     from transformers import PreTrainedTokenizerBase
 
-    from value_aware_attention.measurement.prompted import Build, Prompt
+    from value_aware_attention.measurement.caches import Build, Prompt
 
-
-@app(
-    "caches",
-    short=("text", "text_name", "description", "kind", "length", "prompts", "group", "keep"),
+SHORT = (
+    *("model", "text", "text_name", "description", "kind", "length", "prompts", "group", "keep"),
+    *("gaps", "decoding"),
 )
+"""Arguments that stand for caches.<name>"""
+
+
+@app("caches", short=SHORT)
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>-<group>-<kind>-<text>-<length>[-<own values>].json."""
     from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import tracked
-    from value_aware_attention.files import checksum, save_json
-    from value_aware_attention.measurement.prompted import measure_prompts
+    from value_aware_attention.files import save_json
+    from value_aware_attention.hugging_face.saved import short_name
+    from value_aware_attention.measurement.caches import measure_prompts
     from value_aware_attention.measurement.store import RecordCache, source_hash
+    from value_aware_attention.models.checkpoints import checkpoint_files
     from value_aware_attention.probe import loaded
+    from value_aware_attention.records.terminal import cache_table
     from value_aware_attention.texts import text_paths
-    from value_aware_study.evaluation.pretrained import named_text, packaged_model, weights_of
+    from value_aware_study.evaluation.pretrained import named_text, packaged_model
     from value_aware_study.paths import inside
 
+    if cfg.model and not cfg.text:
+        raise ValueError(f"caches.model is {cfg.model}; give a text for it, caches.text=<file>")
     is_file = cfg.text and not cfg.text.startswith(HUB)
-    text, description = named_text(cfg, file_hash(text_paths(Path(cfg.text))) if is_file else "")
-    name = f"{cfg.model.name}-{cfg.group}-{cfg.kind}-{text}-{cfg.length}{own_values(cfg, 'caches')}"
+    sha256 = file_hash(text_paths(Path(cfg.text))) if is_file else ""
+    text, description = named_text(cfg, sha256, cfg.pretrained.description)
+    short = short_name(cfg.model) if cfg.model else cfg.pretrained.name
+    name = f"{short}-{cfg.group}-{cfg.kind}-{text}-{cfg.length}{own_values(cfg, 'caches')}"
     file, caches = inside(cfg.records, name, ".json"), compared(cfg)
-    model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
-    code = source_hash("value_aware_attention.measurement.prompted")
-    store = RecordCache(cfg.cache, {"weights": checksum(weights_of(cfg.model)), "code": code})
+    folder = cfg.model or packaged_model(cfg.pretrained, cfg.cache)
+    model, tokenizer = loaded(folder)
+    code = source_hash("value_aware_attention.measurement.caches")
+    weights = file_hash(checkpoint_files(folder))
+    store = RecordCache(cfg.cache, {"weights": weights, "code": code})
     with tracked(cfg, "caches", text):
         record = measure_prompts(
             model, prompts(cfg, tokenizer), caches, keep=cfg.keep, store=store,
-            name=cfg.model.model, task=cfg.kind, text=text, description=description,
+            name=short if cfg.model else cfg.pretrained.model, task=cfg.kind, text=text,
+            description=description, gaps=cfg.gaps,
+            decoded=cfg.continuation if cfg.decoding else 0,
         )  # fmt: skip
         save_json(file, record.to_json())
-    print(file)
+    print(*cache_table(record), file, sep="\n")
 
 
 def compared(cfg: DictConfig) -> "Mapping[str, Build]":
@@ -81,7 +96,7 @@ def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prom
         "recalled_list": kinds.recalled_list,
     }[cfg.kind]
     tokens, end = cfg.length + cfg.continuation, cfg.skip + cfg.prompts
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
+    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.pretrained.texts.values())
     texts = [document.text for source in sources for document in source]
     passages = list(islice(kinds.passages(tokenizer, texts, tokens), end))
     if len(passages) < end:

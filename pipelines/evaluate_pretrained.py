@@ -44,7 +44,7 @@ def main(cfg: DictConfig) -> None:
     hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(str(weights_of(cfg.model))))}
     if cfg.text and not cfg.text.startswith(HUB):
         hashes["text"] = checkpoint.file_hash(text_paths(Path(cfg.text)))
-    text, description = named_text(cfg, hashes.get("text", ""))
+    text, description = named_text(cfg, hashes.get("text", ""), cfg.model.description)
     name = f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}"
     file = inside(cfg.records, name, ".json")
     with chunked(max_elements_within(cfg.memory_gib)):

@@ -2,10 +2,12 @@
 
 python -m pipelines.probe model=PATH_OR_NAME text=FILE_OR_hub:NAME [probe.search=fast] \\
     [probe.windows=16] [probe.length=256] [kernel=elu] [tokenizer=FOLDER] [caches=true]
+python -m pipelines.probe pretrained=smollm2
 
 Writes outputs/<scale>/probe/<name>/, which no stage of dvc.yaml reads.
 """
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
@@ -17,16 +19,30 @@ SHORT = ("model", "text", "tokenizer", "caches")
 @app("probe", short=SHORT)
 def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
+    card = cfg.pretrained
+    if bool(cfg.model) == bool(card):
+        raise ValueError(
+            f"probe.model is {cfg.model}, pretrained {card and card.name}; give one of them: "
+            f"model=<folder or name>, or pretrained=<option>"
+        )
+    if not (cfg.text or card):
+        raise ValueError("probe.text is missing: give probe.text=<value>")
     from pipelines.app.probing import probed
     from value_aware_attention.hugging_face.saved import short_name
     from value_aware_study.data.text import documents
+    from value_aware_study.evaluation.pretrained import packaged_model
     from value_aware_study.paths import inside
 
-    name = cfg.name or short_name(cfg.model)
+    name = cfg.name or (card.model if card else short_name(cfg.model))
     if not name:
         raise ValueError(f"model is {cfg.model}; its folder has no name: give probe.name=<name>")
-    texts = [document.text for document in documents(cfg.text)]
-    return probed(cfg, cfg.model, texts, name=name, folder=inside(cfg.results, name))
+    sources = [documents(cfg.text)] if cfg.text else map(instantiate, card.texts.values())
+    return probed(
+        cfg, packaged_model(card, cfg.cache) if card else cfg.model,
+        [document.text for source in sources for document in source],
+        name=name, folder=inside(cfg.results, name),
+        description="" if cfg.text else card.description,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ No other command changes results/<scale>. With `publish.trainings` it writes res
 alone, the records of a run, from which `make page` draws its page again; with `publish.pretrained`
 results/pretrained, the records of make decoder, with `publish.caches` results/caches and with
 `publish.survey` results/survey, those of make caches and make survey, and with `publish.probe`
-results/probe, those of pipelines.pretrained: the page of every run shows them, unless it has its
+results/probe, those of pipelines.probe: the page of every run shows them, unless it has its
 own. With `publish.page=false` results/<scale> has the numbers of the page without it.
 """
 
@@ -134,7 +134,7 @@ def publish_records(cfg: DictConfig, name: str) -> Path:
                 content = lzma.compress(file.read_bytes(), preset=9)
                 packed[f"{published_name.format(file)}.xz"] = content
     if not packed:
-        command = {"pretrained": "make decoder", "probe": "python -m pipelines.pretrained"}
+        command = {"pretrained": "make decoder", "probe": "python -m pipelines.probe"}
         raise FileNotFoundError(
             f"{cfg.outputs} holds no records of {name}: run {command.get(name, f'make {name}')}"
         )

@@ -8,7 +8,8 @@ import pytest
 
 from tests.apps import refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
-from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.cache_record import CacheRecord
+from value_aware_attention.records.terminal import cache_table
 from value_aware_study.report import records
 from value_aware_study.report.contents import caches_section
 from value_aware_study.report.exhibits import caches
@@ -44,7 +45,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     folder = site / "outputs/smoke/records/caches"
     (file,) = folder.glob("*.json")
     assert file.name.startswith("tiny-joint-running_text-made-32-")
-    record = PromptRecord.from_json(file.read_text())
+    record = CacheRecord.from_json(file.read_text())
     assert (record.model, record.task, record.text, record.prefix) == (
         "tiny",
         "running_text",
@@ -54,13 +55,13 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     assert {len(cell.kl) for cell in record.cells} == {2} and str(site) not in file.read_text()
     measured = {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     run_app(command(site, *options), site)
-    assert PromptRecord.from_json(file.read_text()) == record
+    assert CacheRecord.from_json(file.read_text()) == record
     assert measured == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     run_app(command(site, *options, "caches.skip=0", "prompts=3"), site)
     file.rename(site / "fewer.json")
     (file,) = folder.glob("*.json")
     assert "-prompts_3-skip_0-" in file.name
-    whole = PromptRecord.from_json(file.read_text())
+    whole = CacheRecord.from_json(file.read_text())
     for cell, longer in zip(record.cells, whole.cells, strict=True):
         assert cell.kl == longer.kl[1:]  # the first prompt was left out
     (exhibit,) = caches_section(records.caches(folder, site / "published")).exhibits
@@ -72,8 +73,9 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
 def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("value_aware_attention.probe.loaded", lambda *_: ("", ""))
     monkeypatch.setattr("pipelines.caches.prompts", lambda *_: [])
+    monkeypatch.setattr("value_aware_attention.records.terminal.cache_table", lambda _: [])
     monkeypatch.setattr(
-        "value_aware_attention.measurement.prompted.measure_prompts",
+        "value_aware_attention.measurement.caches.measure_prompts",
         lambda *_, text, description, **__: SimpleNamespace(
             to_json=lambda: json.dumps({"text": text, "of": description})
         ),
@@ -107,6 +109,22 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     ):  # fmt: skip
         assert "docstrings is the name of the default text" in refusal(f"{card} {given}", site)
     assert len([*folder.iterdir()]) == len(commands)
+
+
+def test_a_model_of_the_user_is_measured_with_its_layers_and_decoding(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = f"model={site}/site/tiny_decoder/tiny.gguf"
+    assert "give a text for it, caches.text=<file>" in refusal(f"caches {model}", site)
+    options = ["group=joint", "gaps=true", "decoding=true", "prompts=1"]
+    run_app(command(site, model, *options), site)
+    (file,) = (site / "outputs/smoke/records/caches").glob("tiny.gguf-joint-*.json")
+    record = CacheRecord.from_json(file.read_text())
+    assert "\n".join(cache_table(record)) in capsys.readouterr().out
+    full, *cells = record.cells
+    assert full.agreed == (1.0,) and all(0 <= cell.agreed[0] <= 1 for cell in cells)
+    assert all(cell.error is not None and cell.seconds[0] > 0 for cell in cells)
+    assert {gap.cache for gap in record.gaps} == {cell.cache for cell in cells if not cell.pool}
 
 
 def test_what_cannot_be_measured_is_named(site: Path) -> None:

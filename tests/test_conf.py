@@ -29,7 +29,7 @@ from value_aware_study.report.published import TABLE_1
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
-SHARED = ("base", "paths", "probing")
+SHARED = ("base", "paths")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
 ASKED = {"probe": ["probe.model=x", "probe.text=x"], "corpus=local": ["corpus.path=docs"]}
 """Values that a user must give to an app or a group's option"""

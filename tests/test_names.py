@@ -40,7 +40,7 @@ APPS = (
     "evaluate kernel=elu model.name=",
     "survey kernel=elu model.name=",
     "probe model=run/outputs/smoke/models/causal_elu text={text} probe.name=",
-    "pretrained pretrained.model=",
+    "probe pretrained=minilm pretrained.model=",
 )
 
 

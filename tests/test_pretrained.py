@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
+from pipelines.app import composed
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.measurement import Record
 from value_aware_study.evaluation.pretrained import weights_of
@@ -67,19 +66,16 @@ def command(texts: Path, *more: str) -> str:
         "probe.windows=3", f"probe.length={LENGTH}", "probe.rows=4", "pretrained.model=tiny",
         "pretrained.description=made_up",
     ]  # fmt: skip
-    return " ".join(["pretrained", *options, *more])
-
-
-def composed(*given: str) -> DictConfig:
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        return compose("pretrained", list(given)).pretrained
+    return " ".join(["probe", "pretrained=minilm", *options, *more])
 
 
 @pytest.mark.slow
 def test_the_app_writes_a_record_and_its_figures(
     package: Path, texts: Path, tmp_path: Path
 ) -> None:
-    run_app(command(texts), tmp_path)
+    target = "{_target_:value_aware_attention.kernels."
+    kernels = f"probe.kernels=[{target}Polynomial,degree:2}},{target}Elu}}]"
+    run_app(command(texts, "probe.between=true", "probe.skewness_gap=true", kernels), tmp_path)
     folder = tmp_path / "outputs/smoke/probe/tiny"
     text = (folder / "record.json").read_text()
     record = Record.from_json(text)
@@ -105,6 +101,7 @@ def test_the_app_writes_a_record_and_its_figures(
         ("pretrained.weights=elsewhere", "elsewhere holds no model.safetensors"),
         ("probe.length=13", "the model has 12 positions"),
         ("probe.search=quick", "fast, default, best"),
+        ("model=tiny", "probe.model is tiny, pretrained minilm; give one of them"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(
@@ -119,7 +116,7 @@ def test_the_encoder_that_is_committed_about_is_the_one_installed(
 ) -> None:
     """It is pinned in the requirements, and has six layers of twelve heads."""
     monkeypatch.chdir(ROOT)
-    cfg = composed()
+    cfg = composed("probe", ["pretrained=minilm"]).pretrained
     assert cfg.requirement in (ROOT / "requirements-models.txt").read_text().split()
     model = AutoModel.from_pretrained(weights_of(cfg), local_files_only=True).eval()
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)

@@ -469,23 +469,24 @@ def test_what_a_cache_loses_is_printed_and_a_record_beside_the_page(
     folder = tmp_path / "outputs/smoke/probe/roberta"
     record = CacheRecord.from_json((folder / "caches.json").read_text())
     assert "\n".join(cache_table(record)) in capsys.readouterr().out
-    assert {cell.method for cell in record.cells} == set(probe.default_cache_methods())
-    assert {cell.r for cell in record.cells} == {2, 4} and record.prefix is None
+    assert {cell.cache for cell in record.cells[1:]} == set(probe.default_cache_methods())
+    assert {cell.r for cell in record.cells[1:]} == {2, 4} and record.prefix is None
 
 
 def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
     record = probe.probe_caches(
         model("llama"), tokenizer(), words(200), windows=3, length=32, rows=8, parts=(2,)
     )
-    assert (record.prefix, record.length, record.units) == (16, 32, 3)
-    assert {cell.r for cell in record.cells} == {8}
-    assert {gap.method for gap in record.gaps} == {"SnapKV"}
-    queries = {(cell.observed, cell.rows) for cell in record.cells}
+    full, *cells = record.cells
+    assert (record.prefix, record.length, len(full.kl)) == (16, 32, 3)
+    assert {(cell.r, cell.keep) for cell in cells} == {(8, 0.5)}
+    assert {gap.cache for gap in record.gaps} == {"SnapKV"}
+    queries = {(cell.observed, cell.rows) for cell in cells}
     assert queries == {("last", 8), ("noncausal", 8), ("repeat", 8), ("hindsight", 8)}
     (shared,) = (cell for cell in record.cells if cell.pool)
     keys = torch.tensor(shared.keys)
-    assert (shared.method, shared.observed) == ("value-aware", "repeat")
-    assert keys.shape == (record.layers, record.key_value_heads)
+    assert (shared.cache, shared.observed) == ("value-aware", "repeat")
+    assert keys.shape == (2, 2)
     assert keys.mean().item() == pytest.approx(8)
 
 

@@ -1,4 +1,4 @@
-"""Probes a model and writes its page: what the apps probe and pretrained share."""
+"""Probes a model and writes its page: the part of the app that brings torch."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,16 +36,14 @@ def probed(
     name: str,
     folder: Path,
     description: str = "",
-    named_by: str = "probe.name",
 ) -> dict[str, object]:
     """Measures a checkpoint, writes the record and its page into the folder, returns a row.
 
-    Raises ValueError, before it measures, where the folder holds the page of another checkpoint;
-    `named_by` is the key that gives it another name.
+    Raises ValueError, before it measures, where the folder holds the page of another checkpoint.
     """
     model, tokenizer = loaded(checkpoint, tokenizer=cfg.tokenizer, dtype=cfg.dtype)
     hashes = {"checkpoint": file_hash(checkpoint_files(checkpoint))}
-    check_earlier(folder, name, model, hashes, named_by)
+    check_earlier(folder, name, model, hashes)
     kernels, post_hoc = [built_kernel(option) for option in cfg.kernels], kernel(cfg, model)
     if cfg.caches and post_hoc is not None:
         raise ValueError("caches=true measures the model's own kernel: leave out kernel, or caches")
@@ -68,7 +66,7 @@ def probed(
 
 
 def check_earlier(
-    folder: Path, name: str, model: PreTrainedModel, hashes: Mapping[str, str], named_by: str
+    folder: Path, name: str, model: PreTrainedModel, hashes: Mapping[str, str]
 ) -> None:
     """Raises ValueError where the folder holds files of somebody else, or another model's record.
 
@@ -78,7 +76,7 @@ def check_earlier(
     file = folder / "record.json"
     if not file.exists():
         return
-    remedy = f"give {named_by}=<another name>, or remove {folder}"
+    remedy = f"give probe.name=<another name>, or remove {folder}"
     earlier = load_json(file, "hashes", "model", "architecture", remedy=remedy)
     measured = {"hashes": hashes, "model": name, "architecture": type(model).__name__}
     compared = ("hashes",) if earlier["hashes"] else ("model", "architecture")

@@ -12,6 +12,7 @@ from value_aware_attention.caches import (
     CacheMethod,
     LeaveOneOut,
     ObservedAttention,
+    Recent,
     ValueAware,
     VaSE,
 )
@@ -66,10 +67,21 @@ def test_a_model_with_windows_is_refused() -> None:
     config = sharp("mistral").config
     config.sliding_window = 6
     with pytest.raises(ValueError, match="the model has a DynamicSlidingWindowLayer; layers must"):
-        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX)
+        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX).continued([])
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX + LATER])
 def test_a_prompt_without_a_continuation_is_refused(prefix: int) -> None:
     with pytest.raises(ValueError, match=f"prefix is {prefix}; the texts have 30 tokens"):
         SharedReading(sharp("llama"), TOKENS, prefix)
+
+
+@torch.no_grad()
+def test_free_decoding_over_all_keys_is_greedy() -> None:
+    model, tokens = sharp("llama"), TOKENS[:, : PREFIX + 2]
+    reading = SharedReading(model, TOKENS, PREFIX)
+    choices = reading.choose(AfterPrefix(Recent(PREFIX), prefix=PREFIX))
+    decoded, seconds = reading.decoded(choices, PREFIX + 2, 5)
+    for _ in range(5):
+        tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(dim=-1)], dim=1)
+    assert decoded.equal(tokens[:, PREFIX + 2 :]) and seconds > 0

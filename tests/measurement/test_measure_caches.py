@@ -11,8 +11,8 @@ from tests.refusals import assert_refused
 from value_aware_attention import caches, hugging_face
 from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement import Task, Text
-from value_aware_attention.measurement import caches as measuring
-from value_aware_attention.measurement.caches import _Result, cache_settings, measure_caches
+from value_aware_attention.measurement import gaps as measuring
+from value_aware_attention.measurement.caches import _errors, cache_settings, measure_caches
 from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.records.cache_record import CacheCell, CacheRecord
 from value_aware_attention.records.estimate import ratio_of_sums
@@ -57,20 +57,16 @@ def cell(record: CacheRecord, method: str, observed: str, r: int) -> CacheCell:
     (match,) = (
         candidate
         for candidate in record.cells
-        if (candidate.method, candidate.observed, candidate.r) == (method, observed, r)
+        if (candidate.cache, candidate.observed, candidate.r) == (method, observed, r)
     )
     return match
 
 
 def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
     assert CacheRecord.from_json(record.to_json()) == record
-    assert (record.units, len(set(record.seeds)), record.layers) == (6, 2, 2)
-    assert (record.key_value_heads, record.query_heads) == (2, 4)
-    assert_refused(
-        "schema version 1; this program reads version 4",
-        CacheRecord.from_json,
-        record.to_json().replace('"version": 4', '"version": 1'),
-    )
+    full, *cells = record.cells
+    assert (full.cache, len(full.kl), len(cells[0].by_layer)) == ("full cache", 6, 2)
+    assert {(cell.keep, cell.pool) for cell in cells} == {(7 / PREFIX, ""), (1.0, "")}
 
 
 def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
@@ -100,8 +96,7 @@ def test_errors_and_end_metrics_are_those_computed_by_hand(
     measured_cell = cell(record, "observed_attention", "last", 7)
     assert measured_cell.error.value == pytest.approx(float((error / norm).mean()), rel=1e-5)
     assert measured_cell.ends["kl"].value == pytest.approx(sum(divergence) / 6, rel=1e-4)
-    assert measured_cell.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
-    assert (measured_cell.joint, measured_cell.refits) == (False, False)
+    assert measured_cell.kl == pytest.approx(divergence, rel=1e-4)
 
 
 @pytest.mark.parametrize("pool", ["layer", "model", "checked"])
@@ -114,7 +109,7 @@ def test_other_budgets_are_measured_as_the_model_serves_them(
         rows=8, pools=pools,
     )  # fmt: skip
     record = measure_caches(task, [equal, setting], model_name="tiny", task_name="random")
-    first, pooled = record.cells
+    _, first, pooled = record.cells
     assert (first.pool, first.keys, pooled.pool) == ("", (), pool)
     keys = np.array(pooled.keys)
     assert keys.sum() == pytest.approx(8 * keys.size)
@@ -125,11 +120,11 @@ def test_other_budgets_are_measured_as_the_model_serves_them(
             with hugging_face.replace_attention(model, setting.after):
                 here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
         divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
-    assert pooled.by_unit["kl"] == pytest.approx(divergence, rel=1e-4)
+    assert pooled.kl == pytest.approx(divergence, rel=1e-4)
 
 
 def test_the_gaps_of_the_best_set_are_one(record: CacheRecord) -> None:
-    pooled = {(g.method, g.observed): g for g in record.gaps if g.r == 7 and g.layer is None}
+    pooled = {(g.cache, g.observed): g for g in record.gaps if g.r == 7 and g.layer is None}
     for name in ("value_aware", "value_aware_best"):
         for look in ("last", "repeat", "hindsight"):
             assert pooled[name, look].criterion.value == pytest.approx(1, abs=1e-6)
@@ -185,7 +180,7 @@ def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Tas
             observed=observed, prefix=PREFIX, rows=rows,
         )  # fmt: skip
         record = measure_caches(task, settings, model_name="tiny", task_name="random")
-        return {(cell.observed, cell.rows): cell for cell in record.cells}
+        return {(cell.observed, cell.rows): cell for cell in record.cells[1:]}
 
     together = measured("last 3", "last", "causal", rows=8)
     assert set(together) == {("last", 3), ("last", 8), ("causal", 8), ("nothing", 0)}
@@ -193,7 +188,7 @@ def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Tas
     for (observed, rows), cell in together.items():
         if rows:
             alone = measured(observed, rows=rows)[observed, rows]
-            assert (alone.error, alone.by_unit) == (cell.error, cell.by_unit)
+            assert (alone.error, alone.kl) == (cell.error, cell.kl)
     with pytest.raises(ValueError, match="differ in prefix"):
         longer = cache_settings(
             {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX + 1
@@ -204,36 +199,15 @@ def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Tas
         measure_caches(task, [*longer, *shorter], model_name="tiny", task_name="random")
 
 
-def part(errors: np.ndarray, norm: np.ndarray) -> _Result:
-    """Builds measurements (units, layers, heads) with one end metric."""
-    ends = {"kl": np.ones(len(norm))}
-    seconds = np.ones(1)
-    return _Result(
-        np.zeros(len(norm), dtype=int),
-        norm,
-        {"method": errors},
-        ends,
-        ends,
-        norm,
-        seconds,
-        seconds,
-        1.0,
-        (1, 1, 1, 1, 1),
-    )
-
-
 def test_the_interval_of_an_error_is_that_of_a_ratio_of_sums_in_every_layer() -> None:
     random = np.random.default_rng(0)
     norm = random.gamma(4, size=(60, 2, 3)) * [[[1.0], [100.0]]]
     errors = norm * random.gamma(2, size=(60, 2, 1)) * 0.05
-    (setting,) = cache_settings(
-        {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX
-    )
-    single = part(errors[:, :1], norm[:, :1]).cell(setting).error
+    single = _errors({"method": errors[:, :1], "norm": norm[:, :1]})["error"]
     sums = (x[:, 0].sum(axis=-1) for x in (errors, norm))
     closed = ratio_of_sums(*sums)
     assert (single.value, single.low, single.high) == pytest.approx(tuple(map(float, closed)))
-    both = part(errors, norm).cell(setting).error
+    both = _errors({"method": errors, "norm": norm})["error"]
     e, n = (x.sum(axis=-1) for x in (errors, norm))
     drawn = random.integers(60, size=(4000, 60))
     resampled = (e[drawn].sum(axis=1) / n[drawn].sum(axis=1)).mean(axis=-1)
@@ -242,16 +216,7 @@ def test_the_interval_of_an_error_is_that_of_a_ratio_of_sums_in_every_layer() ->
 
 
 def test_a_method_that_looks_at_no_query_is_measured_once(record: CacheRecord) -> None:
-    assert [cell.observed for cell in record.cells if cell.method == "recent"] == ["nothing"] * 2
-
-
-def test_end_metrics_above_one_are_no_shares(task: Task) -> None:
-    surprising = Task(
-        task.model, task.texts, "perplexity", ends=lambda *_: {"nats": torch.full((3,), 8.5)}
-    )
-    settings = cache_settings({"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=12)
-    record = measure_caches(surprising, settings, model_name="tiny", task_name="random")
-    assert record.exact["nats"].value == record.cells[0].ends["nats"].value == 8.5
+    assert [cell.observed for cell in record.cells if cell.cache == "recent"] == ["nothing"] * 2
 
 
 def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:

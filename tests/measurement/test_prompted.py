@@ -14,10 +14,10 @@ from tests.hugging_face.models import sharp
 from tests.refusals import assert_refused
 from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.measurement import prompted
-from value_aware_attention.measurement.prompted import Prompt, measure_prompts
+from value_aware_attention.measurement import caches as measuring
+from value_aware_attention.measurement.caches import Prompt, measure_prompts
 from value_aware_attention.measurement.store import RecordCache
-from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.cache_record import CacheRecord
 
 PREFIX, QUESTION, ANSWER = 24, 3, 4
 CACHES: dict[str, Callable[[int, int], AfterPrefix]] = {
@@ -35,7 +35,7 @@ def prompt(seed: int, prefix: int = PREFIX) -> Prompt:
     return Prompt(tokens, prefix, prefix + QUESTION)
 
 
-def measured(folder: Path, prompts: list[Prompt]) -> PromptRecord:
+def measured(folder: Path, prompts: list[Prompt]) -> CacheRecord:
     store = RecordCache(folder, {"weights": "none"})
     return measure_prompts(
         sharp("llama"), prompts, CACHES, keep=[0.5, 0.25], store=store, name="tiny", task="needles"
@@ -85,7 +85,7 @@ def test_measured_prompts_are_not_read_again(
     def read(*_: object, **__: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr(prompted, "SharedReading", read)
+    monkeypatch.setattr(measuring, "SharedReading", read)
     assert measured(tmp_path, [prompt(0)]) == first
     with pytest.raises(AssertionError, match="read again"):
         measured(tmp_path, [prompt(0), prompt(1)])
@@ -99,7 +99,7 @@ def test_ratios_are_geometric_means_paired_over_prompts(tmp_path: Path) -> None:
     assert ratio.value == pytest.approx(math.exp(np.mean(each)))
     assert ratio.low < ratio.value < ratio.high
     assert record.ratio(other, other).value == 1
-    assert PromptRecord.from_json(record.to_json()) == record
+    assert CacheRecord.from_json(record.to_json()) == record
 
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
             r"cells have \[1, 2\] prompts",
         ),
     ):
-        assert_refused(message, PromptRecord.from_json, replace(record, cells=cells).to_json())
+        assert_refused(message, CacheRecord.from_json, replace(record, cells=cells).to_json())

@@ -2,7 +2,7 @@
 
 from synthetic import RUN_ON, ends, error, record
 
-from value_aware_attention.records.cache_record import CacheCell, CacheRecord, Estimate
+from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRecord, Estimate
 from value_aware_attention.records.record import Cell, Panel, Picture, TextRead
 from value_aware_study.report.frame import Results
 
@@ -56,23 +56,21 @@ def cache_cell(method, observed, level, rows=8, pool=""):
     """Builds the cell of one cache method on two texts; with a pool one head keeps most keys."""
     error = Estimate(value=level, low=level / 2, high=level * 2)
     return CacheCell(
-        method=method, observed=observed, rows=rows, r=8, joint=method == "value_aware",
-        refits=False, pool=pool, keys=((3.0, 13.0),) if pool else (),
-        error=error, by_layer=(level,), ends={"kl": error}, multiply_adds=1e6, seconds=0.01,
-        by_unit={"error": (level, level), "kl": (level, level)},
+        cache=method, keep=0.25, kl=(level, level), observed=observed, rows=rows, r=8, pool=pool,
+        error=error, by_layer=(level,), errors=(level, level), keys=((3.0, 13.0),) if pool else (),
     )  # fmt: skip
 
 
 def cache_record():
     """Builds a record of three cache methods, two of which observe queries, and an oracle."""
     cells = (
+        CacheCell(cache=FULL, keep=1.0, kl=(1e-12, 1e-12)),
         cache_cell("recent", "nothing", 0.4, 0), cache_cell("snapkv", "last", 0.2),
         cache_cell("value_aware", "last", 0.1), cache_cell("leave_one_out", "causal", 0.15),
         cache_cell("value_aware", "hindsight", 0.05), cache_cell("value_aware", "repeat", 0.08),
         cache_cell("value_aware", "repeat", 0.04, pool="model"),
     )  # fmt: skip
     return CacheRecord(
-        model="tiny", task="text", description="words", kernel="exponential", prefix=32, length=48,
-        prefill_seconds=0.002, seeds=(0, 1), layers=1, key_value_heads=2, query_heads=2, head_dim=8,
-        exact={}, cells=cells, run_on=RUN_ON,
+        model="tiny", task="text", text="", description="words", prefix=32, length=48, cells=cells,
+        run_on=RUN_ON,
     )  # fmt: skip

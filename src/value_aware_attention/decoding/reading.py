@@ -1,8 +1,10 @@
 """Reads texts once, for any number of compressed caches and their continuations."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -14,8 +16,10 @@ from transformers.cache_utils import DynamicLayer
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.call import seconds_now
 from value_aware_attention.decoding.after_prefix import OF_MODEL, AfterPrefix
 from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
+from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.attending import set_implementation
 from value_aware_attention.hugging_face.contexts import named_attention
 from value_aware_attention.hugging_face.layers import layer_kernel
@@ -29,38 +33,50 @@ class SharedReading:
     continuation is read again, over the kept keys. Logits are those of `compressed_cache`.
 
     Args:
-        model: A causal transformers model whose layers attend to the whole past.
+        model: A transformers model. For `continued` and `decoded`, a causal language model whose
+            layers attend to the whole past.
         tokens: Texts of one length, without padding.
-        prefix: Tokens of the prompt; those after it are the continuation.
+        prefix: Tokens of the prompt; those after it are the continuation. None: an encoder's text,
+            without a prompt.
         repeated: True: the prompt is read once more, for `observed="repeat"`.
     """
 
     @torch.no_grad()
     def __init__(
-        self, model: PreTrainedModel, tokens: Int[Tensor, "B N"], prefix: int, *,
+        self, model: PreTrainedModel, tokens: Int[Tensor, "B N"], prefix: int | None, *,
         repeated: bool = False,
     ) -> None:  # fmt: skip
-        if not 1 <= prefix < tokens.shape[1]:
+        if prefix is not None and not 1 <= prefix < tokens.shape[1]:
             raise ValueError(f"prefix is {prefix}; the texts have {tokens.shape[1]} tokens")
-        kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
-        if others := kinds - {DynamicLayer}:
-            raise ValueError(
-                f"the model has a {others.pop().__name__}; layers must attend to the whole past"
-            )
         self.model, self.tokens, self.prefix = model, tokens, prefix
         self.rankings: dict[str, list[tuple[Observed, Ranking | None]]] = {}
         with recording(
             model, shares_keys=True, repeated=prefix if repeated else None
         ) as self.calls:
-            output = model(
-                input_ids=tokens, use_cache=False, logits_to_keep=tokens.shape[1] - prefix
-            )
-        self.logits: Float[Tensor, "B n E"] = output.logits
-        """Of the continuation, by exact attention"""
+            self.logits = self.output()
+
+    def output(self) -> Float[Tensor, "B n E"]:
+        """Reads the texts with the model's attention as it is now.
+
+        Returns logits of the continuation, or of the whole text without a prompt; hidden states of
+        a model without a head.
+        """
+        options: dict[str, Any] = {}
+        rows = self.tokens.shape[1] - (self.prefix or 0)
+        if self.prefix is not None:
+            options = {"use_cache": False}
+            if "logits_to_keep" in signature(self.model.forward).parameters:
+                options["logits_to_keep"] = rows
+        return cast(Tensor, self.model(input_ids=self.tokens, **options)[0][:, -rows:])
 
     @torch.no_grad()
     def choose(self, after: AfterPrefix) -> list[KeptKeys]:
-        """Chooses keys of every layer as `AfterPrefix.choose`; a pool ranks them once for all r."""
+        """Chooses keys of every layer as `AfterPrefix.choose`; a pool ranks them once for all r.
+
+        With the pool "checked" the model reads the texts again.
+        """
+        if after.pool == "checked":
+            return self._checked(after)
         calls = [call.arguments() | {"layer": call.layer} for call in self.calls]
         if after.pool not in OF_MODEL or not after.method.is_nested:
             return after.choose(calls)
@@ -69,20 +85,67 @@ class SharedReading:
             self.rankings[of_any_size] = [after.ranked(after.observe(**call)) for call in calls]
         return after.choose_model(self.rankings[of_any_size])[0]
 
+    def _checked(self, after: AfterPrefix) -> list[KeptKeys]:
+        """Takes the keys that `after` keeps while the model reads with it."""
+        choices: list[KeptKeys] = []
+
+        def take(method: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+            choices.append(options["layer"].kept)
+
+        handle = after.register_forward_pre_hook(take, with_kwargs=True)
+        try:
+            with replace_attention(self.model, after):
+                self.output()
+        finally:
+            handle.remove()
+        return choices[-len(self.calls) :]
+
     @torch.no_grad()
     def continued(self, choices: Sequence[KeptKeys]) -> Float[Tensor, "B n E"]:
         """Computes the logits of the continuation over the kept keys of each layer."""
+        with self._over(choices) as read:
+            return read(self.tokens[:, self.prefix :])
+
+    @torch.no_grad()
+    def decoded(
+        self, choices: Sequence[KeptKeys], start: int, count: int
+    ) -> tuple[Int[Tensor, "B count"], float]:
+        """Decodes `count` tokens greedily from place `start` on, over the kept keys of each layer.
+
+        Also returns the seconds of a token after the first.
+        """
+        with self._over(choices) as read:
+            tokens = [read(self.tokens[:, self.prefix : start])[:, -1:].argmax(dim=-1)]
+            begun = seconds_now()
+            while len(tokens) < count:
+                tokens.append(read(tokens[-1])[:, -1:].argmax(dim=-1))
+            return torch.cat(tokens, dim=1), (seconds_now() - begun) / max(1, count - 1)
+
+    @contextmanager
+    def _over(self, choices: Sequence[KeptKeys]) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Yields what reads further tokens after the kept keys of each layer, and gives logits.
+
+        Raises ValueError for a model with a layer that does not attend to the whole past.
+        """
+        kinds = {type(layer) for layer in DynamicCache(config=self.model.config).layers}
+        if others := kinds - {DynamicLayer}:
+            raise ValueError(
+                f"the model has a {others.pop().__name__}; layers must attend to the whole past"
+            )
         cache = DynamicCache()
         for call, choice in zip(self.calls, choices, strict=True):
             key, value = (x[:, :, 0, : self.prefix] for x in (call.key, call.value))
-            layer = KeptLayer(Slots.of(choice, key, value), self.prefix, lambda: True)
+            layer = KeptLayer(Slots.of(choice, key, value), self.prefix or 0, lambda: True)
             cache.layers.append(layer)
         with named_attention(self.model, alone=True) as name:
             AttentionInterface.register(name, partial(_serve, cache))
             AttentionMaskInterface.register(name, lambda *_, **__: None)
             set_implementation(self.model, name)
-            tokens = self.tokens[:, self.prefix :]
-            return self.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+            yield (
+                lambda tokens: (
+                    self.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+                )
+            )
 
 
 def logits_after(

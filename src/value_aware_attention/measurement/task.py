@@ -22,7 +22,6 @@ from value_aware_attention.hugging_face import attention_layers, own_kernel, rep
 from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import IGNORED
-from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.recorded import answers_alone, evenly_spaced
 
 
@@ -74,13 +73,10 @@ class _ScoredRows(nn.Module):
 
 
 R = TypeVar("R")
-S = TypeVar("S")
 Layerwise = Callable[[int], nn.Module]
 """layer index -> the method that replaces attention there"""
 Read = Callable[[Any, Tensor, Tensor], Tensor]
 """(model, tokens (B, L), asked (B, L)) -> logits or hidden states (S, .) at the asked positions"""
-Ends = Callable[[Tensor, "Text"], Mapping[str, Tensor]]
-"""(model output, text) -> further end metrics, one number per unit"""
 
 
 @dataclass(frozen=True)
@@ -130,26 +126,6 @@ def arrays(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: arrays(x) for key, x in content.items()}
     return np.array(content) if isinstance(content, list) else content
-
-
-def measured_by_text(
-    task: "Task", settings: Sequence[S], begin: Callable[["Text"], Callable[[S], R]], progress: bool
-) -> list[R]:
-    """Measures every setting on each text, with progress; joins the results over texts.
-
-    `begin(text)` returns the function that measures a setting on this text.
-    """
-    rows: list[list[R]] = []
-    total = len(task.texts) * len(settings)
-    with Progress(total=total, disable=not progress, leave=False) as bar:
-        for text in task.texts:
-            measured = begin(text)
-            rows.append([])
-            for setting in settings:
-                bar.set_postfix_str(str(setting))
-                rows[-1].append(measured(setting))
-                bar.update()
-    return [joined(results) for results in zip(*rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -245,9 +221,8 @@ class Task:
     position with a label). `kernel` None is the model's own. Layers are measured on
     `recorded_units` evenly spaced rows (None = all) of a part among those with `length` tokens
     (None: the longest). Tokens before `first_row` of such a row are only context. `scored_rows`
-    lets the last layer attend at the scored positions only. `ends` are further end metrics, for
-    `measure_caches`. `predictions` lets `run` compare every prediction with the exact model's
-    (`PREDICTIONS`).
+    lets the last layer attend at the scored positions only. `predictions` lets `run` compare every
+    prediction with the exact model's (`PREDICTIONS`).
     """
 
     def __init__(
@@ -265,7 +240,6 @@ class Task:
         length: int | None = None,
         head_dim: int | None = None,
         scored_rows: bool = False,
-        ends: Ends | None = None,
         predictions: bool = False,
     ) -> None:
         self.model, self.texts, self.metric, self.unit = model.eval(), texts, metric, unit
@@ -273,7 +247,7 @@ class Task:
         causal = partial(output_at, use_cache=False)
         self.read = read or (causal if metric == "perplexity" else output_at)
         self.batch_size, self.recorded_units = batch_size, recorded_units
-        self.first_row, self.scored_rows, self.ends = first_row, scored_rows, ends
+        self.first_row, self.scored_rows = first_row, scored_rows
         self.length = length or max(len(row) for text in texts for row in text.inputs)
         self.compared = PREDICTIONS if predictions else {}
         self.device = next(model.parameters()).device

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from value_aware_attention.records.cache_record import DISTANCES, CacheCell, CacheRecord
+from value_aware_attention.records.cache_record import CacheCell, CacheRecord
 from value_aware_attention.records.estimate import counted, in_unit
 from value_aware_attention.records.headline import (
     NAMES,
@@ -189,37 +189,38 @@ def own_budgets(record: Record) -> list[Cell]:
 def cache_table(record: CacheRecord) -> Iterator[str]:
     """Yields a line for each method and the queries that it observes, with a column per size.
 
-    A cell has the distance from exact attention's output with its interval, and the output error.
+    A cell has the distance from exact attention's output with its interval, and the output error
+    where layers were measured.
     """
-    (distance,) = set(DISTANCES) & set(record.cells[0].ends)
-    sizes = sorted({cell.r for cell in record.cells})
-    keys = record.prefix or record.length
+    full, *compressed = record.cells
+    distance, sizes = next(iter(full.ends)), sorted({cell.r for cell in compressed})
     yield (
-        f"a cache that keeps r of {keys:,} keys for all later queries: {TITLES[distance]} from "
-        f"exact attention's output, and output error"
+        f"a cache that keeps r of {record.prefix or record.length:,} keys for all later queries: "
+        f"{TITLES[distance]} from exact attention's output"
+        f"{', and output error' if compressed[0].error else ''}"
     )
     rows: dict[tuple[str, str], dict[int, CacheCell]] = {}
-    for cell in record.cells:
+    for cell in compressed:
         rows.setdefault(_method(cell), {})[cell.r] = cell
     lines = [
         [
             *names,
-            *(
-                f"{cells[r].ends[distance]:[]}  {cells[r].error.value:6.1%}"
-                if r in cells
-                else "not measured"
-                for r in sizes
-            ),
+            *(_losses(cells[r], distance) if r in cells else "not measured" for r in sizes),
         ]
         for names, cells in rows.items()
     ]
     yield from _aligned([["method", "queries seen", *(f"r = {r:,}" for r in sizes)], *lines], 2)
 
 
+def _losses(cell: CacheCell, distance: str) -> str:
+    error = "" if cell.error is None else f"  {cell.error.value:6.1%}"
+    return f"{cell.ends[distance]:[]}{error}"
+
+
 def _method(cell: CacheCell) -> tuple[str, str]:
     budget = f", budget: {cell.pool}" if cell.pool else ""
     queries = "oracle: the later" if cell.observed == "hindsight" else cell.observed
-    return f"{cell.method}{budget}", queries
+    return f"{cell.cache}{budget}", queries
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:

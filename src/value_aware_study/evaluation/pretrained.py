@@ -58,12 +58,12 @@ def weights_of(card: Mapping[str, Any]) -> Path:
     return packaged_weights(**{key: card[key] for key in ("requirement", "package", "weights")})
 
 
-def named_text(cfg: Any, sha256: str) -> tuple[str, str]:
+def named_text(cfg: Any, sha256: str, default: str) -> tuple[str, str]:
     """Returns the text's name for files, and its description, from an app's config.
 
     A user's text without a `text_name` is named by its file and the first digits of `sha256`, that
-    of its content. Raises ValueError for another text under the default's name, and for the default
-    text under another name or description.
+    of its content; `default` describes the text of the cards. Raises ValueError for another text
+    under the default's name, and for the default text under another name or description.
     """
     source = (cfg.text or DEFAULT).rstrip("/").removesuffix(".gz")
     stem = re.sub(r"[^\w.+-]+", "_", source if source.startswith(HUB) else Path(source).stem)
@@ -73,8 +73,7 @@ def named_text(cfg: Any, sha256: str) -> tuple[str, str]:
             f"text is {cfg.text}, text_name {name}: {DEFAULT} is the name of the default text; a "
             f"text of yours has another one, and it alone (text=FILE) has a name or description"
         )
-    default = f"{name}, a text of the user" if cfg.text else cfg.model.description
-    return name, cfg.description or default
+    return name, cfg.description or (f"{name}, a text of the user" if cfg.text else default)
 
 
 def in_parts(

@@ -9,7 +9,7 @@ from random import Random
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from value_aware_attention.measurement.prompted import Prompt
+from value_aware_attention.measurement.caches import Prompt
 
 NEEDLES = 4
 DIGITS = 7

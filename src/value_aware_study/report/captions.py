@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.estimate import rounded
-from value_aware_attention.records.prompt_record import PromptRecord
 from value_aware_attention.records.record import Record
 from value_aware_study.report.frame import Measured, Results
 from value_aware_study.report.words import grouped, plain, plural
@@ -111,7 +111,7 @@ def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
     return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
 
 
-def machine_of(record: Record | PromptRecord) -> str:
+def machine_of(record: Record | CacheRecord) -> str:
     return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
 
 

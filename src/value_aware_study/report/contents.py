@@ -8,7 +8,6 @@ import pandas as pd
 from value_aware_attention.files import with_checksum
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.headline import headline
-from value_aware_attention.records.prompt_record import PromptRecord
 from value_aware_attention.records.record import Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, words
@@ -139,7 +138,7 @@ def pretrained_section(records: Sequence[Record]) -> Section:
     )
 
 
-def caches_section(records: Sequence[PromptRecord]) -> Section:
+def caches_section(records: Sequence[CacheRecord]) -> Section:
     """Builds the section of compressed caches."""
     return _section(
         "caches",

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.estimate import Array, Estimate, ratio_of_sums
-from value_aware_attention.records.prompt_record import PromptRecord
 from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
@@ -102,7 +102,7 @@ class Results:
     verdicts: Mapping[str, Mapping[str, str]] = field(default_factory=dict, kw_only=True)
     probed: Sequence[Record] = field(default=(), kw_only=True)
     pretrained: Sequence[Record] = field(default=(), kw_only=True)
-    prompted: Sequence[PromptRecord] = field(default=(), kw_only=True)
+    prompted: Sequence[CacheRecord] = field(default=(), kw_only=True)
     explored: Exploration | None = field(default=None, kw_only=True)
     links: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     unchecked: Sequence[str] = field(default=(), kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
-from value_aware_attention.records.prompt_record import PromptRecord
+from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.record import JsonRecord, Record
 from value_aware_attention.records.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
@@ -79,9 +79,9 @@ def pretrained(folder: Path, published: Path) -> list[Record]:
     return sorted(whole, key=lambda r: (r.task != "causal", r.length, r.text.description))
 
 
-def caches(folder: Path, published: Path) -> list[PromptRecord]:
+def caches(folder: Path, published: Path) -> list[CacheRecord]:
     """Reads the records of caches, as `with_published` does: short prompts, running text first."""
-    records = with_published(PromptRecord, folder, published).values()
+    records = with_published(CacheRecord, folder, published).values()
     return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
 
 

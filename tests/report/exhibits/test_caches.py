@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from value_aware_attention.measurement.run_on import run_on
-from value_aware_attention.records.cache_record import FULL
+from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRecord
 from value_aware_attention.records.estimate import DASH
-from value_aware_attention.records.prompt_record import PromptCell, PromptRecord
 from value_aware_study.report.exhibits.caches import (
     BESIDE,
     USES,
@@ -21,21 +20,21 @@ from value_aware_study.report.exhibits.caches import (
 OTHERS = {"SnapKV": 2.0, BESIDE: 1.0, "all queries": 0.25, "later queries": 0.1}
 
 
-def record(task: str, text: str, kl: tuple[float, ...], right: float = 1.0) -> PromptRecord:
+def record(task: str, text: str, kl: tuple[float, ...], right: float = 1.0) -> CacheRecord:
     """Makes a record whose KL is that of `BESIDE` times a factor of each cache."""
     count = len(kl)
-    full = PromptCell(
+    full = CacheCell(
         cache=FULL, keep=1.0, kl=(1e-12,) * count, nats=(0.1,) * count, right=(right,) * count
     )
     cells = [
-        PromptCell(
+        CacheCell(
             cache=name, keep=keep, kl=tuple(factor * x / keep for x in kl), nats=(0.2,) * count,
             right=(right, *(0.0,) * (count - 1)),
         )
         for keep in (0.5, 0.25, 0.125)
         for name, factor in OTHERS.items()
     ]  # fmt: skip
-    return PromptRecord(
+    return CacheRecord(
         model="tiny", task=task, text=text, description="made up", prefix=512, run_on=run_on(),
         cells=(full, *cells),
     )  # fmt: skip

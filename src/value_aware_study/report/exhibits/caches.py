@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
+from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.estimate import short
-from value_aware_attention.records.prompt_record import PromptRecord
 from value_aware_study.report import charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import Row
@@ -34,7 +34,7 @@ KEPT = 0.25
 TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": "A recalled list"}
 
 
-def pooled(records: Sequence[PromptRecord]) -> Iterator[PromptRecord]:
+def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
     """Joins the prompts of all texts, for the same model, kind, length and caches.
 
     Leaves out records without `BESIDE`.
@@ -56,7 +56,7 @@ def pooled(records: Sequence[PromptRecord]) -> Iterator[PromptRecord]:
         yield replace(several[0], cells=tuple(cells), text=texts)
 
 
-def rows(record: PromptRecord) -> Iterator[Row]:
+def rows(record: CacheRecord) -> Iterator[Row]:
     """Tabulates the cells: KL over that of `BESIDE`, paired over prompts, and answers."""
     full = record.cells[0]
     others = {cell.keep: cell for cell in record.cells if cell.cache == BESIDE}
@@ -73,7 +73,7 @@ def rows(record: PromptRecord) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def compared(records: Sequence[PromptRecord]) -> list[Exhibit]:
+def compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
     """Shows the loss of each group of caches on each kind of prompt, at every share of keys."""
     return [
         _exhibit(f"caches_{number}", record)
@@ -81,7 +81,7 @@ def compared(records: Sequence[PromptRecord]) -> list[Exhibit]:
     ]
 
 
-def to_use(records: Sequence[PromptRecord]) -> Exhibit | None:
+def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Tabulates the caches of `USES` on text and needles; None if one was not measured."""
     tables: dict[str, pd.DataFrame] = {}
     for record in pooled([r for r in records if r.model == records[0].model]):
@@ -112,7 +112,7 @@ def to_use(records: Sequence[PromptRecord]) -> Exhibit | None:
     )
 
 
-def _exhibit(name: str, record: PromptRecord) -> Exhibit:
+def _exhibit(name: str, record: CacheRecord) -> Exhibit:
     data = pd.DataFrame(rows(record))
     data = data.assign(name=data["cache"], series=[f"{x:.3g} of the keys" for x in data["keep"]])
     written = {
@@ -150,7 +150,7 @@ def _exhibit(name: str, record: PromptRecord) -> Exhibit:
     )
 
 
-def _agreement(record: PromptRecord, keep: float) -> float:
+def _agreement(record: CacheRecord, keep: float) -> float:
     """Computes Kendall's tau between the orders of caches by KL on two halves of the prompts."""
     kl = np.log([cell.kl for cell in record.cells if cell.keep == keep])
     tau: float = kendalltau(kl[:, ::2].mean(axis=1), kl[:, 1::2].mean(axis=1)).statistic
