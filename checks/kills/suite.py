@@ -21,10 +21,10 @@ COUNT = 30
 QUICK = 6
 """--quick tries one of `QUICK` cases"""
 RIGHT = (
-    "A signal (SIGKILL, some SIGTERM) at a random moment of a stage, with outputs of an earlier run "
-    "or without; then the same command again. Right is: what has its own name is whole at any time; "
-    "the same command ends with the files of an undisturbed run, byte for byte, and leaves no other "
-    "behind, hidden ones included."
+    "A signal (SIGKILL, some SIGTERM) at a random moment of a stage, with outputs of an earlier "
+    "run or without; then the same command again. Right is: what has its own name is whole at any "
+    "time; the same command ends with the files of an undisturbed run, byte for byte, and leaves "
+    "no other behind, hidden ones included."
 )
 
 
