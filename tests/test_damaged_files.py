@@ -14,7 +14,7 @@ from tests.apps import ROOT, refusal, run_app
 from tests.refusals import assert_refused
 from tests.report.synthetic import probed
 from tests.test_cluster import write_run
-from tests.test_evaluate_refusals import GRID
+from tests.test_distributed import GRID
 from value_aware_attention.files import held, with_checksum, write_checksums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -144,7 +144,9 @@ def test_without_room_for_its_largest_file_a_stage_leaves_what_was_there(
 ) -> None:
     if command == "tokens":  # needs as many different words as its vocabulary
         text = " ".join(file.read_text() for file in sorted((ROOT / "docs").glob("*.md")))
-        (root / OUT / "corpus/networkx/train.jsonl").write_text(json.dumps({"text": text}))
+        for split in ("train", "evaluation"):
+            file = root / OUT / f"corpus/networkx/{split}.jsonl"
+            file.write_text(json.dumps({"text": text}))
         write_checksums(root / OUT / "corpus")
     run_app(command, root)
     written = contents((root / OUT / WRITTEN[command]).resolve())
