@@ -803,8 +803,7 @@ def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedMode
     assert_refused(cause, filled, llama, Recent, short, keep=1, **EVEN, every=2)
 
 
-@of_every_budget
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "budget"), [*zip(METHODS, BUDGETS.values(), strict=True)])
 def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_with_a_warning(
     llama: PreTrainedModel, method: str, budget: dict[str, Any]
 ) -> None:
