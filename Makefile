@@ -33,7 +33,7 @@ UNPACK := from zipfile import ZipFile as Z; from pathlib import Path as P; impor
 	z = Z(sys.argv[1]); z.extractall(members=[n for n in z.namelist() if not P(n).exists()])
 
 .DEFAULT_GOAL := help
-.PHONY: help repro page decoder caches survey seed publish test test-slow faults lint docs setup setup-dev clean
+.PHONY: help repro page decoder caches survey seed publish test test-slow kills lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -65,8 +65,8 @@ test: setup-dev  ## set up and run the tests, but for the slow ones
 test-slow: setup-dev  ## the slow tests: killed and distributed runs, clusters, every option as a cell
 	@$(RUN) $(PYTEST) -m slow
 
-faults: setup  ## kills, full disks, two at once, damaged files: is every stage right all the same
-	@$(RUN) python -m checks.faults
+kills: setup  ## kill every stage at random moments and start it again: are its outputs as undisturbed
+	@$(RUN) python -m checks.kills
 
 lint: setup-dev  ## style, formatting, types, and requirements that fit together
 	@$(RUN) ruff check .

@@ -1,6 +1,6 @@
 """Suites that look for mistakes: python -m checks.<name>.
 
-`faults` disturbs running stages, `values` gives wrong values to the apps, `mutants` puts mistakes
+`kills` kills running stages, `values` gives wrong values to the apps, `mutants` puts mistakes
 into the library, and `golden` compares the numbers of every stage with those of an earlier run.
 """
 

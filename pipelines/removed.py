@@ -2,13 +2,12 @@
 
 import sys
 
-PROBED = "python -m pipelines.probe model=PATH text=FILE caches=true"
 SUCCESSORS = {
     "pipelines.repro": "make repro, decoder, caches, survey and seed run dvc repro",
     "pipelines.run": "python -m pipelines.scale SCALE overrides && make repro",
     "pipelines.verdict": "the claims on the page have a column with the published verdicts",
-    "pipelines.decode": f"{PROBED} measures compressed caches of your model",
-    "pipelines.pretrained": "python -m pipelines.probe model=PATH text=FILE",
+    "pipelines.decode": "python -m pipelines.caches model=PATH text=FILE decoding=true",
+    "pipelines.pretrained": "python -m pipelines.probe pretrained=smollm2",
     "pipelines.benchmark": "python -m benchmarks.survey measures time and memory",
     "checks.stamp": "nothing is needed: a fingerprint holds only the code that its stage runs",
 }

@@ -1,6 +1,8 @@
-"""A damaged file that an app reads is named in one line, and nothing is written."""
+"""Damaged files, a full disk and a second start end an app with one line; outputs stay whole."""
 
 import json
+import re
+import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps import refusal, run_app
+from tests.apps import ROOT, refusal, run_app
 from tests.refusals import assert_refused
 from tests.report.synthetic import probed
 from tests.test_cluster import write_run
-from value_aware_attention.files import with_checksum, write_checksums
+from tests.test_distributed import GRID
+from value_aware_attention.files import held, with_checksum, write_checksums
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OUT = "outputs/smoke/"
@@ -111,11 +114,70 @@ def test_a_damaged_file_is_named_in_one_line(
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(RECORD)
         damage(file)
-        before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        before = contents(root)
         line = refusal(command.format(root=root), root)
         assert str(file) in line, (damage.__name__, line)
-        after = {path: path.read_bytes() for path in (root / OUT).rglob("*") if path.is_file()}
-        assert after.items() <= before.items()
+        assert contents(root / OUT).items() <= before.items()
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+EVALUATE = " ".join(["evaluate", "kernel=elu", *GRID])
+WRITTEN = {
+    "corpus": "corpus",
+    "tokens": "tokens",
+    "train_causal kernel=elu": "models/causal_elu",
+    EVALUATE: "records",
+    "report": "../../report",
+}
+"""Command of a stage -> the folder of its outputs"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("command", WRITTEN)
+def test_without_room_for_its_largest_file_a_stage_leaves_what_was_there(
+    root: Path, command: str
+) -> None:
+    if command == "tokens":  # needs as many different words as its vocabulary
+        text = " ".join(file.read_text() for file in sorted((ROOT / "docs").glob("*.md")))
+        for split in ("train", "evaluation"):
+            file = root / OUT / f"corpus/networkx/{split}.jsonl"
+            file.write_text(json.dumps({"text": text}))
+        write_checksums(root / OUT / "corpus")
+    run_app(command, root)
+    written = contents((root / OUT / WRITTEN[command]).resolve())
+    before, largest = contents(root / OUT), max(map(len, written.values()))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, limits[1]))
+    try:
+        line = refusal(command, root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "files may not grow as large in" in line and str(root) in line
+    assert contents(root / OUT) == before
+    run_app(command, root)
+    assert contents((root / OUT / WRITTEN[command]).resolve()) == written
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [
+        ("tokens", f"{OUT}tokens"),
+        ("train_causal kernel=elu", ".cache/checkpoints/causal_elu"),
+        ("report", "report"),
+    ],
+)
+def test_a_stage_that_is_started_twice_is_refused_the_second_time(
+    root: Path, command: str, folder: str
+) -> None:
+    before = contents(root / OUT)
+    with held(root / folder):
+        line = refusal(command, root)
+    assert re.match(f"error: {root / folder} belongs to a .*still going", line)
+    assert contents(root / OUT) == before
 
 
 TOKENS, TRAINING = '{"sources": %s, "vocabulary_size": %s}', '{"model": %s, "curve": %s, "hyperp'

@@ -26,7 +26,7 @@ PEERS = (
     "peers --only FNet",
     "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
 )
-PAGES = {"faults": "checks.faults.suite", "mutants": "checks.mutants_page"}
+PAGES = {"kills": "checks.kills.suite", "mutants": "checks.mutants_page"}
 """Maps a check to the module of its page; a benchmark makes its own."""
 RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem != "values"]
 

@@ -720,14 +720,19 @@ def decoded(model: Any, llama: PreTrainedModel, **options: Any) -> Tensor:
         )
 
 
-SLOWLY = pytest.mark.slow
+GROWING = EVEN | {"every": 2, "observed": "last"}
 
 
+@pytest.mark.slow  # the compiler is imported
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about recompilations
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=SLOWLY)])
-@pytest.mark.parametrize("part_of_it", ["model", pytest.param("forward", marks=SLOWLY)])
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param(EVEN | {"every": 2, "observed": "last"}, marks=SLOWLY)]
+    ("backend", "part_of_it", "options"),
+    [
+        ("eager", "model", {}),
+        ("eager", "forward", {}),
+        ("eager", "forward", GROWING),
+        ("inductor", "model", GROWING),
+    ],
 )
 def test_a_compiled_model_reads_the_same_cache(
     backend: str, part_of_it: str, options: dict[str, Any]
@@ -798,8 +803,7 @@ def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedMode
     assert_refused(cause, filled, llama, Recent, short, keep=1, **EVEN, every=2)
 
 
-@of_every_budget
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "budget"), [*zip(METHODS, BUDGETS.values(), strict=True)])
 def test_a_prompt_shorter_than_what_is_always_kept_keeps_it_all_with_a_warning(
     llama: PreTrainedModel, method: str, budget: dict[str, Any]
 ) -> None:

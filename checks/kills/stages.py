@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -27,47 +26,21 @@ STAGES = {
 """Stage -> its command, in an order in which each finds what it reads"""
 LOGS = "logs"
 """Folder that is not compared: Hydra writes times there"""
-CACHE = ".cache"
-CHECKPOINTS, CELLS = f"{CACHE}/checkpoints", f"{CACHE}/cells"
-LIMIT = 200.0
+PROCESS_LIMIT = 200.0
 """Seconds after which a process counts as one that does not end"""
 Tree = Mapping[str, str]
-KILLED, FULL, CONCURRENT, DAMAGED = "killed", "full disk", "two at once", "damaged file"
-SKIPPED = "skipped"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaultCase:
-    """Records the outcome of one fault; `wrong` names the mistake, empty where all is right."""
-
-    kind: str
-    stage: str
-    fault: str
-    outcome: str
-    wrong: str = ""
-
-
-Trial = partial[FaultCase]
-"""Makes a case in a folder of its own; its random numbers were drawn before."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Describes how a process ended: its exit code (below 0: a signal's), output and seconds."""
+    """The exit code of a process (negative: a signal's), its output and its seconds."""
 
     code: int | None
     output: str
     seconds: float
 
     @property
-    def refusal(self) -> str | None:
-        """Returns the one line of a process that refused; None for any other end."""
-        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
-        clean = "Traceback" not in self.output and "Logging error" not in self.output
-        return lines[0] if self.code == 1 and len(lines) == 1 and clean else None
-
-    @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Describes the end in a few words, for the list of failures."""
         last = self.output.strip().splitlines()[-1:] or [""]
         traceback = ", a traceback" if "Traceback" in self.output else ""
@@ -96,19 +69,14 @@ class Running:
             os.kill(self.process.pid, number)
 
     def end(self) -> Ended:
-        """Waits for the process; one that takes longer than LIMIT is killed, its code None."""
-        self.process.join(LIMIT)
+        """Waits for the process; one that exceeds the limit is killed, its code None."""
+        self.process.join(PROCESS_LIMIT)
         code = self.process.exitcode
         self.process.kill()
         self.process.join()
         output = self.output.read_text(errors="replace") if self.output.exists() else ""
         self.output.unlink(missing_ok=True)
         return Ended(code, output, self.seconds)
-
-
-def run(stage: str, root: Path) -> Ended:
-    """Runs a stage's app from its start to its end."""
-    return Running(stage, root).end()
 
 
 def tree(root: Path) -> dict[str, str]:
@@ -122,7 +90,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def difference(disturbed: Tree, right: Tree) -> str:
-    """Describes files too many, missing or with other bytes; empty where the trees are equal."""
+    """Names files that are too many, missing or have other bytes; empty for equal trees."""
     both = sorted(set(disturbed) & set(right))
     kinds = {
         "left behind": sorted(set(disturbed) - set(right)),
@@ -134,61 +102,41 @@ def difference(disturbed: Tree, right: Tree) -> str:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """Holds an undisturbed run of stages: the folder before and after each stage, and its seconds.
+    """An undisturbed run of stages: the folder before and after each stage, and its seconds.
 
-    Every trial runs in `root`, as this run did, because some hashes contain paths.
+    Every case runs in `root`, as this run did, because some hashes contain paths.
     """
 
     root: Path
     copies: Path
     seconds: Mapping[str, float]
 
-    def before(self, stage: str) -> Tree:
-        """Makes the folder as it was before a stage."""
-        return self._make(self._number(stage))
-
-    def after(self, stage: str) -> Tree:
-        """Makes the folder as it was after a stage."""
-        return self._make(self._number(stage) + 1)
-
     def trees(self, stage: str) -> tuple[Tree, Tree]:
-        """Returns the trees before and after a stage; the folder stays as it is."""
+        """Returns the trees before and after a stage."""
         number = self._number(stage)
         return tree(self.copies / str(number)), tree(self.copies / str(number + 1))
 
-    def written(self, stage: str) -> dict[str, int]:
-        """Returns the size in bytes, by name, of every file that a stage makes or changes."""
-        before, after = self.trees(stage)
-        folder = self.copies / str(self._number(stage) + 1)
-        return {
-            name: (folder / name).stat().st_size
-            for name, digest in after.items()
-            if digest not in ("folder", before.get(name))
-        }
+    def restore(self, stage: str, *, after: bool) -> None:
+        """Makes the folder as it was before a stage, or after it."""
+        shutil.rmtree(self.root)
+        shutil.copytree(self.copies / str(self._number(stage) + after), self.root)
 
     def _number(self, stage: str) -> int:
         return list(self.seconds).index(stage)
 
-    def _make(self, number: int) -> Tree:
-        self.root.mkdir(exist_ok=True)
-        for path in self.root.iterdir():  # the folder itself may be where a disk is mounted
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        shutil.copytree(self.copies / str(number), self.root, dirs_exist_ok=True)
-        return tree(self.root)
-
 
 def undisturbed(folder: Path, stages: Sequence[str] = tuple(STAGES)) -> Undisturbed:
-    """Runs stages, one after the other. Raises RuntimeError where one fails."""
+    """Runs stages, one after the other. Raises RuntimeError if one fails."""
     root, copies, seconds = folder / "run", folder / "copies", {}
     root.mkdir()
     shutil.copytree(root, copies / "0")
-    first = SERVER.Process()  # which takes the imports, so that no stage's seconds have them
+    first = SERVER.Process()  # takes the imports, so that no stage's seconds hold them
     first.start()
     first.join()
     for number, stage in enumerate(stages, start=1):
-        ended = run(stage, root)
+        ended = Running(stage, root).end()
         if ended.code:
-            raise RuntimeError(f"{stage} failed undisturbed: {ended.told}")
+            raise RuntimeError(f"{stage} failed undisturbed: {ended.summary}")
         seconds[stage] = ended.seconds
         shutil.copytree(root, copies / str(number), ignore=shutil.ignore_patterns(LOGS))
     return Undisturbed(root, copies, seconds)

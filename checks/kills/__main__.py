@@ -1,0 +1,6 @@
+"""python -m checks.kills"""
+
+from checks.kills import main
+
+if __name__ == "__main__":
+    main()
