@@ -51,7 +51,7 @@ def main(cfg: DictConfig) -> None:
     text, description = named_text(cfg, sha256, cfg.pretrained.description)
     short = short_name(cfg.model) if cfg.model else cfg.pretrained.name
     name = f"{short}-{cfg.group}-{cfg.kind}-{text}-{cfg.length}{own_values(cfg, 'caches')}"
-    file, caches = inside(cfg.records, name, ".json"), compared(cfg)
+    file, caches = inside(cfg.records, name, ".json"), caches_of_group(cfg)
     folder = cfg.model or packaged_model(cfg.pretrained, cfg.cache)
     model, tokenizer = loaded(folder)
     code = source_hash("value_aware_attention.measurement.caches")
@@ -68,7 +68,7 @@ def main(cfg: DictConfig) -> None:
     print(*cache_table(record), file, sep="\n")
 
 
-def compared(cfg: DictConfig) -> "Mapping[str, Build]":
+def caches_of_group(cfg: DictConfig) -> "Mapping[str, Build]":
     """Returns how a group chooses keys, published methods first where it is compared with them."""
     if cfg.group not in cfg.compared:
         raise ValueError(

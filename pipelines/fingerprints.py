@@ -26,17 +26,17 @@ from value_aware_attention.measurement.store import (
     import_closure,
 )
 
-PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
+CODE_PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
 WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
 """Modules that change no result: they log to W&B or refuse values."""
 
 
 def main() -> None:
     with ending_with_one_line():
-        write(Path(checked().paths.outputs, "fingerprints"))
+        write_fingerprints(Path(checked().paths.outputs, "fingerprints"))
 
 
-def write(folder: Path) -> None:
+def write_fingerprints(folder: Path) -> None:
     """Writes the fingerprints that have changed, and prints the stages with their changes.
 
     A file that stays as it was leaves its stage as it was, and one without a stage is removed.
@@ -79,10 +79,10 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     if "trainer" in values:
         trainer = values["trainer"]  # of it what a scale or a user may set, and changes a result
         values["trainer"] = {key: trainer[key] for key in ("precision", *TRAINER) if key in trainer}
-    classes = {name for name in targets(values) if name.startswith(PACKAGES)}
+    classes = {name for name in targets(values) if name.startswith(CODE_PACKAGES)}
     modules = sorted({f"pipelines.{app}", *map(defining_module, classes)})
-    code = code_hashes(*modules, packages=PACKAGES, without=WITHOUT)
-    files = import_closure(*modules, packages=PACKAGES, without=WITHOUT).values()
+    code = code_hashes(*modules, packages=CODE_PACKAGES, without=WITHOUT)
+    files = import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
     for folder in {file.parent for file in files}:  # with the page's template, styles and script
         looks = (file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js"))
         code |= {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}

@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 
-SHORT = ("model", "text", "tokenizer", "caches")
+SHORT_ARGUMENTS = ("model", "text", "tokenizer", "caches")
 """Arguments that stand for probe.<name>."""
 
 
-@app("probe", short=SHORT)
+@app("probe", short=SHORT_ARGUMENTS)
 def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <results>/<name>/, and returns a row for a multirun's table."""
     card = cfg.pretrained

@@ -29,7 +29,7 @@ from pipelines.app.values import PARAMS_FILE, read_params, values_of_scale
 from value_aware_attention.files import load_json, write_text
 from value_aware_study.paths import TIMES
 
-AXES = (
+STAGE_AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
     *("grid.pretrained", "grid.extent", "grid.prompts", "grid.joint_prompts"),
 )
@@ -69,7 +69,7 @@ def choose(arguments: Sequence[str]) -> DictConfig:
         run = [f"scale={cfg.scale}", *(overrides if arguments else read_params()["overrides"])]
         check_gpu(cfg, run[0], lambda: plan.total_operations(plan.rows(cfg.plan, run)))
     if arguments:
-        write({"scale": scale, "overrides": overrides} | lists(cfg, overrides))
+        write_params({"scale": scale, "overrides": overrides} | lists(cfg, overrides))
     return cfg
 
 
@@ -97,7 +97,7 @@ def checked() -> DictConfig:
     params = OmegaConf.create(read_params())
     cfg = chosen(params.scale, params.overrides)
     ours, of_dvc = (
-        {key: str(OmegaConf.select(config, key)).replace("'", "") for key in ("scale", *AXES)}
+        {key: str(OmegaConf.select(config, key)).replace("'", "") for key in ("scale", *STAGE_AXES)}
         for config in (cfg, params)
     )
     if others := {key: value for key, value in ours.items() if value != of_dvc[key]}:
@@ -136,20 +136,20 @@ def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
     after: dict[str, Any] = {}
     replaced = load_json(REPLACED, remedy="remove it") if REPLACED.exists() else {}
     of_overrides = {text.lstrip("+").partition("=")[0] for text in overrides}
-    for key in AXES:
+    for key in STAGE_AXES:
         before[key] = list(OmegaConf.select(params, key))
         written, there = replaced.get(key, (None, None))
         if written == before[key]:
             before[key] = there
         of_cfg = list(OmegaConf.select(cfg, key))
         after[key] = of_cfg if key in of_overrides else of_scale.get(key, before[key])
-    notes = {key: [after[key], before[key]] for key in AXES if after[key] != before[key]}
+    notes = {key: [after[key], before[key]] for key in STAGE_AXES if after[key] != before[key]}
     if notes != replaced:
         write_json(REPLACED, notes)
     return after
 
 
-def write(values: Mapping[str, Any]) -> None:
+def write_params(values: Mapping[str, Any]) -> None:
     """Writes values into params.yaml where they are others, as DVC would, and prints these."""
     params = parse_yaml_for_update(Path(PARAMS_FILE).read_text(encoding="utf-8"), PARAMS_FILE)
     changes = []
@@ -177,7 +177,7 @@ def to_run(cfg: DictConfig, targets: Sequence[str]) -> Iterator[str]:
         if not needed(Repo(), targets):  # dvc repro would run all stages
             raise ValueError(
                 f"scale={cfg.scale} has no stage {' '.join(targets)}; stages are made of the lists "
-                f"{', '.join(AXES)} of {PARAMS_FILE}"
+                f"{', '.join(STAGE_AXES)} of {PARAMS_FILE}"
             )
         Repo(_wait_for_lock=True).reproduce("fingerprints", single_item=True)
         repo = Repo(_wait_for_lock=True)

@@ -22,7 +22,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.models import CausalLanguageModel
     from value_aware_study.data.batches import CausalBatches
-    from value_aware_study.data.tokens import AGAIN, check_vocabulary, held_out_split
+    from value_aware_study.data.tokens import TOKENS_REMEDY, check_vocabulary, held_out_split
 
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
     length, step = cfg.batches.length, cfg.batches.batch_size * cfg.batches.length
@@ -33,7 +33,7 @@ def main(cfg: DictConfig) -> None:
     batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
     held_out_file = folder / f"{held_out_split(folder, step)}.npy"
     held_out = CausalBatches(held_out_file, steps=cfg.training.evaluation_batches, **cfg.batches)
-    tokenizer = saved_tokenizer(folder / "tokenizer", AGAIN)
+    tokenizer = saved_tokenizer(folder / "tokenizer", TOKENS_REMEDY)
     check_vocabulary(folder / "train.npy", batches.tokens, len(tokenizer))
     facts = {
         "vocabulary_size": len(tokenizer),

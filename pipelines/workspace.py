@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 
-LOSSES = {
+LOSS_TITLES = {
     "perplexity": "Perplexity of causal models",
     "error_percent": "Error of masked models, in %",
     "output_error": "Relative error of attention outputs",
 }
-TRAINING: dict[str, list[Any]] = {
+TRAINING_PANELS: dict[str, list[Any]] = {
     "Loss, nats a token": ["train/loss", "evaluation/loss"],
     "Learning rate": ["train/learning_rate"],
     "Norm of the gradient": ["train/gradient_norm"],
@@ -26,7 +26,7 @@ TRAINING: dict[str, list[Any]] = {
     "Model-FLOP utilisation": ["train/model_flops_utilisation"],
 }
 """Numbers that share an axis, by its title"""
-COMPARED = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4")
+COMPARED_METHODS = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4")
 
 
 @app("workspace")
@@ -54,15 +54,15 @@ def built(entity: str, project: str) -> workspaces.Workspace:
             metric_regex=f"^{metric}/.*",
             log_y=metric == "output_error",
         )
-        for metric, title in LOSSES.items()
+        for metric, title in LOSS_TITLES.items()
     ]
     training = [
         panels.LinePlot(title=title, y=names, title_x="optimizer step")
-        for title, names in TRAINING.items()
+        for title, names in TRAINING_PANELS.items()
     ]
     sections: dict[str, list[Any]] = {
         "Loss against r": curves,
-        "Models compared": [compared("perplexity"), compared("error_percent")],
+        "Models compared": [models_compared("perplexity"), models_compared("error_percent")],
         "Training": training,
     }
     return workspaces.Workspace(
@@ -77,9 +77,9 @@ def built(entity: str, project: str) -> workspaces.Workspace:
     )
 
 
-def compared(metric: str) -> panels.ParallelCoordinatesPlot:
+def models_compared(metric: str) -> panels.ParallelCoordinatesPlot:
     """Compares models by their metric with exact attention and with few keys."""
-    names = [*(f"{metric}_{name}" for name in COMPARED), "match_4_keys"]
+    names = [*(f"{metric}_{name}" for name in COMPARED_METHODS), "match_4_keys"]
     columns = [panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names]
     return panels.ParallelCoordinatesPlot(title=f"Models compared: {metric}", columns=columns)
 

@@ -67,7 +67,9 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     (exhibit,) = caches_section(records.caches(folder, site / "published")).exhibits
     assert len(exhibit.table.data) == len(record.cells) - 1
     assert exhibit.title.startswith("Running text, 32 tokens, ")
-    assert set(exhibit.table.data.loc[exhibit.table.data["cache"] == caches.BESIDE, "ratio"]) == {1}
+    assert set(
+        exhibit.table.data.loc[exhibit.table.data["cache"] == caches.REFERENCE_CACHE, "ratio"]
+    ) == {1}
 
 
 def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

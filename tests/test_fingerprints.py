@@ -73,7 +73,7 @@ def changed(tree: Path) -> set[str]:
 @pytest.mark.parametrize("app", BEFORE_EVALUATION)
 def test_no_stage_before_evaluation_depends_on_what_comes_after_it(app: str) -> None:
     closure = import_closure(
-        f"pipelines.{app}", packages=fingerprints.PACKAGES, without=fingerprints.WITHOUT
+        f"pipelines.{app}", packages=fingerprints.CODE_PACKAGES, without=fingerprints.WITHOUT
     )
     assert not {name for name in closure if {*name.split(".")} & {*LATER}}
     approximations = {name.rpartition(".")[2] for name in closure if ".approximations" in name}

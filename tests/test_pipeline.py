@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from docs.stages import LATER
 from pipelines import fingerprints
 from pipelines.app import composed as compose
-from pipelines.scale import AXES
+from pipelines.scale import STAGE_AXES
 from tests.refusals import assert_refused
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def stage_names() -> list[str]:
 
 
 def test_the_lists_that_stages_are_made_of_are_known() -> None:
-    assert set(chain(*axes().values())) == set(AXES)
+    assert set(chain(*axes().values())) == set(STAGE_AXES)
 
 
 def app_of(stage: PipelineStage) -> tuple[str, list[str]]:

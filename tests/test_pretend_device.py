@@ -49,7 +49,7 @@ from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
 from value_aware_attention.measurement.measure import weights_hash
-from value_aware_attention.measurement.task import Task, plain
+from value_aware_attention.measurement.task import Task, jsonable
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
 from value_aware_study.evaluation.budgets import effective_weights, first_head
 from value_aware_study.training.plan import one_step
@@ -426,7 +426,7 @@ def layer_numbers(calls: Any) -> list[float]:
     measured = (
         skewness(calls[0]),
         asdict(skewness_gap(calls[:1], rows=1, search="fast")),
-        plain(layer_errors(calls[0], rows=1, search="fast")),
+        jsonable(layer_errors(calls[0], rows=1, search="fast")),
     )
     return numbers([*measured, picture.tolist()])
 

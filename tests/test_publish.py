@@ -146,14 +146,14 @@ def test_a_published_probe_is_shown_by_a_run_without_one(root: Path) -> None:
     run_app("publish publish.probe=true", root)
     assert names(published) == {"record-a.json.xz", "explorer-a.json.xz", "SHA256SUMS"}
     shutil.rmtree(probe)
-    assert records.probed(probe, published) == [probed()]
+    assert records.read_probed(probe, published) == [probed()]
     assert [shown.sizes for shown in records.explorations(places)] == [exploration().sizes]
     again = replace(probed(), scale="again")
     others = replace(exploration(), sizes=(3,))
     (probe / "a").mkdir(parents=True)
     (probe / "a/record.json").write_text(again.to_json())
     (probe / "a/explorer.json").write_text(others.to_json())
-    assert records.probed(probe, published) == [again]
+    assert records.read_probed(probe, published) == [again]
     # the published one has other sizes
     assert [shown.sizes for shown in records.explorations(places)] == [(3,)]
 

@@ -13,7 +13,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from pipelines.app.sweep import SweepTable, curve_name, picture_of, rows_of
+from pipelines.app.sweep import SweepTable, curve_name, job_rows, picture_of
 from tests.apps import refusal, run_app
 from tests.test_cluster import write_run
 from value_aware_attention.files import held
@@ -74,7 +74,7 @@ def test_rows_are_compared_with_their_own_exact_attention() -> None:
         for model, value in (("a", 3.0), ("b", 2.0), ("a", 3.0), ("c", 0.0))
     ]
     jobs += [{"row": [["model", "d"]], "overrides": []}, {"failure": "it", "overrides": []}]
-    rows = rows_of(json.loads(json.dumps(jobs)))
+    rows = job_rows(json.loads(json.dumps(jobs)))
     assert [row["model"] for row in rows] == ["a", "a", "b", "b", "a", "c", "c", "d"]
     assert [row.get("times_exact") for row in rows] == [1, 2, 1, 3, 2, None, None, None]
     assert picture_of(rows[-1:]) is None
@@ -92,7 +92,7 @@ def swept(*jobs: tuple[list[str], dict[str, Any]]) -> list[dict[str, Any]]:
         {"overrides": given, "row": [*(row | columns).items()], "exact": exact | {"r": None}}
         for given, columns in jobs
     ]
-    return rows_of(json.loads(json.dumps(files)))
+    return job_rows(json.loads(json.dumps(files)))
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from pipelines.app import (
     scale_of_params,
     values,
 )
-from pipelines.app.values import PARAMS_FILE, RULES, check_targets, leaves, rule_of
-from pipelines.probe import SHORT
+from pipelines.app.values import PARAMS_FILE, VALUE_RULES, check_targets, leaves, rule_of
+from pipelines.probe import SHORT_ARGUMENTS
 from tests.refusals import assert_refused
 from tests.test_conf import APPS, ASKED
 
@@ -78,7 +78,9 @@ def test_what_is_given_ends_as_the_table_says(
         monkeypatch.chdir(tmp_path)
     name, *arguments = shlex.split(case.command)
     if name == "probe":
-        arguments = [f"probe.{a}" if a.partition("=")[0] in SHORT else a for a in arguments]
+        arguments = [
+            f"probe.{a}" if a.partition("=")[0] in SHORT_ARGUMENTS else a for a in arguments
+        ]
     needed = {"scale": "smoke"} | NEEDED.get(name, {}) if name != "fingerprints" else {}
     keys = {argument.partition("=")[0] for argument in arguments}
     defaults = [f"{key}={value}" for key, value in needed.items() if key not in keys]
@@ -104,7 +106,7 @@ def test_every_rule_is_of_a_shipped_value_and_allows_it() -> None:
         rules += [rule_of(key) for key, _ in leaves(OmegaConf.to_container(cfg))]
     others = ("hydra.", "trainer.")
     unused = [
-        key for key, rule in RULES.items() if not key.startswith(others) and rule not in rules
+        key for key, rule in VALUE_RULES.items() if not key.startswith(others) and rule not in rules
     ]
     assert unused == []
 

@@ -25,8 +25,12 @@ def file_hash(paths: Iterable[Path | str]) -> str:
     return digest.hexdigest()
 
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-AGAIN = "train the model again"
+CONFIG_FILE, CHECKPOINT_WEIGHTS, TOKENIZER_FILE = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+)
+TRAIN_AGAIN = "train the model again"
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
@@ -37,16 +41,16 @@ def check_checkpoint(cfg: DictConfig) -> None:
     """
     folder, tokens = Path(cfg.checkpoint), Path(cfg.tokens)
     check_model(folder)
-    beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER
-    tokenizer = folder / TOKENIZER
+    beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER_FILE
+    tokenizer = folder / TOKENIZER_FILE
     if not tokenizer.exists():
-        raise FileNotFoundError(f"{tokenizer} is missing: {AGAIN}")
+        raise FileNotFoundError(f"{tokenizer} is missing: {TRAIN_AGAIN}")
     if beside.is_file() and checksum(tokenizer) != checksum(beside):
         raise ValueError(
             f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
             f"train the model on these tokens (dvc repro), or make the tokens of its training again"
         )
-    config = load_json(folder / CONFIG, remedy=AGAIN)
+    config = load_json(folder / CONFIG_FILE, remedy=TRAIN_AGAIN)
     unsaid = {name: cfg.sizes[name] for name in cfg.sizes if name == "masked_fraction"}
     other = [name for name, size in cfg.sizes.items() if (unsaid | config).get(name) != size]
     if other:
@@ -67,9 +71,11 @@ def check_model(folder: Path) -> None:
     """
     if not folder.exists():
         raise FileNotFoundError(f"{folder} is missing: train the model first (dvc repro)")
-    for name in (CONFIG, WEIGHTS):
+    for name in (CONFIG_FILE, CHECKPOINT_WEIGHTS):
         if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder / name} is missing: {AGAIN}")
-    check_files(folder, AGAIN)
+            raise FileNotFoundError(f"{folder / name} is missing: {TRAIN_AGAIN}")
+    check_files(folder, TRAIN_AGAIN)
     if (folder / CHECKSUMS).is_file() and (files := unnamed(folder)):
-        raise ValueError(f"{folder / CHECKSUMS} does not name {files[0]}, which was added: {AGAIN}")
+        raise ValueError(
+            f"{folder / CHECKSUMS} does not name {files[0]}, which was added: {TRAIN_AGAIN}"
+        )

@@ -11,14 +11,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelines.app.checkpoint import check_checkpoint, file_hash
 from pipelines.app.hydra_app import write_json
-from pipelines.app.summary import SHORT, summary
+from pipelines.app.summary import SHORT_NAMES, summary
 from pipelines.app.tracking import tracked
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import is_first, own_device, started_processes
 from value_aware_attention.files import save_json, write_text
 from value_aware_attention.hugging_face.saved import saved_tokenizer
 from value_aware_attention.measurement import Record
-from value_aware_study.data.tokens import AGAIN
+from value_aware_study.data.tokens import TOKENS_REMEDY
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.paths import inside
 
@@ -37,7 +37,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
         inside(cfg.records, cfg.name)
         check_checkpoint(cfg)
         if cfg.get("approximation") is None:  # a grid needs it at its end
-            saved_tokenizer(cfg.tokenizer, AGAIN)
+            saved_tokenizer(cfg.tokenizer, TOKENS_REMEDY)
         if not (is_first() and sys.stderr.isatty()):
             disable_progress_bar()
         try:
@@ -84,9 +84,9 @@ def write_summary(cfg: DictConfig, record: Record, explored: Exploration) -> Non
 
 def curves(record: Record) -> str:
     """Lists the end metric of both optimal choices by r as CSV, for every r that both have."""
-    cells = [cell for cell in record.cells if cell.approximation in SHORT]
-    values = {(cell.parameters["r"], SHORT[cell.approximation]): cell.value for cell in cells}
-    names = list(SHORT.values())
+    cells = [cell for cell in record.cells if cell.approximation in SHORT_NAMES]
+    values = {(cell.parameters["r"], SHORT_NAMES[cell.approximation]): cell.value for cell in cells}
+    names = list(SHORT_NAMES.values())
     both = (r for r in sorted({r for r, _ in values}) if all((r, name) in values for name in names))
     rows = [",".join(map(str, [r, *(values[r, name] for name in names)])) for r in both]
     return "\n".join([f"r,{','.join(names)}", *rows]) + "\n"

@@ -28,7 +28,7 @@ from pipelines.app.errors import (
 )
 from pipelines.app.method_cards import check_arguments, register_methods
 from pipelines.app.values import (
-    CONF,
+    CONF_FOLDER,
     check,
     check_override,
     is_group,
@@ -58,7 +58,9 @@ def app(
                 def task(cfg: DictConfig) -> Any:
                     return run_job(function, name, cfg, overrides)
 
-                hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task)()
+                hydra.main(version_base=None, config_path=str(CONF_FOLDER), config_name=name)(
+                    task
+                )()
 
         return main
 
@@ -184,7 +186,7 @@ def inside_hydra() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
     else:
-        with initialize_config_dir(str(CONF), version_base=None):
+        with initialize_config_dir(str(CONF_FOLDER), version_base=None):
             yield
 
 

@@ -25,8 +25,8 @@ def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
     methods = cards(folder)
     store = ConfigStore.instance()
     sections = {
-        "evaluate": grid((card, card.axes) for card in methods.values() if card.axes),
-        "evaluate_pretrained": grid(
+        "evaluate": grid_section((card, card.axes) for card in methods.values() if card.axes),
+        "evaluate_pretrained": grid_section(
             (card, card.decoder) for card in methods.values() if card.decoder is not None
         ),
         "survey": survey(methods.values()),
@@ -40,7 +40,7 @@ def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
             store.store(name, attention(card), group="attention")
 
 
-def grid(used: Iterable[tuple[Card, Mapping[str, object]]]) -> dict[str, object]:
+def grid_section(used: Iterable[tuple[Card, Mapping[str, object]]]) -> dict[str, object]:
     """Composes a grid's methods with their axes; named values become interpolations."""
     methods, axes = {}, {}
     for card, values_of in used:

@@ -4,7 +4,7 @@ from value_aware_attention.measurement import Record
 from value_aware_attention.records.headline import match
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, Cell
 
-SHORT = {OBLIVIOUS: "OVO", AWARE: "OVA"}
+SHORT_NAMES = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
 def row(record: Record, cell: Cell) -> dict[str, object]:
@@ -27,8 +27,8 @@ def summary(record: Record) -> dict[str, float]:
     numbers = {"exact": record.cells[0].value}
     for cell in record.cells:
         r = cell.parameters.get("r")
-        if cell.approximation in SHORT and r in (1, 4, record.head_dim + 1):
-            numbers[f"{SHORT[cell.approximation]}_{r}"] = cell.value
+        if cell.approximation in SHORT_NAMES and r in (1, 4, record.head_dim + 1):
+            numbers[f"{SHORT_NAMES[cell.approximation]}_{r}"] = cell.value
     matched = match(record.attention[0].output_error, 4) if record.attention else None
     if matched and matched.keys is not None:
         numbers["match_4"] = matched.keys

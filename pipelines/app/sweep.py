@@ -23,8 +23,8 @@ from pipelines.app.hydra_app import write_json
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE, PICTURE = "sweep.csv", "sweep.png"
-COLUMNS = {
+TABLE_FILE, PICTURE_FILE = "sweep.csv", "sweep.png"
+SWEEP_COLUMNS = {
     "approximation": "method",
     "value": "{}",
     "low": "{}_low_95",
@@ -33,7 +33,7 @@ COLUMNS = {
     "relative_output_error": "output_error",
 }
 """Key of a row -> its column; {} is the metric's name, which has the unit."""
-EXACT: dict[str, object] = {}
+EXACT_ROW: dict[str, object] = {}
 """Row of exact attention that the job of this process was compared with"""
 
 
@@ -63,14 +63,14 @@ class SweepTable(Callback):
             )
             shutil.rmtree(self.jobs.parent, ignore_errors=True)
             self.jobs.mkdir(parents=True)
-            for name in (TABLE, PICTURE):
+            for name in (TABLE_FILE, PICTURE_FILE):
                 Path(config.hydra.sweep.dir, name).unlink(missing_ok=True)
         if "submitit" in config.hydra.launcher._target_:
             wait_for_every_job(self.lost)
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
-        EXACT.clear()
+        EXACT_ROW.clear()
         failure = f"its process died; its log is in {config.hydra.sweep.dir}/.submitit"
         self.leave(config.hydra, failure=failure)
 
@@ -79,7 +79,7 @@ class SweepTable(Callback):
         result = job_return.return_value
         row = list(result.items()) if isinstance(result, dict) else []
         self.leave(
-            config.hydra, row=row, exact=EXACT,
+            config.hydra, row=row, exact=EXACT_ROW,
             failure=result if isinstance(result, Failure) else None,
         )  # fmt: skip
 
@@ -95,7 +95,7 @@ class SweepTable(Callback):
         with self.lock, ending_with_one_line():
             files = sorted(self.jobs.glob("*.json"), key=lambda file: int(file.stem))
             jobs = [json.loads(file.read_text()) for file in files]
-            if rows := rows_of(jobs):
+            if rows := job_rows(jobs):
                 keep(rows, Path(config.hydra.sweep.dir))
         failed = [
             f"{' '.join(own_overrides(job, config))}: {job['failure']}"
@@ -107,7 +107,7 @@ class SweepTable(Callback):
             sys.exit("\n".join(f"error: {line}" for line in failed or self.lost))
 
 
-def rows_of(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def job_rows(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Lists the rows of jobs, and before the first that is compared with it exact attention's.
 
     What was swept and no column shows is a column of its own, before the others.
@@ -182,11 +182,11 @@ def keep(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     table = table_of(rows)
     print(table.to_string(index=False, float_format="{:.4g}".format, na_rep=""))
     drawn = picture_of(rows)
-    with new_files(folder, last=TABLE) as aside:
-        table.to_csv(aside / TABLE, index=False, lineterminator="\n", float_format="%.8g")
+    with new_files(folder, last=TABLE_FILE) as aside:
+        table.to_csv(aside / TABLE_FILE, index=False, lineterminator="\n", float_format="%.8g")
         if drawn:
-            (aside / PICTURE).write_bytes(drawn)
-    print(folder / TABLE, *([folder / PICTURE] if drawn else []), sep="\n")
+            (aside / PICTURE_FILE).write_bytes(drawn)
+    print(folder / TABLE_FILE, *([folder / PICTURE_FILE] if drawn else []), sep="\n")
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
@@ -197,7 +197,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     if "metric" not in frame:
         return frame
     metric = "_or_".join(frame.pop("metric").unique())
-    names = {name: shown.format(metric) for name, shown in COLUMNS.items()}
+    names = {name: shown.format(metric) for name, shown in SWEEP_COLUMNS.items()}
     return frame.rename(columns=names)
 
 
@@ -215,7 +215,7 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
             "series": curve_name(row, rows),
             **{
                 end: row[end] and row[end] / row["value"] * row["times_exact"]
-                for end in ("value", *charts.ENDS)
+                for end in ("value", *charts.END_COLUMNS)
             },
         }
         for row in rows
@@ -240,18 +240,18 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
 def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Names the curve of a row: its method, and what tells it from others of its model."""
     from value_aware_study.cards import cards
-    from value_aware_study.report.words import ORACLES, plain, series_label
+    from value_aware_study.report.words import ORACLES, plain_text, series_label
 
     model, method, label = row["model"], row["approximation"], series_label(row)
     alike = [other for other in rows if (other["model"], other["approximation"]) == (model, method)]
     in_label = {
-        *COLUMNS,
+        *SWEEP_COLUMNS,
         "r",
         "times_exact",
         *(cards()[method].curves if method in cards() else ()),
     }
     words = [
-        f"{plain(name.rpartition('.')[2])} {value}"
+        f"{plain_text(name.rpartition('.')[2])} {value}"
         for name, value in row.items()
         if name not in in_label and {repr(other.get(name)) for other in alike} != {repr(value)}
     ]

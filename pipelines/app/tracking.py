@@ -13,8 +13,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app.hydra_app import plain
-from pipelines.app.summary import SHORT, row, summary
-from pipelines.app.sweep import EXACT
+from pipelines.app.summary import SHORT_NAMES, row, summary
+from pipelines.app.sweep import EXACT_ROW
 from value_aware_attention.measurement import Record
 
 if TYPE_CHECKING:  # they bring W&B and what draws
@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # they bring W&B and what draws
 
 OF_HOME = {"WANDB_DATA_DIR": "wandb_data", "WANDB_CACHE_DIR": "wandb_cache"}
 """Variables that name W&B's folders, else in the user's home, and their names below logs."""
-NAMES = {
-    **SHORT,
+LOGGED_NAMES = {
+    **SHORT_NAMES,
     "sliding_window": "window",
     "error": "error_percent",
     "relative output error": "output_error",
@@ -45,7 +45,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     """
     kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
     tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
-    words = " ".join(NAMES.get(word, word) for word in name.split())
+    words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
     named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
     named["tags"] = [tag for tag in tags if isinstance(tag, str)]
     multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -90,7 +90,7 @@ def log_record(run: "Run | None", record: Record) -> None:
     That number is the cell's budget, where it has one, or its r, where it has no other argument.
     The table of a multirun gets the row of exact attention.
     """
-    EXACT.update(row(record, record.cells[0]), kernel=record.kernel, metric=key(record.metric))
+    EXACT_ROW.update(row(record, record.cells[0]), kernel=record.kernel, metric=key(record.metric))
     if run is None:
         return
     import pandas as pd
@@ -120,7 +120,7 @@ def log_record(run: "Run | None", record: Record) -> None:
     if len(record.cells) == 2:  # one cell of a sweep, and exact attention
         run.summary.update({name: rows[name].iloc[1] for name in (metric, error)})
     numbers = {
-        key(name) if name in NAMES else f"{metric}_{name}": value
+        key(name) if name in LOGGED_NAMES else f"{metric}_{name}": value
         for name, value in summary(record).items()
     }
     run.summary.update(numbers | {"grid": wandb.Table(dataframe=rows.astype(object))})
@@ -128,7 +128,7 @@ def log_record(run: "Run | None", record: Record) -> None:
 
 def key(name: str) -> str:
     """Returns a name of W&B's: of letters, digits and _ alone, or its tables cannot sort by it."""
-    return re.sub(r"\W+", "_", NAMES.get(name, name)).strip("_")
+    return re.sub(r"\W+", "_", LOGGED_NAMES.get(name, name)).strip("_")
 
 
 def log_curves(run: "Run", points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:

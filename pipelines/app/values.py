@@ -1,6 +1,6 @@
 """The values of params.yaml and command lines: which are allowed, checked once they are composed.
 
-A value must be of the type of the one in conf/. `RULES` covers params.yaml, and values whose
+A value must be of the type of the one in conf/. `VALUE_RULES` covers params.yaml, and values whose
 mistakes would cost hours or change a number silently. Everything else is checked by the object that
 receives it. This module imports nothing that takes long.
 """
@@ -23,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 AMBIGUOUS = re.compile(r"[-+]?(0\d+|0[xob]\w+|\d+(_\d+)+|\d+(:\d+)+)|yes|no|on|off", re.IGNORECASE)
-CONF = Path(__file__).parents[2] / "conf"
-GROUPS = [folder.name for folder in CONF.iterdir() if folder.is_dir()]
+CONF_FOLDER = Path(__file__).parents[2] / "conf"
+CONFIG_GROUPS = [folder.name for folder in CONF_FOLDER.iterdir() if folder.is_dir()]
 PARAMS_FILE = "params.yaml"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TARGETS = (
@@ -81,19 +81,19 @@ def word(*words: str) -> Rule:
 
 def option(group: str) -> Rule:
     """Allows the options of a config group, those that a user added included."""
-    return word(*sorted(file.stem for file in (CONF / group).glob("*.yaml")))
+    return word(*sorted(file.stem for file in (CONF_FOLDER / group).glob("*.yaml")))
 
 
 COUNT, COUNT_OR_ZERO = whole(1), whole(0)
 POSITIVE = number("above 0 and at most 1e+18", lambda v: 0 < v <= 1e18)
 NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
-SHARE = number("from 0 to 1", lambda v: 0 <= v <= 1)
+SHARE_RULE = number("from 0 to 1", lambda v: 0 <= v <= 1)
 BELOW_ONE = number("at least 0 and below 1", lambda v: 0 <= v < 1)
 INNER_SHARE = number("between 0 and 1, neither of them", lambda v: 0 < v < 1)
 SWITCH = Rule("true or false", lambda v: isinstance(v, bool))
 TEXT = Rule("text", lambda v: isinstance(v, str) and bool(v.strip()))
 LIST = Rule("a list", lambda v: isinstance(v, list))
-KEYS = Rule(f"{COUNT.allowed} or all", lambda v: v == "all" or COUNT.holds(v))
+KEYS_RULE = Rule(f"{COUNT.allowed} or all", lambda v: v == "all" or COUNT.holds(v))
 FOLDER = Rule(
     "a folder, or what can become one: no file, and in none",
     lambda v: (
@@ -127,13 +127,13 @@ RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("grid.extent",): many(option("extent"), 0),
     ("grid.*prompts",): many(PROMPTS, 0),
     ("caches.kind",): PROMPTS,
-    ("grid.keys",): many(KEYS),
-    ("grid.window_keys",): many(KEYS, 0),
+    ("grid.keys",): many(KEYS_RULE),
+    ("grid.window_keys",): many(KEYS_RULE, 0),
     ("grid.value_aware_keys", "survey.budgets"): many(COUNT),
     ("grid.random_seeds",): many(COUNT_OR_ZERO),
     ("grid.*_keys", "grid.norms", "grid.lsh_rounds", "grid.orf_features"): many(COUNT, 0),
     ("grid.orf_scaling",): many(TEXT, 0),
-    ("caches.keep",): many(SHARE),
+    ("caches.keep",): many(SHARE_RULE),
     ("tokens.*_sources",): null_or(many(TEXT)),
     ("tokens.score_first", "tokens.rearrange"): SWITCH,
     ("tokens.vocabulary_size",): whole(261),  # the 256 bytes and 5 tokens with a meaning
@@ -147,7 +147,7 @@ RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("seed", "*.seed", "*.context", "*.warmup_steps", "*.degree", "caches.skip"): COUNT_OR_ZERO,
     ("masked.fraction", "corpus.evaluation_fraction"): INNER_SHARE,
     ("corpus.validation_fraction", "*.dropout", "*.momentum"): BELOW_ONE,
-    ("*.warmup_proportion",): SHARE,
+    ("*.warmup_proportion",): SHARE_RULE,
     ("*.weight_decay", "*.within", "*.max_grad_norm"): NOT_NEGATIVE,
     ("*_rate", "*.lr", "*.eps", "*.memory_gib"): POSITIVE,
     ("trainer.peak_flops", "trainer.gradient_clip_val"): null_or(POSITIVE),
@@ -159,10 +159,10 @@ RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("hydra.job.chdir",): Rule("false: paths are read from here", lambda v: v is False),
 }
 """Rules by patterns of keys, `*` for any text; the first that matches holds."""
-RULES = {pattern: rule for patterns, rule in RULES_OF_KEYS.items() for pattern in patterns}
+VALUE_RULES = {pattern: rule for patterns, rule in RULES_OF_KEYS.items() for pattern in patterns}
 
 RULES_OF_TYPES = {bool: SWITCH, float: NOT_NEGATIVE, str: TEXT, list: LIST}
-"""Rules of values that `RULES` does not name, by the type of the one in conf/"""
+"""Rules of values that `VALUE_RULES` does not name, by the type of the one in conf/"""
 ADDED = (
     *("corpus.sources.*", "caches.compared.*", "evaluate.axes.*", "survey.vary.*"),
     *(f"trainer.{name}" for name in TRAINER),
@@ -177,7 +177,7 @@ MODEL_NAMES = ("causal_", "masked_")
 @cache
 def rule_of(key: str) -> Rule | None:
     """Returns the rule of a key; None where its type is all that is asked for."""
-    return next((rule for pattern, rule in RULES.items() if fnmatchcase(key, pattern)), None)
+    return next((rule for pattern, rule in VALUE_RULES.items() if fnmatchcase(key, pattern)), None)
 
 
 def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list[str]:
@@ -294,7 +294,7 @@ def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[obj
         if value != first and isinstance(first, (str, dict)):
             raise ValueError(f"{key} is {shown(value)}; it must be that of {reference[1]}")
     elif name == "name" and (
-        (CONF / section / f"{value}.yaml").exists()
+        (CONF_FOLDER / section / f"{value}.yaml").exists()
         or (is_made and str(value).startswith(MODEL_NAMES) and Path(str(checkpoint)).name != value)
     ):
         raise ValueError(
@@ -339,13 +339,13 @@ def check_override(override: Override) -> None:
         return
     value = override.value()
     if key == "hydra.job.chdir":
-        RULES[key].check(key, value)
-    elif key in GROUPS and not isinstance(value, (str, list) if key == "corpus" else str):
+        VALUE_RULES[key].check(key, value)
+    elif key in CONFIG_GROUPS and not isinstance(value, (str, list) if key == "corpus" else str):
         raise ValueError(f"{key} is {shown(value)}; it must be the name of an option")
 
 
 def is_group(override: Override) -> bool:
-    return override.package is not None or str(override.key_or_group) in GROUPS
+    return override.package is not None or str(override.key_or_group) in CONFIG_GROUPS
 
 
 def with_group(overrides: Sequence[Override]) -> list[str]:
@@ -407,8 +407,8 @@ def params_of(text: str) -> dict[str, Any]:
         raise ValueError(f"{PARAMS_FILE} cannot be read: it is empty, or no keys with values")
     values = dict(leaves(content))
     for key in ("scale", "overrides"):
-        RULES[key].check(f"{PARAMS_FILE}: {key}", values.pop(key, None))
-    scales = (values_of_scale(file.stem) for file in CONF.glob("scale/*.yaml"))
+        VALUE_RULES[key].check(f"{PARAMS_FILE}: {key}", values.pop(key, None))
+    scales = (values_of_scale(file.stem) for file in CONF_FOLDER.glob("scale/*.yaml"))
     if lacking := set().union(*scales) - values.keys():
         raise ValueError(f"{PARAMS_FILE} lacks {', '.join(sorted(lacking))}")
     for key, value in values.items():
@@ -438,7 +438,7 @@ def check_plain(text: str) -> None:
 @cache
 def values_of_scale(scale: str) -> dict[str, object]:
     """Returns the values that conf/scale/<scale>.yaml sets, by key; none for scale laptop."""
-    file = CONF / "scale" / f"{scale}.yaml"
+    file = CONF_FOLDER / "scale" / f"{scale}.yaml"
     content = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else {}
     return {key: value for key, value in leaves(content) if key not in ("defaults", "scale")}
 
@@ -447,7 +447,7 @@ def values_of_scale(scale: str) -> dict[str, object]:
 def written(group: str = "") -> dict[str, list[object]]:
     """Reads the keys of conf/*.yaml, or of a group's options, with their values as written."""
     values: dict[str, list[object]] = {}
-    for file in sorted((CONF / group).glob("*.yaml")):
+    for file in sorted((CONF_FOLDER / group).glob("*.yaml")):
         content = yaml.load(file.read_text(encoding="utf-8"), LOADER)
         for key, value in leaves(content, group if group != "scale" else ""):
             values.setdefault(key, []).append(value)
@@ -456,15 +456,15 @@ def written(group: str = "") -> dict[str, list[object]]:
 
 def unknown(key: str, keys: Iterable[str] | None = None) -> str:
     """Words the refusal of a key that nothing reads, with the keys that may have been meant."""
-    groups = ("scale", "", *GROUPS)
-    keys = [*(keys or ())] or [*GROUPS, *(key for group in groups for key in written(group))]
+    groups = ("scale", "", *CONFIG_GROUPS)
+    keys = [*(keys or ())] or [*CONFIG_GROUPS, *(key for group in groups for key in written(group))]
     names = {other: other.rpartition(".")[2] for other in keys}
     near = get_close_matches(key, keys, n=1, cutoff=0.8)
     if not near:  # the right name in the wrong place, or without one
         meant = get_close_matches(key.rpartition(".")[2], names.values(), n=1, cutoff=0.75)
         near = [other for other in keys if names[other] in meant][:3]
     hint, group = asked([other for other in near if other != key]), key.partition(".")[0]
-    if not hint and group in GROUPS:
+    if not hint and group in CONFIG_GROUPS:
         hint = f"; another option of {group} may have it: choose one first, {group}=<option>"
     return f"{key} is no key that is read here{hint}"
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 Choice = TypeVar("Choice")
 
-SEEDS = 2**64
+SEED_COUNT = 2**64
 """Number of seeds that torch's generators take"""
 HIDDEN_DEFAULTS = [("engine", None), ("share_query_key", False), ("sinks", 0)]
 """Arguments that a method's text omits at these defaults: records older than them still match"""
@@ -35,7 +35,7 @@ def check_share(**arguments: SupportsFloat) -> float:
 
 def check_seed(seed: int) -> int:
     """Returns the seed, if torch's generators take it; ValueError otherwise."""
-    if not is_integer(seed) or not 0 <= seed < SEEDS:
+    if not is_integer(seed) or not 0 <= seed < SEED_COUNT:
         raise ValueError(f"seed is {seed!r}; it must be an integer >= 0 and below 2**64")
     return index(seed)
 

@@ -15,8 +15,8 @@ import torch
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-T = TypeVar("T")
-R = TypeVar("R")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PATIENCE = timedelta(days=7)
 """Longest wait for a slower process; torchrun ends processes that wait for a dead one."""
@@ -84,7 +84,7 @@ def own_device() -> str:
     return f"cuda:{local}"
 
 
-def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def shared_map(compute: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """Computes each item in one process and returns all results in every process.
 
     Items are dealt in turn: with P processes, rank p computes items p, p + P, p + 2 P ...
@@ -92,13 +92,13 @@ def shared_map(compute: Callable[[T], R], items: Sequence[T]) -> list[R]:
     count = processes()
     if count == 1:
         return [compute(item) for item in items]
-    shares: list[list[R]] = [[] for _ in range(count)]
+    shares: list[list[Result]] = [[] for _ in range(count)]
     mine = items[distributed.get_rank() :: count]
     distributed.all_gather_object(shares, [compute(item) for item in mine])
     return [shares[index % count][index // count] for index in range(len(items))]
 
 
-def broadcast(read: Callable[[], T]) -> T:
+def broadcast(read: Callable[[], Item]) -> Item:
     """Calls `read` in the first process and returns its result in every process."""
     if processes() == 1:
         return read()

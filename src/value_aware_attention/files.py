@@ -30,7 +30,7 @@ CONTENT_SHA256 = "content_sha256"
 """Key of a JSON object for the checksum of its other content"""
 FOLDERS_ABOVE = 3
 """Number of parent folders searched for the SHA256SUMS of a file (tokens lie two levels down)"""
-PARTIAL, OLD, LOCK = ".partial", ".old", ".lock"
+PARTIAL_ENDING, OLD_ENDING, LOCK_ENDING = ".partial", ".old", ".lock"
 """Suffixes of hidden names: an unfinished file or folder, a folder being replaced, a lock"""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """Error numbers of file systems without locks, some of them on a network"""
@@ -64,12 +64,12 @@ def new_file(path: Path | str) -> Iterator[Path]:
     Raises DiskFull if there is no space left.
     """
     target = Path(path)
-    for left_over in target.parent.glob(f".*{PARTIAL}"):
+    for left_over in target.parent.glob(f".*{PARTIAL_ENDING}"):
         # The file of an ended process is unlocked. An error means that a process is writing it,
         # that it is a folder, or that the file system has no locks.
         with suppress(OSError), FileLock(left_over, blocking=False, fallback_to_soft=False):
             left_over.unlink(missing_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid4().hex[:12]}{PARTIAL}")
+    partial = target.with_name(f".{target.name}.{uuid4().hex[:12]}{PARTIAL_ENDING}")
     with _locked(partial), full_disk_named(target.parent):
         yield partial
         _flush(partial)
@@ -88,7 +88,7 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     """
     target = Path(path)
     target = target.resolve() if target.is_symlink() else target  # the link itself stays
-    old = target.with_name(f".{target.name}{OLD}")
+    old = target.with_name(f".{target.name}{OLD_ENDING}")
     with _folder_beside(target) as partial:
         if old.exists() and not target.exists():  # a writer was killed between the two renames
             os.replace(old, target)
@@ -128,7 +128,7 @@ def _folder_beside(target: Path) -> Iterator[Path]:
     """Yields an empty hidden folder next to `target`; it is locked, and removed at the end."""
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; a folder is written there")
-    partial = target.with_name(f".{target.name}{PARTIAL}")
+    partial = target.with_name(f".{target.name}{PARTIAL_ENDING}")
     with held(target), full_disk_named(target.parent):
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed writer
         try:
@@ -161,7 +161,7 @@ def held(
     """
     target = Path(path)
     refusal = f"{target} belongs to {run} that is still going: wait for it, or {instead}"
-    with _locked(target.with_name(f".{target.name}{LOCK}"), refusal):
+    with _locked(target.with_name(f".{target.name}{LOCK_ENDING}"), refusal):
         yield
 
 

@@ -37,7 +37,7 @@ def explain(model: str, sentence: str, output: Path) -> None:
     from value_aware_attention.hugging_face.layers import positions
     from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.probe import loaded
-    from value_aware_study.evaluation.explorer import MOST, ends_of, exploration
+    from value_aware_study.evaluation.explorer import MOST_TOKENS, ends_of, exploration
     from value_aware_study.report import exhibit, page
     from value_aware_study.report.exhibits.model import explorer
 
@@ -54,7 +54,7 @@ def explain(model: str, sentence: str, output: Path) -> None:
         name = short_name(model)
         network, tokenizer = loaded(model)
         around = sum(map(len, ends_of(network, tokenizer)))
-        most = min(MOST, positions(network) or MOST) - around
+        most = min(MOST_TOKENS, positions(network) or MOST_TOKENS) - around
         tokens = len(tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"])
         if not 1 <= tokens <= most:
             raise ValueError(

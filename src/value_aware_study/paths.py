@@ -8,7 +8,7 @@ from pathlib import Path
 
 SUMMARY, TIMES = "summary.json", "seconds.json"
 """Files of a published run next to its page: end metrics of each model, seconds of each stage"""
-WEIGHTS = "model.safetensors"
+WEIGHTS_FILE = "model.safetensors"
 LONGEST = 200
 """Most bytes of a name: file systems allow 255, and endings and unfinished files need some"""
 
@@ -56,6 +56,6 @@ def packaged_weights(*, requirement: str, package: str, weights: str) -> Path:
         if (installed := version(name)) != pinned:
             raise ValueError(f"{name} is installed in version {installed}: {remedy}")
     path = Path(spec.submodule_search_locations[0]) / weights
-    if not (path.is_file() or (path / WEIGHTS).exists()):
-        raise FileNotFoundError(f"{path} holds no {WEIGHTS}, and is no file: {remedy}")
+    if not (path.is_file() or (path / WEIGHTS_FILE).exists()):
+        raise FileNotFoundError(f"{path} holds no {WEIGHTS_FILE}, and is no file: {remedy}")
     return path

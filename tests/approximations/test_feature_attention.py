@@ -22,12 +22,12 @@ from value_aware_attention.approximations import (
     chunked,
     feature_attention,
 )
-from value_aware_attention.approximations.feature_attention import CHUNK, FeatureAttention
+from value_aware_attention.approximations.feature_attention import CHUNK_SIZE, FeatureAttention
 from value_aware_attention.approximations.random_features import orthogonal_gaussian
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.kernels import Kernel
 
-LENGTH = 2 * CHUNK + 21  # three chunks, the last one short
+LENGTH = 2 * CHUNK_SIZE + 21  # three chunks, the last one short
 METHODS: dict[str, tuple[FeatureAttention, Kernel]] = {
     "linear": (LinearAttention(), kernels.Elu()),
     "orf": (OrthogonalRandomFeatures(20, 3), kernels.Exponential()),
@@ -60,7 +60,7 @@ def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> T
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("hidden", [0, 3, CHUNK + 5])
+@pytest.mark.parametrize("hidden", [0, 3, CHUNK_SIZE + 5])
 def test_against_the_reference(
     method: FeatureAttention, kernel: Kernel, causal: bool, hidden: int
 ) -> None:
@@ -68,7 +68,7 @@ def test_against_the_reference(
     query, key, value = draw(1, LENGTH, 6)
     mask = None if hidden == 0 else torch.arange(LENGTH) >= hidden
     output = method(query / 2, key / 2, value, kernel=kernel, is_causal=causal, attn_mask=mask)
-    for row in (0, 3, CHUNK - 1, CHUNK, LENGTH - 1):
+    for row in (0, 3, CHUNK_SIZE - 1, CHUNK_SIZE, LENGTH - 1):
         visible = slice(hidden, row + 1 if causal else LENGTH)
         expected = torch.zeros(6, dtype=torch.float64)
         if key[visible].numel():
@@ -86,7 +86,7 @@ def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, sca
         for causal in (False, True):
             whole = method(*inputs, kernel=kernel, is_causal=causal)
             with pytest.MonkeyPatch.context() as patch, chunked(100):
-                patch.setattr(feature_attention, "CHUNK", rows)
+                patch.setattr(feature_attention, "CHUNK_SIZE", rows)
                 patch.setattr(feature_attention, "ROWS_IN_CACHE", rows)
                 parts = method(*inputs, kernel=kernel, is_causal=causal)
             torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)

@@ -104,7 +104,7 @@ def test_the_path_holds_the_optimum_at_two_and_no_more_beyond(engine: str) -> No
 def test_above_512_keys_nothing_is_proved_by_pairs() -> None:
     generator = torch.Generator().manual_seed(7)
     inputs = [torch.randn(n, 8, generator=generator) for n in (2, 513, 513)]
-    for keys, proved in ((pairs.MOST_KEYS, True), (pairs.MOST_KEYS + 1, False)):
+    for keys, proved in ((pairs.PAIR_KEYS, True), (pairs.PAIR_KEYS + 1, False)):
         query, key, value = inputs[0], inputs[1][:keys], inputs[2][:keys]
         chosen = OptimalValueAware(2, "best").select(query, key, value)
         assert chosen.optimal is not None and bool(chosen.optimal.all()) is proved

@@ -19,7 +19,7 @@ from value_aware_attention.caches.elimination import eliminate
 from value_aware_attention.caches.joint_set import LEFT, Rows, exchange, extend
 
 M = 8
-SEARCHES = [eliminate, partial(eliminate, share=elimination.SHARE)]
+SEARCHES = [eliminate, partial(eliminate, share=elimination.DROPPED_SHARE)]
 quick = settings(deadline=None, max_examples=20)
 SETS = st.lists(st.booleans(), min_size=2 * M, max_size=2 * M)
 

@@ -72,10 +72,12 @@ def test_a_nodes_bound_is_below_each_of_its_completions(
     rows = Rows.of(seen)
     usable = rows.available[0] & ~rows.protected[0]
     r = min(r, int(rows.available.sum()))
-    node = torch.tensor([optimum.KEPT, optimum.DROPPED, 0.3, 0.9])[torch.tensor(marks[:M])].double()
-    node = node.where(usable, optimum.DROPPED).masked_fill(rows.protected[0], optimum.KEPT)
+    node = torch.tensor([optimum.FIXED_IN, optimum.FIXED_OUT, 0.3, 0.9])[
+        torch.tensor(marks[:M])
+    ].double()
+    node = node.where(usable, optimum.FIXED_OUT).masked_fill(rows.protected[0], optimum.FIXED_IN)
     masks = subsets(rows, r)
-    masks = masks[((masks | (node != optimum.KEPT)) & (~masks | (node >= 0))).all(-1)]
+    masks = masks[((masks | (node != optimum.FIXED_IN)) & (~masks | (node >= 0))).all(-1)]
     if not len(masks):
         return
     errors = torch.cat([rows.error(mask[None]) for mask in masks])
@@ -85,7 +87,9 @@ def test_a_nodes_bound_is_below_each_of_its_completions(
     limit = float(errors.median())
     _, fixed = problem.bounded(node[None], limit, 4)
     below = masks[errors < limit * (1 - 1e-9) - slack]
-    assert (below | (fixed != optimum.KEPT)).all() and (~below | (fixed != optimum.DROPPED)).all()
+    assert (below | (fixed != optimum.FIXED_IN)).all() and (
+        ~below | (fixed != optimum.FIXED_OUT)
+    ).all()
 
 
 def subsets(rows: Rows, r: int) -> Tensor:
@@ -115,7 +119,7 @@ def test_a_tangent_is_below_the_bounds_elsewhere(seen: Observed, r: int, seed: i
     problem = optimum._Problem.of(rows, r)
     node = torch.rand(1, M, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     free, left = rows.available, torch.tensor([[r]])
-    masses = problem._masses(node.where(free, optimum.DROPPED), free, left)
+    masses = problem._masses(node.where(free, optimum.FIXED_OUT), free, left)
     x = optimum._with_sum(node.where(free, 0.0), free, left)
     torch.testing.assert_close(x.sum(-1), left[0].double())
     other = optimum._with_sum(node.square().where(free, 0.0), free, left)

@@ -147,7 +147,7 @@ def test_slots_of_padding_stay_unused(seen: Observed, method: type) -> None:
 def test_factors_stay_in_their_range(seen: Observed, r: int) -> None:
     bias = AttentionMatching(r).keep(seen).log_weight.exp()
     used = bias[bias > 0]
-    least, most = refit.FACTORS
+    least, most = refit.FACTOR_RANGE
     assert (used >= least * 0.999).all() and (used <= most * 1.001).all()
 
 

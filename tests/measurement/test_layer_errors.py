@@ -19,7 +19,7 @@ from value_aware_attention.measurement.layers import (
     output_error,
 )
 from value_aware_attention.measurement.recorded import sample_rows
-from value_aware_attention.measurement.task import arrays, joined, plain
+from value_aware_attention.measurement.task import arrays, joined, jsonable
 from value_aware_attention.records.estimate import ratio_of_sums
 from value_aware_attention.records.record import OBLIVIOUS, SHARES, OutputError
 
@@ -106,7 +106,7 @@ def test_windows_measured_apart_are_as_windows_measured_together() -> None:
     together = layer_errors(Call.joined(calls), rows=KEYS, search="fast")
     for name, path in together.paths.items():
         np.testing.assert_allclose(apart.paths[name], path, rtol=1e-9, atol=1e-14)
-    again = LayerErrors(**arrays(json.loads(json.dumps(plain(apart)))))
+    again = LayerErrors(**arrays(json.loads(json.dumps(jsonable(apart)))))
     assert record([again]) == record([apart])
 
 

@@ -15,7 +15,7 @@ from tests.refusals import assert_refused
 from tests.report.pages import SLY, small_page
 from value_aware_study.report import page as page_module
 from value_aware_study.report.exhibit import Page
-from value_aware_study.report.page import PAPER, write_page
+from value_aware_study.report.page import PAPER_ADDRESS, write_page
 
 FILES = {
     "index.html",
@@ -85,7 +85,7 @@ def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
     assert ("meta", {"name": "description", "content": previewed}) in elements.found
     for tag, attributes in elements.found:
         assert tag not in ("link", "img", "iframe") and "src" not in attributes
-        assert (attributes.get("href") or "#").startswith(("#", PAPER))
+        assert (attributes.get("href") or "#").startswith(("#", PAPER_ADDRESS))
     styles = (Path(page_module.__file__).parent / name for name in ("page.css", "explorer.css"))
     assert not any(re.search(r"url\(|@import", file.read_text()) for file in styles)
 
@@ -94,7 +94,7 @@ def test_every_anchor_is_there_once(elements: Elements) -> None:
     names = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     links = {attributes["href"] for tag, attributes in elements.found if tag == "a"}
     assert len(names) == len(set(names))
-    assert {link.removeprefix("#") for link in links if link} <= {*names, PAPER}
+    assert {link.removeprefix("#") for link in links if link} <= {*names, PAPER_ADDRESS}
     assert {"claims", "model", "hero", "models", "explorer"} <= set(names)
 
 
@@ -210,6 +210,6 @@ def test_a_page_without_a_list_is_replaced_and_nothing_is_removed(
 def test_a_page_too_large_is_refused_in_one_line(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_module, "LARGEST", 1000)
+    monkeypatch.setattr(page_module, "MOST_BYTES", 1000)
     assert_refused("bytes; at most 1,000 are allowed", write_page, page, tmp_path)
     assert not contents(tmp_path)

@@ -12,7 +12,7 @@ from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import CausalBatches, MaskedSequences
-from value_aware_study.evaluation.counts import UNKNOWN, CausalCounts, KneserNey, MaskedCounts
+from value_aware_study.evaluation.counts import UNKNOWN_TOKEN, CausalCounts, KneserNey, MaskedCounts
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -101,7 +101,7 @@ def slow_choice(name: str, model: KneserNey, text: list[int], place: int) -> int
     width = {"both_neighbours": 1, "4grams": 3, "4grams_shown_token": 3}.get(name, 0)
 
     def log_p(context: list[int], token: int) -> float:
-        padded = [UNKNOWN] * width + [UNKNOWN if t == MASK else t for t in context]
+        padded = [UNKNOWN_TOKEN] * width + [UNKNOWN_TOKEN if t == MASK else t for t in context]
         contexts = np.array(padded[len(padded) - width :], dtype=np.int64)[None]
         return np.log(model.probabilities(contexts, np.array([token]))).item()
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from value_aware_study.evaluation.counts import UNKNOWN, KneserNey, log_likelihood
+from value_aware_study.evaluation.counts import UNKNOWN_TOKEN, KneserNey, log_likelihood
 
 SIZE = 5
 TEXTS = arrays(
@@ -70,7 +70,7 @@ def test_probabilities_are_those_of_the_slow_recursion_and_sum_to_one(rows, orde
 def test_the_tokens_up_to_an_unknown_one_are_left_out(rows, place) -> None:
     model = KneserNey(rows, order=4, vocabulary_size=SIZE)
     contexts = np.tile(rows[:1, :3], (SIZE, 1))
-    contexts[:, place] = UNKNOWN
+    contexts[:, place] = UNKNOWN_TOKEN
     probabilities = model.probabilities(contexts, np.arange(SIZE))
     contexts[:, :place] = 0
     assert (probabilities == model.probabilities(contexts, np.arange(SIZE))).all()
@@ -78,7 +78,7 @@ def test_the_tokens_up_to_an_unknown_one_are_left_out(rows, place) -> None:
     if place == 2:
         continued = Slow(rows.tolist(), 2).counts[0]
         lower = KneserNey(rows, order=2, vocabulary_size=SIZE)
-        unseen = lower.probabilities(np.full((SIZE, 1), UNKNOWN), np.arange(SIZE))
+        unseen = lower.probabilities(np.full((SIZE, 1), UNKNOWN_TOKEN), np.arange(SIZE))
         assert probabilities == pytest.approx(unseen)
         assert probabilities.argmax() in {gram[0] for gram in continued}
 
@@ -90,7 +90,7 @@ def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, d
     tokens = st.lists(st.integers(0, SIZE - 1), min_size=width, max_size=width)
     left, right = (np.array([data.draw(tokens)], dtype=np.int64) for _ in range(2))
     hidden = data.draw(st.integers(0, width))  # first unknown token on the right
-    right[:, hidden:] = UNKNOWN
+    right[:, hidden:] = UNKNOWN_TOKEN
     scores = log_likelihood(model, left, np.arange(SIZE)[None], right)
     for candidate in range(SIZE):
         text = [*left[0], candidate, *right[0, :hidden]]

@@ -64,7 +64,7 @@ def test_every_kind_of_model_is_explored(name: str) -> None:
 
 
 def test_heads_are_evenly_spaced_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer, "HEADS", 2)
+    monkeypatch.setattr(explorer, "MOST_HEADS", 2)
     [explored] = explorer.exploration("a", model("bert"), tokenizer(), [words(200)]).models
     assert [(head.layer, head.head) for head in explored.heads] == [(0, 0), (1, 0)]
 

@@ -18,8 +18,8 @@ from value_aware_attention.attention import AttentionState, attention_over, atte
 from value_aware_attention.call import Call, max_elements
 from value_aware_attention.kernels import Kernel
 
-QUERIES_AT_ONCE = 64
-DENSE = 16
+BLOCK_QUERIES = 64
+GATHER_RATIO = 16
 """Listed keys are gathered if they are fewer than 1 / DENSE of all keys. On a CPU, gathering a pair
 takes as long as computing a hundred in the fused kernel."""
 
@@ -111,7 +111,7 @@ def _placed(state: AttentionState, rows: Int[Tensor, " Q"], queries: int) -> Att
 
 def _is_gathered(piece: Piece, keys: int) -> bool:
     """Returns whether keys are gathered per query instead of read per block of queries."""
-    return piece.listed is not None and piece.listed.shape[-1] * DENSE < keys
+    return piece.listed is not None and piece.listed.shape[-1] * GATHER_RATIO < keys
 
 
 def _cut(call: Call, block: Block) -> tuple[Tensor, Tensor, Tensor, Kernel, Tensor | None]:
@@ -202,7 +202,7 @@ def _candidates(piece: Piece, queries: int, keys: int) -> Iterator[tuple[Tensor,
         query = key[key >= keys - queries]
         if piece.queries is not None:
             query = query[torch.isin(query, torch.tensor(piece.queries))]
-        for some in query.split(QUERIES_AT_ONCE):
+        for some in query.split(BLOCK_QUERIES):
             yield some, key
 
 

@@ -21,7 +21,7 @@ from value_aware_attention.call import Call, max_elements
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Elu
 
-CHUNK = 64
+CHUNK_SIZE = 64
 """Positions in a chunk; under a causal mask, pairs within a chunk are scored directly"""
 ROWS_IN_CACHE = 4096
 """Positions of a block over all heads, so that their features stay in a CPU's cache"""
@@ -71,7 +71,7 @@ class FeatureAttention(Approximation):
         query_map, key_map = self.feature_maps(call)
         rows = max(call.keys, call.query.shape[-2])
         if call.key.device.type == "cpu":
-            rows = max(CHUNK, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
+            rows = max(CHUNK_SIZE, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
 
         def sums_over(some: slice) -> AttentionState:
             key, value = key_map(call.key[..., some, :]), call.value[..., some, :]
@@ -84,9 +84,9 @@ class FeatureAttention(Approximation):
     def _causal(self, call: Call) -> Iterator[AttentionState]:
         """For each chunk, adds the pairs within it to the sums over all earlier keys."""
         query_map, key_map = self.feature_maps(call)
-        past = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=call.key.device).tril()
+        past = torch.ones(CHUNK_SIZE, CHUNK_SIZE, dtype=torch.bool, device=call.key.device).tril()
         earlier: AttentionState | None = None
-        for chunk in _blocks(call.keys, CHUNK):
+        for chunk in _blocks(call.keys, CHUNK_SIZE):
             value, padding = call.value[..., chunk, :], _padding(call, chunk)
             query, key = query_map(call.query[..., chunk, :]), key_map(call.key[..., chunk, :])
             visible = past[: value.shape[-2], : value.shape[-2]]

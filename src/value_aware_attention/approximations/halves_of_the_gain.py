@@ -13,7 +13,7 @@ from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
 
-QUERIES_AT_ONCE = 128
+SOLVED_AT_ONCE = 128
 
 
 class ObliviousKeysOptimalWeights(SparseApproximation):
@@ -88,7 +88,7 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
         unit = typical_unit(value)
         value = value / unit
         blocks = []
-        for block in weights.split(QUERIES_AT_ONCE, dim=-2):
+        for block in weights.split(SOLVED_AT_ONCE, dim=-2):
             *greedy, undone = _greedy(block, value, r)
             if undone.any():
                 exact = replace(call, value=call.value.double()).centred.value / unit

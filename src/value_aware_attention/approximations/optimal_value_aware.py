@@ -21,7 +21,7 @@ from value_aware_attention.weights import or_overflow
 
 NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
 """Largest ||o - o~|| that counts as zero, relative to sum_i alpha_i ||v_i - o||"""
-ROUNDING = 8
+ROUNDED = 8
 """Largest ||o - o~|| that counts as rounding of o, relative to ||o||, in epsilons of the inputs"""
 TIE = 1e-5
 """Largest relative difference of squared distances at which two values count as equally near"""
@@ -114,7 +114,7 @@ class OptimalValueAware(SparseApproximation):
                 distance = _squared_distances(rows).clamp_min(0).sqrt()
                 spread = NEGLIGIBLE[dtype] * (rows.weights * distance).sum(dim=-1)
                 norm = (rows.output + rows.centre).norm(dim=-1)
-                proved |= error <= (spread + ROUNDING * torch.finfo(dtype).eps * norm).square()
+                proved |= error <= (spread + ROUNDED * torch.finfo(dtype).eps * norm).square()
             optimal[..., rows.place] = proved & here
         return replace(chosen, optimal=optimal)
 

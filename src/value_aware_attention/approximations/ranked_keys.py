@@ -12,7 +12,7 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
 
-NORMS = (1, 2)
+VALUE_NORMS = (1, 2)
 
 
 class RankedKeys(SparseApproximation):
@@ -57,7 +57,7 @@ class NormWeightedKeys(RankedKeys):
 
     def __init__(self, r: int, norm: int = 2) -> None:
         super().__init__(r)
-        self.norm = check_choice(NORMS, norm=norm)
+        self.norm = check_choice(VALUE_NORMS, norm=norm)
 
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]

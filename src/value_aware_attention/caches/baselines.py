@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from value_aware_attention.arguments import SEEDS, check_seed
+from value_aware_attention.arguments import SEED_COUNT, check_seed
 from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.method import CacheMethod, available
 from value_aware_attention.caches.observed import Observed
@@ -29,7 +29,7 @@ class Random(CacheMethod):
         later = (
             0 if observed.start is None else observed.start - observed.keys
         )  # than the first choice
-        generator = torch.Generator().manual_seed((self.seed + later) % SEEDS)
+        generator = torch.Generator().manual_seed((self.seed + later) % SEED_COUNT)
         drawn = torch.rand(*observed.batch, observed.keys, generator=generator)
         return drawn.to(observed.key.device)
 

@@ -11,16 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention import native
-from value_aware_attention.caches.joint_set import CANDIDATES, LEFT, Rows, State
+from value_aware_attention.caches.joint_set import LEFT, UPDATED_KEYS, Rows, State
 from value_aware_attention.call import uncompiled
 
-SOURCE = Path(__file__).with_name("drops.cpp")
+DROPS_SOURCE = Path(__file__).with_name("drops.cpp")
 DROPS = 64
 """Number of drops with incremental updates before costs are recomputed"""
-STALE = 4 * CANDIDATES
+STALE = 4 * UPDATED_KEYS
 """Most keys whose costs are recomputed between full recomputations: the cheapest ones, three per
 key to drop, because costs hardly fall while other keys are dropped"""
-SHARE = 0.1
+DROPPED_SHARE = 0.1
 """Share of the keys dropped between full recomputations, unless costs are always recomputed"""
 
 
@@ -33,7 +33,7 @@ def eliminate(
     Returns the remaining keys, then the dropped keys from last to first, and the cost of each drop
     (inf for remaining keys). All costs are recomputed after dropping `share` of the keys, and
     around a drop that takes nearly all of a row's mass. In between, the cheapest costs are
-    recomputed every `DROPS` drops, and those of the `CANDIDATES` cheapest are updated after each
+    recomputed every `DROPS` drops, and those of the `UPDATED_KEYS` cheapest are updated after each
     drop. A drop then costs the same for any number of keys; within so few drops, another key hardly
     becomes the cheapest.
     """
@@ -57,10 +57,10 @@ def _drops(
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
     """Drops up to `count` keys after computing all costs; returns their indices and costs."""
     state, fixed = rows.start(left)
-    most = max(CANDIDATES, min(STALE, 3 * count) if count > DROPS else 0)
+    most = max(UPDATED_KEYS, min(STALE, 3 * count) if count > DROPS else 0)
     cheapest = (state.cost() + fixed).topk(min(most, left.shape[-1]), dim=-1, largest=False).indices
     fixed = fixed.gather(-1, cheapest)
-    is_large = rows.available.shape[-1] > CANDIDATES
+    is_large = rows.available.shape[-1] > UPDATED_KEYS
     state, unit = state.take(cheapest).eased(is_large)
     places: list[Tensor] = []
     costs: list[Tensor] = []
@@ -80,8 +80,8 @@ def _drops(
 def _followed(
     state: State, fixed: Float[Tensor, "B K"], count: int, is_large: bool, *, is_fresh: bool
 ) -> tuple[Int[Tensor, "B D"], Float[Tensor, "B D"]]:
-    """Drops up to `count` keys of a state through `drop`, among the `CANDIDATES` cheapest."""
-    most = min(CANDIDATES, fixed.shape[-1])
+    """Drops up to `count` keys of a state through `drop`, among the `UPDATED_KEYS` cheapest."""
+    most = min(UPDATED_KEYS, fixed.shape[-1])
     cheapest = (state.cost() + fixed).topk(most, dim=-1, largest=False).indices
     state, unit = state.take(cheapest).eased(is_large)
     gone, cost = drop(state, fixed.gather(-1, cheapest), count, is_fresh=is_fresh)
@@ -128,7 +128,7 @@ def drop(
     """
     on_cpu = state.error.device.type == "cpu"
     size = f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}"
-    library = native.library(SOURCE, size) if on_cpu else None
+    library = native.library(DROPS_SOURCE, size) if on_cpu else None
     if library is None:
         return in_torch(state, fixed, count, is_fresh=is_fresh)
     places = torch.empty(len(fixed), count, dtype=torch.int64)

@@ -35,7 +35,7 @@ BREADTH = 8
 """Number of cheapest keys that an exchange tries to drop"""
 IN_CACHE = 2**18
 """Largest number of weights searched at once on a CPU, so that they fit its cache"""
-CANDIDATES = 256
+UPDATED_KEYS = 256
 """Number of keys with updated costs after a drop: the cheapest at the last full computation"""
 GAIN = 1e-5
 """Least relative gain for which keys are exchanged"""
@@ -122,7 +122,7 @@ class Rows:
         most = len(numbers)
         if numbers.device.type == "cpu":
             most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
-        for text in numbers.view(texts if self.available.shape[-1] > CANDIDATES else 1, -1):
+        for text in numbers.view(texts if self.available.shape[-1] > UPDATED_KEYS else 1, -1):
             for caches in text.split(most):
                 yield self if len(caches) == len(numbers) else self.take(caches)
 

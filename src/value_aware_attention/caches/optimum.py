@@ -29,18 +29,18 @@ from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.value_aware import ValueAware
 
-MOST_KEYS, NODES = 128, 2**18
+MOST_SOLVED, NODES = 128, 2**18
 """Largest number of keys for `optimal_set`; limit of nodes x rows x keys bounded at once"""
-STEPS, FIRST_STEPS, SLOWNESS = 4, 256, 24
+NODE_TANGENTS, FIRST_TANGENTS, SLOWNESS = 4, 256, 24
 """Number of tangents per node, and for the first node. At step k the point moves 2 / (k + slowness)
 of the way: a child starts from its parent's point, which is near its own best"""
-ROUNDING, DIGITS, TINY = 1e-9, 1e-14, 1e-100
+SAME_ERROR, ERROR_ROUNDING, TINY = 1e-9, 1e-14, 1e-100
 """Relative difference of errors that counts as zero; rounding of an error, relative to the rows'
 largest squared distances ||v_j - o_i||^2, and of a bound, relative to its slopes; smallest divisor,
 relative to its dividend"""
-SMALL = 1e-2
+SMALL_MASS = 1e-2
 """A mass below this share of the largest counts as 0, because slopes grow as (u / l)^2"""
-KEPT, DROPPED = 2.0, -1.0
+FIXED_IN, FIXED_OUT = 2.0, -1.0
 """Marks of a node's fixed keys; a free key has its coordinate of the last point, 0 to 1"""
 
 
@@ -66,11 +66,11 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
 
     Searches each cache for at most `seconds`, starting from the set of `ValueAware(r,
     search="best")`. A search that ends in time has proved the optimum; otherwise
-    error / lower_bound is the gap. Raises ValueError for more than `MOST_KEYS` keys, and in the
+    error / lower_bound is the gap. Raises ValueError for more than `MOST_SOLVED` keys, and in the
     cases of `ValueAware`.
     """
-    if observed.keys > MOST_KEYS:
-        raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_KEYS}")
+    if observed.keys > MOST_SOLVED:
+        raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_SOLVED}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
     names = ("query", "key", "value", "projection")
@@ -96,15 +96,15 @@ def _search(
     rows: Rows, chosen: Bool[Tensor, "1 M"], seconds: float
 ) -> tuple[Bool[Tensor, " M"], Float[Tensor, ""], Float[Tensor, ""], Bool[Tensor, ""]]:
     """Searches one cache from a starting set, nodes with the least bounds first."""
-    stop, steps = monotonic() + seconds, FIRST_STEPS
+    stop, steps = monotonic() + seconds, FIRST_TANGENTS
     problem, error = _Problem.of(rows, int(chosen.sum())), rows.error(chosen)
     limit, at_once = problem.limit(error), max(1, NODES // problem.weights.numel())
-    root = chosen.double().where(rows.available, DROPPED).masked_fill(rows.protected, KEPT)
+    root = chosen.double().where(rows.available, FIXED_OUT).masked_fill(rows.protected, FIXED_IN)
     ahead = [(0.0, root[0])]
     while ahead and ahead[0][0] < limit and monotonic() < stop:
         lower, nodes = zip(*ahead[:at_once], strict=True)
         bounds, parents = problem.bounded(torch.stack(nodes), limit, steps)
-        bounds, steps = bounds.maximum(bounds.new_tensor(lower)), STEPS
+        bounds, steps = bounds.maximum(bounds.new_tensor(lower)), NODE_TANGENTS
         for other in problem.below(limit, parents)[:, None]:
             if (less := rows.error(other)) < error:
                 chosen, error, limit = other, less, problem.limit(less)
@@ -141,28 +141,28 @@ class _Problem:
         cost = _costs_of_heaviest(weights, away @ away.mT, r - 1 + int(sees[:, -1].any()))
         cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # loses everything
         cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # no mass: never heaviest
-        digits = DIGITS * away.square().sum(dim=-1).amax(dim=-1).sum()
+        digits = ERROR_ROUNDING * away.square().sum(dim=-1).amax(dim=-1).sum()
         return cls(r, weights, scaled, cost, float(digits))
 
     def limit(self, error: Float[Tensor, " 1"]) -> float:
         """Returns the error from which another set is no better."""
-        return float(error) - max(ROUNDING * float(error), self.digits)
+        return float(error) - max(SAME_ERROR * float(error), self.digits)
 
     def bounded(
         self, nodes: Float[Tensor, "B M"], limit: float, steps: int
     ) -> tuple[Float[Tensor, " B"], Float[Tensor, "B M"]]:
         """Bounds each node, and fixes keys whose other choice would reach the limit."""
-        free, left = _free(nodes), self.r - (nodes == KEPT).sum(dim=-1, keepdim=True)
+        free, left = _free(nodes), self.r - (nodes == FIXED_IN).sum(dim=-1, keepdim=True)
         masses, x = self._masses(nodes, free, left), _with_sum(nodes.clamp(0, 1), free, left)
         best = x.new_full(x.shape[:1], -torch.inf)
         for step in range(steps):
             value, slope = self.tangent(x, *masses)
             rise, inside = _least_linear(slope, free, left)
             move = inside.double().where(free, x) - x
-            rounding = DIGITS * self.r * (slope * free).abs().amax(dim=-1)
+            rounding = ERROR_ROUNDING * self.r * (slope * free).abs().amax(dim=-1)
             bound = value + (slope * move).sum(dim=-1) - rounding
             fixed = free & (bound[:, None] + rise >= limit)
-            nodes = torch.where(fixed, torch.where(inside, KEPT, DROPPED), nodes)
+            nodes = torch.where(fixed, torch.where(inside, FIXED_IN, FIXED_OUT), nodes)
             best, x = best.maximum(bound), x + 2 / (step + SLOWNESS) * move
         return best, torch.where(_free(nodes), x, nodes)
 
@@ -187,7 +187,7 @@ class _Problem:
 
     def below(self, limit: float, nodes: Float[Tensor, "B M"]) -> Bool[Tensor, "C M"]:
         """Rounds nodes to sets; returns those with an error that may be below the limit."""
-        fits = ((nodes == KEPT).sum(-1) <= self.r) & ((nodes >= 0).sum(-1) >= self.r)
+        fits = ((nodes == FIXED_IN).sum(-1) <= self.r) & ((nodes >= 0).sum(-1) >= self.r)
         chosen = nodes[fits].topk(self.r, dim=-1).indices  # the others fix keys both ways
         sets = torch.zeros_like(nodes[fits] > 0).scatter(-1, chosen, value=True).unique(dim=0)
         parts = _with_beside(sets.double())
@@ -198,11 +198,11 @@ class _Problem:
         self, nodes: Float[Tensor, "B M"], alive: Bool[Tensor, " B"]
     ) -> tuple[Float[Tensor, "C M"], Int[Tensor, " C"]]:
         """Branches on the least decided and longest key; also returns the parent of each child."""
-        left, free = self.r - (nodes == KEPT).sum(dim=-1), _free(nodes)
+        left, free = self.r - (nodes == FIXED_IN).sum(dim=-1), _free(nodes)
         origin = (alive & (left > 0) & (left < free.sum(dim=-1))).nonzero().squeeze(-1)
         worth = (nodes * (1 - nodes) + 1e-2) * self.scaled.square().sum(dim=-1)[:-1]
         key = worth.masked_fill(~free, -1.0)[origin].argmax(dim=-1, keepdim=True)
-        both = [nodes[origin].scatter(-1, key, mark) for mark in (KEPT, DROPPED)]
+        both = [nodes[origin].scatter(-1, key, mark) for mark in (FIXED_IN, FIXED_OUT)]
         return torch.cat(both), origin.repeat(2)
 
     def _moved(self, parts: Float[Tensor, "B K"]) -> Float[Tensor, "B n V"]:
@@ -213,14 +213,14 @@ class _Problem:
         self, nodes: Float[Tensor, "B M"], free: Bool[Tensor, "B M"], left: Int[Tensor, "B 1"]
     ) -> tuple[Float[Tensor, "B n"], Float[Tensor, "B n"]]:
         """Computes l and u, the smallest and largest mass of a completion."""
-        fixed = _with_beside((nodes == KEPT).double()) @ self.weights.mT
+        fixed = _with_beside((nodes == FIXED_IN).double()) @ self.weights.mT
         heaviest, order = self.weights[:, :-1].sort(dim=-1, descending=True)
         place, left = free[:, order].cumsum(dim=-1, dtype=torch.int16), left[..., None]
         low, high = (
             fixed + (heaviest * (free[:, order] & ends)).sum(dim=-1)
             for ends in (place > place[..., -1:] - left, place <= left)
         )
-        return low.where(low > SMALL * high, 0.0), high + TINY
+        return low.where(low > SMALL_MASS * high, 0.0), high + TINY
 
 
 def _costs_of_heaviest(

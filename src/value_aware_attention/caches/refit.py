@@ -24,7 +24,7 @@ CHOICES = tuple(product((False, True), (torch.inf, *RIDGES)))
 """Pairs (fit biases, ridge of the values); infinity keeps the original values"""
 BIAS_RIDGE = 0.1
 """Ridge that pulls the factors of weights towards 1"""
-FACTORS = (0.05, 50.0)
+FACTOR_RANGE = (0.05, 50.0)
 """Smallest and largest factor; a bias is the log of a factor."""
 HELD_OUT = 4
 """One in `HELD_OUT` rows is held out."""
@@ -136,7 +136,7 @@ class _Fit:
         if bias:
             lost = self.sees.double() - self.beside - self.weights.sum(dim=-1, keepdim=True)
             factors = factors + _least_squares(self.weights, lost, BIAS_RIDGE)[..., 0]
-            factors = factors.clamp(*FACTORS)
+            factors = factors.clamp(*FACTOR_RANGE)
         if ridge == torch.inf:
             return factors, torch.zeros_like(self.value)
         weights, left = self._reweighted(factors)

@@ -13,7 +13,7 @@ from value_aware_attention.arguments import check_choice
 from value_aware_attention.caches.baselines import KeyDiff, KeyNorm, Recent
 from value_aware_attention.caches.budgets import Ranking, first_of
 from value_aware_attention.caches.critical_values import CriticalValues
-from value_aware_attention.caches.elimination import SHARE, eliminate, measured_in_order
+from value_aware_attention.caches.elimination import DROPPED_SHARE, eliminate, measured_in_order
 from value_aware_attention.caches.expected_attention import ExpectedAttention
 from value_aware_attention.caches.joint_set import Rows, exchange, extend
 from value_aware_attention.caches.kept import KeptKeys
@@ -137,13 +137,13 @@ class ValueAware(CacheMethod):
         all_keys = torch.arange(others.shape[-1], device=others.device).expand(others.shape[1:])
         count = PRESELECTED * self.r
         if self.search != "default" or count >= others.shape[-1]:
-            share = SHARE if self.search == "default" else 0.0
+            share = DROPPED_SHARE if self.search == "default" else 0.0
             return eliminate(rows, all_keys, least, share=share)
         places = torch.empty_like(others[: len(RANKINGS)])
         places.scatter_(-1, others[: len(RANKINGS)], all_keys.expand_as(places).contiguous())
         union = places.amin(dim=0).argsort(dim=-1, stable=True)
         first = union[:, :count].sort(dim=-1).values
-        keys, costs = eliminate(rows, first, least, share=SHARE)
+        keys, costs = eliminate(rows, first, least, share=DROPPED_SHARE)
         return torch.cat([keys, union[:, count:]], dim=-1), costs
 
     def _measured(

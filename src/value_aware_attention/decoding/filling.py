@@ -24,7 +24,7 @@ from value_aware_attention.hugging_face.sharing import grouped
 from value_aware_attention.hugging_face.traits import Traits
 from value_aware_attention.kernels import Kernel
 
-OBSERVED = ("last", "causal", "noncausal", "continued")
+OBSERVED_IN_ONE_PASS = ("last", "causal", "noncausal", "continued")
 """Ways to observe that need only one pass over a prompt"""
 
 
@@ -115,7 +115,7 @@ class Choices:
 
     def __post_init__(self) -> None:
         for name, again, others in (
-            ("observed", "repeat", ", ".join(OBSERVED)),
+            ("observed", "repeat", ", ".join(OBSERVED_IN_ONE_PASS)),
             ("pool", "checked", "model, layer or None"),
         ):
             if self.options[name] == again:
@@ -123,7 +123,7 @@ class Choices:
                     f"{name} is {again!r}; it reads the prompt again, and a cache is filled in one "
                     f"pass: {others}"
                 )
-        check_choice(OBSERVED, observed=self.options["observed"])
+        check_choice(OBSERVED_IN_ONE_PASS, observed=self.options["observed"])
         check_choice(("model", "layer", None), pool=self.options["pool"])
         always = sum(check_at_least(0, **{x: self.options[x]}) for x in ("sinks", "recent"))
         check_at_least(0, floor=self.options["floor"])

@@ -38,7 +38,7 @@ from value_aware_attention.kernels import Kernel, check_kernel
 
 OWN = "value_aware_attention"
 """Name of the attention of `set_attention` in transformers"""
-QUERIES_AT_ONCE = 128
+PATTERN_ROWS = 128
 """Rows of a pattern evaluated at once, if texts have different positions"""
 
 
@@ -177,7 +177,7 @@ def _in_its_text(
     if is_whole and bool(stands.all()):  # each visible key's index is its position in the text
         return method, True
     pattern = pattern_of(int(last.max()) + 1, is_causal=True)
-    rows = [pattern(x, place) for x in last.split(QUERIES_AT_ONCE, dim=-2)]
+    rows = [pattern(x, place) for x in last.split(PATTERN_ROWS, dim=-2)]
     pairs = {"attn_mask": visible & torch.cat(rows, dim=-2), "is_causal": False}
     return lambda *inputs, **options: Exact()(*inputs, **options | pairs), is_causal
 

@@ -50,7 +50,7 @@ class _Context:
 
 
 _OPEN: list[_Context] = []
-_LOCK = Lock()
+_CHANGING = Lock()
 """Guards changes of `_OPEN`"""
 
 
@@ -92,7 +92,7 @@ def _opened(model: PreTrainedModel, name: str, alone: bool) -> _Context:
 
     Also raises it for nesting with a context that must be `alone`.
     """
-    with _LOCK:
+    with _CHANGING:
         before = [(config, config._attn_implementation) for config in _configs(model)]
         context = _Context(name, before, model, alone)
         for other in _OPEN:
@@ -116,7 +116,7 @@ def _opened(model: PreTrainedModel, name: str, alone: bool) -> _Context:
 
 def _close(context: _Context) -> None:
     """Restores the attention that each config named before the context."""
-    with _LOCK:
+    with _CHANGING:
         _OPEN.remove(context)
         for module in {context.model, context.model.base_model}:
             delattr(module, context.name)

@@ -118,7 +118,9 @@ OPTIONS = {
 }
 """Arguments of attention functions that change the result -> their names in an error"""
 
-WEIGHTS = "output_attentions cannot be honoured: approximations do not keep the attention weights"
+NO_WEIGHTS = (
+    "output_attentions cannot be honoured: approximations do not keep the attention weights"
+)
 
 
 def check_model(model: nn.Module) -> None:
@@ -133,7 +135,7 @@ def check_model(model: nn.Module) -> None:
             if not _is_absent(getattr(layer, name, None)):
                 raise ValueError(f"{type(model).__name__} {does}: {_CANNOT}")
     if getattr(model.config, "output_attentions", False):
-        raise ValueError(f"{WEIGHTS}; set model.config.output_attentions = False")
+        raise ValueError(f"{NO_WEIGHTS}; set model.config.output_attentions = False")
 
 
 def check_method(**arguments: object) -> nn.Module:
@@ -200,7 +202,7 @@ def check_call(dropout: float, options: Mapping[str, object]) -> None:
 def refuse_weights(module: nn.Module, inputs: tuple[object, ...], options: Arguments) -> None:
     """Refuses to return weights before `forward`: transformers would return None for them."""
     if options.get("output_attentions"):
-        raise ValueError(WEIGHTS)
+        raise ValueError(NO_WEIGHTS)
 
 
 def _is_absent(value: object) -> bool:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from value_aware_attention.files import check_checksums, load_json, reading
 
 SECONDS_TO_ANSWER = 6
-PACKAGE = "package:"
+PACKAGE_PREFIX = "package:"
 """Prefix of names of files and folders in installed packages"""
 GGUF = ".gguf"
 """Suffix of llama.cpp's files, which hold a model and its tokenizer"""
@@ -31,9 +31,9 @@ def installed(name: str | Path) -> str | Path:
 
     The package is not imported. Raises FileNotFoundError if the package or path does not exist.
     """
-    if not str(name).startswith(PACKAGE):
+    if not str(name).startswith(PACKAGE_PREFIX):
         return name
-    package, _, inner = str(name).removeprefix(PACKAGE).partition("/")
+    package, _, inner = str(name).removeprefix(PACKAGE_PREFIX).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
     folders = spec.submodule_search_locations if spec else None
     if not folders or not (path := Path(folders[0], inner)).exists():
@@ -43,8 +43,8 @@ def installed(name: str | Path) -> str | Path:
 
 def short_name(name: str | Path) -> str:
     """Returns the last part of a path or hub name, or the package of `package:NAME/PATH`."""
-    if str(name).startswith(PACKAGE):
-        return str(name).removeprefix(PACKAGE).partition("/")[0]
+    if str(name).startswith(PACKAGE_PREFIX):
+        return str(name).removeprefix(PACKAGE_PREFIX).partition("/")[0]
     return Path(name).resolve().name
 
 

@@ -66,9 +66,9 @@ class Traits:
 _TRAITS: WeakKeyDictionary[nn.Module, dict[nn.Module, Traits]] = WeakKeyDictionary()
 
 
-TOKENS, SHIFT = 6, 5
+READ_TOKENS, SHIFTED = 6, 5
 """Tokens that a model reads to find its traits, and the shift of their second reading"""
-NEAR = 0.1
+NEAR_TENSORS = 0.1
 """Relative distance below which tensors count as equal; half precision causes about 0.01"""
 
 
@@ -150,7 +150,7 @@ def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
     is_turning = any(map(is_rotary, model.modules()))
     rotaries, refused = rotations(model), partial(refuse_rotation, type(model).__name__)
     try:
-        readings = [_reading(model, shift) for shift in ((0, SHIFT) if is_turning else (None,))]
+        readings = [_reading(model, shift) for shift in ((0, SHIFTED) if is_turning else (None,))]
     except Exception:  # models raise errors of all kinds for unsupported inputs
         return dict.fromkeys(layers, Traits(refused if is_turning else None))
     traits = {}
@@ -169,7 +169,7 @@ def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tens
     """
     modes = {module: module.training for module in model.modules()}
     layers, outputs = attention_layers(model), {}
-    tokens = torch.arange(TOKENS, device=model.device)[None]
+    tokens = torch.arange(READ_TOKENS, device=model.device)[None]
     inputs = {"input_ids": 1 + tokens} | ({} if shift is None else {"position_ids": tokens + shift})
 
     def keep(module: nn.Module, _: object, output: Any) -> None:
@@ -202,13 +202,13 @@ def _nearest(rotaries: Sequence[Rotary], refused: Rotary, *queries: Tensor) -> R
     if len(queries) == 1:
         return None
     here, later = queries
-    shift = torch.full((TOKENS,), SHIFT, device=here.device)
+    shift = torch.full((READ_TOKENS,), SHIFTED, device=here.device)
     distances: dict[Rotary | None, float] = {None: _distance(here, later)}
     for rotary in rotaries:
         with suppress(RuntimeError, TypeError, ValueError):  # does not fit these heads
             distances[rotary] = _distance(rotary(here, shift), later)
     nearest = min(distances, key=lambda rotary: distances[rotary])
-    return nearest if distances[nearest] < NEAR else refused
+    return nearest if distances[nearest] < NEAR_TENSORS else refused
 
 
 def _projects(layer: nn.Module, call: Call, output: Tensor) -> bool:
@@ -221,7 +221,7 @@ def _projects(layer: nn.Module, call: Call, output: Tensor) -> bool:
     if mixed.shape != output.shape:
         return False
     mixed, output = (x - x.mean(dim=-2, keepdim=True) for x in (mixed, output.float()))
-    return _distance(mixed, output) < NEAR
+    return _distance(mixed, output) < NEAR_TENSORS
 
 
 def _distance(x: Tensor, y: Tensor) -> float:

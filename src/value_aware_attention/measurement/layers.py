@@ -464,7 +464,7 @@ def _known(number: float) -> float | None:
 
 
 DEGREES = (0, 2, 4, 6)
-SIZES = (1, 4, 16)
+ERROR_SIZES = (1, 4, 16)
 SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
 
 
@@ -514,7 +514,7 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
     shape = skewness_of(weights)
     first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
     same = first == weights.argmax(dim=-1)
-    sizes = [r for r in SIZES if r <= rows.key.shape[-2]]
+    sizes = [r for r in ERROR_SIZES if r <= rows.key.shape[-2]]
     norm = (weights @ rows.value).square().sum().item()
     aware = OptimalValueAware(sizes[-1], search).path(**rows.arguments())
     degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None

@@ -44,11 +44,11 @@ from value_aware_attention.measurement.task import (
     arrays,
     exactly,
     joined,
-    plain,
+    jsonable,
 )
 from value_aware_attention.records.estimate import estimate, ratio_of_sums
 from value_aware_attention.records.record import (
-    TASKS,
+    TASK_OF_METRIC,
     Attention,
     Cell,
     CellError,
@@ -61,7 +61,7 @@ from value_aware_attention.records.record import (
 )
 from value_aware_attention.weights import weighted_sum
 
-ENDS = ("low", "high", "difference_low", "difference_high")
+INTERVAL_ENDS = ("low", "high", "difference_low", "difference_high")
 RECORDED = 8
 """Most parts of a task for measuring output errors of whole methods"""
 MOST_NATS = 700.0
@@ -156,7 +156,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
         "difference_high": high - baseline,
     }
     if len(sums.counts) < 2:
-        measured |= dict.fromkeys(ENDS)
+        measured |= dict.fromkeys(INTERVAL_ENDS)
     return measured | {
         "count": int(sums.counts.sum()),
         "unit_totals": tuple(sums.totals.tolist()),
@@ -253,7 +253,7 @@ def _record(
     return Record(
         model=name or model,
         architecture=model,
-        task=TASKS[task.metric],
+        task=TASK_OF_METRIC[task.metric],
         kernel=kernel,
         metric=task.metric,
         unit=task.unit,
@@ -355,7 +355,7 @@ class _Measurement:
             weighed = [replace(call, kernel=kernel or call.kernel) for call in calls]
             errors = shared_map(partial(layer_errors, **how), weighed)
             shapes = shared_map(skewness, weighed)
-            return {"errors": [plain(layer) for layer in errors], "skewness": shapes}
+            return {"errors": [jsonable(layer) for layer in errors], "skewness": shapes}
 
         key = {"layers": how | {"kernel": repr(kernel)}}
         with self._named("layers"):
@@ -386,7 +386,7 @@ class _Measurement:
 
     def _sums(self, setting: Setting) -> UnitSums:
         def compute(number: int) -> JsonObject:
-            return plain(self.task.run(setting.build, number))
+            return jsonable(self.task.run(setting.build, number))
 
         key = self._key(setting) | {"measured": "end metric"}
         sums = self._by_text(key, compute, work=_work_of(setting.build(0)))

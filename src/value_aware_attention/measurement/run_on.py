@@ -13,7 +13,7 @@ from value_aware_attention.distributed import processes
 from value_aware_attention.records.record import RunOn
 
 CPUINFO = Path("/proc/cpuinfo")
-PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
+VERSIONED_PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
 
 
 def run_on(device: str = "cpu") -> RunOn:
@@ -23,7 +23,7 @@ def run_on(device: str = "cpu") -> RunOn:
     """
     used = processor()
     versions = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in VERSIONED_PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return RunOn(

@@ -134,7 +134,7 @@ def _file(module: str) -> Path | None:
     return None
 
 
-R = TypeVar("R")
+Content = TypeVar("Content")
 NAME, RECORD = "name", "record"
 
 
@@ -150,7 +150,7 @@ class RecordCache:
         self.folder = Path(folder)
         self.identity = dict(identity)
 
-    def get(self, key: Mapping[str, object], compute: Callable[[], R]) -> R:
+    def get(self, key: Mapping[str, object], compute: Callable[[], Content]) -> Content:
         """Reads the record of `key` from the folder, or computes and stores it.
 
         A file that changed after writing is removed, with a line in the log, and its record is
@@ -159,7 +159,7 @@ class RecordCache:
         text = json.dumps(self.identity | dict(key), sort_keys=True)
         name = sha256(text.encode()).hexdigest()
         path = self.folder / f"{name}.json"
-        records: list[R] = broadcast(lambda: _read(path))
+        records: list[Content] = broadcast(lambda: _read(path))
         if records:
             return records[0]
         record = compute()

@@ -72,7 +72,7 @@ class _ScoredRows(nn.Module):
         return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)
 
 
-R = TypeVar("R")
+Result = TypeVar("Result")
 Layerwise = Callable[[int], nn.Module]
 """layer index -> the method that replaces attention there"""
 Read = Callable[[Any, Tensor, Tensor], Tensor]
@@ -97,7 +97,7 @@ class UnitSums:
         return float(self.totals.sum() / self.counts.sum())
 
 
-def joined(results: Sequence[R]) -> R:
+def joined(results: Sequence[Result]) -> Result:
     """Joins results along their units: dataclasses of arrays, or mappings of them.
 
     Other fields come from the first result.
@@ -113,16 +113,16 @@ def joined(results: Sequence[R]) -> R:
     return replace(first, **{field.name: together(field.name) for field in fields(first)})
 
 
-def plain(result: Any) -> Any:
+def jsonable(result: Any) -> Any:
     """Converts the arrays in a result's fields and mappings to lists, for JSON."""
     if isinstance(result, np.ndarray):
         return result.tolist()
     items = vars(result) if is_dataclass(result) else result
-    return {key: plain(x) for key, x in items.items()} if isinstance(items, Mapping) else items
+    return {key: jsonable(x) for key, x in items.items()} if isinstance(items, Mapping) else items
 
 
 def arrays(content: Any) -> Any:
-    """Converts the lists of `plain` back to arrays."""
+    """Converts the lists of `jsonable` back to arrays."""
     if isinstance(content, Mapping):
         return {key: arrays(x) for key, x in content.items()}
     return np.array(content) if isinstance(content, list) else content
@@ -199,7 +199,7 @@ def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) ->
 
 PREDICTIONS = {"kl": kl_from_exact, "same_top_token": same_top_token}
 """Comparisons of a language model's predictions with those under exact attention"""
-COMPARED = 256
+SCORED_AT_ONCE = 256
 """Predictions compared at a time: memory holds three matrices of them by the vocabulary"""
 
 
@@ -362,7 +362,7 @@ class Task:
 
 
 def _compared(measure: Callable[[Tensor, Tensor], Tensor], output: Tensor, exact: Tensor) -> Tensor:
-    pairs = zip(output.split(COMPARED), exact.split(COMPARED), strict=True)
+    pairs = zip(output.split(SCORED_AT_ONCE), exact.split(SCORED_AT_ONCE), strict=True)
     return torch.cat([measure(*(x.float() for x in pair)) for pair in pairs])
 
 

@@ -35,7 +35,7 @@ from value_aware_attention.hugging_face.saved import (
 )
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
 
-HEADS = {
+CLASSES = {
     AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
 }
@@ -134,7 +134,7 @@ def _architecture(name: str, config: PreTrainedConfig) -> str:
     """Returns the class name in the config; ValueError if there is none."""
     saved = config.architectures
     first = saved[0] if isinstance(saved, list) and saved else None
-    mappings = (*HEADS.values(), MODEL_MAPPING)
+    mappings = (*CLASSES.values(), MODEL_MAPPING)
     names = [model for mapping in mappings for model in _classes(mapping, config)]
     other = getattr(transformers, first, None) if isinstance(first, str) else None
     if first not in names and getattr(other, "config_class", None) is not type(config):
@@ -156,7 +156,7 @@ def checkpoint_files(name: str) -> list[Path]:
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
     """Returns the AutoModel class for which transformers lists this architecture."""
-    kinds = (kind for kind, mapping in HEADS.items() if architecture in _classes(mapping, config))
+    kinds = (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config))
     return next(kinds, AutoModel)
 
 

@@ -29,25 +29,28 @@ from value_aware_attention.files import reading
 Packed = tuple[int, np.ndarray]  # number of the tensor type, bytes
 
 # Keys -> settings of transformers.
-SIZES = {
+SIZE_KEYS = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }  # fmt: skip
-RMS = SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-HEADS = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim"}
-WINDOW = HEADS | {"attention.sliding_window": "sliding_window"}
-CAPS = WINDOW | {f"{at}_logit_softcapping": f"{at}_logit_softcapping" for at in ("attn", "final")}
+RMS = SIZE_KEYS | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+HEAD_KEYS = {"attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim"}
+WINDOW_KEYS = HEAD_KEYS | {"attention.sliding_window": "sliding_window"}
+CAPS = WINDOW_KEYS | {
+    f"{at}_logit_softcapping": f"{at}_logit_softcapping" for at in ("attn", "final")
+}
 
 # Supported architectures: the type in transformers, required keys, optional keys.
 ARCHITECTURES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
-    "llama": ("llama", RMS, HEADS), "qwen2": ("qwen2", RMS, HEADS), "qwen3": ("qwen3", RMS, HEADS),
-    "gemma": ("gemma", RMS, HEADS), "gemma2": ("gemma2", RMS, CAPS),
-    "gemma3": ("gemma3_text", RMS, CAPS), "phi3": ("phi3", RMS, WINDOW),
+    "llama": ("llama", RMS, HEAD_KEYS), "qwen2": ("qwen2", RMS, HEAD_KEYS),
+    "qwen3": ("qwen3", RMS, HEAD_KEYS),
+    "gemma": ("gemma", RMS, HEAD_KEYS), "gemma2": ("gemma2", RMS, CAPS),
+    "gemma3": ("gemma3_text", RMS, CAPS), "phi3": ("phi3", RMS, WINDOW_KEYS),
     "starcoder2": (
-        "starcoder2", SIZES | {"attention.layer_norm_epsilon": "norm_epsilon"}, WINDOW
+        "starcoder2", SIZE_KEYS | {"attention.layer_norm_epsilon": "norm_epsilon"}, WINDOW_KEYS
     ),
-    "gpt2": ("gpt2", SIZES | {
+    "gpt2": ("gpt2", SIZE_KEYS | {
         "feed_forward_length": "n_inner", "attention.layer_norm_epsilon": "layer_norm_epsilon"
     }, {}),
 }  # fmt: skip
@@ -62,7 +65,7 @@ SCALING = {
     "factor": 0.0, "attn_factor": 1.0, "original_context_length": 0, "yarn_log_multiplier": 0.0,
     "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0,
 }  # fmt: skip
-FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 # Keys without effect (tensors have the vocabulary's size), and values of keys without effect.
 HARMLESS = {"vocab_size", "rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
@@ -71,7 +74,7 @@ NEUTRAL = {
     "expert_used_count": 0,
 }  # fmt: skip
 HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-TOKENS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+TOKEN_KEYS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 # Settings that add a bias to all of these modules.
 BIASES = {
@@ -194,7 +197,9 @@ def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]
         kind = "qwen2" if "attn_q" in biased and "attn_output" not in biased else "llama"
     build: Any = CONFIG_MAPPING[kind]
     flags = {name: bool(biased & BIASES[name]) for name in BIASES if hasattr(build, name)}
-    tokens = {name: values.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKENS.items()}
+    tokens = {
+        name: values.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()
+    }
     rows = len(packed.get("token_embd.weight", (0, [0]))[1])
     tied = "output.weight" not in packed
     return build(**settings, **flags, **tokens, vocab_size=rows, tie_word_embeddings=tied)
@@ -246,7 +251,7 @@ def _rope(
         }  # fmt: skip
     factor = 1.0 if kind == "none" else factor
     short = long = [factor] * int(head_dim * rope.get("partial_rotary_factor", 1) / 2)
-    names = FACTORS[1:] if FACTORS[1] in packed else FACTORS[:1] * 2
+    names = FACTOR_TENSORS[1:] if FACTOR_TENSORS[1] in packed else FACTOR_TENSORS[:1] * 2
     if architecture not in LOCAL and packed.keys() >= set(names):
         arrays = {name: factor * _array(*packed.pop(name)) for name in set(names)}
         short, long = (arrays[name].tolist() for name in names)

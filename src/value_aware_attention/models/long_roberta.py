@@ -27,10 +27,10 @@ from value_aware_attention.hugging_face.saved import (
 )
 
 POSITIONS = "roberta.embeddings.position_embeddings"
-TABLE = "embeddings.position_embeddings.weight"
+POSITIONS = "embeddings.position_embeddings.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
 HEAD = "lm_head.dense.weight"
-SIZES = {
+ROBERTA_SIZES = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
     "heads": "num_attention_heads",
@@ -126,7 +126,7 @@ def warm_start(
             f"{checkpoint} was trained with {config.vocab_size} tokens, "
             f"the vocabulary has {vocabulary_size}"
         )
-    of_config = {name: getattr(config, SIZES[name]) for name in sizes}
+    of_config = {name: getattr(config, ROBERTA_SIZES[name]) for name in sizes}
     if of_config != sizes:
         has, asked = (", ".join(f"{n} {size}" for n, size in x.items()) for x in (of_config, sizes))
         raise ValueError(f"{checkpoint} has {has}; {asked} are asked for: is it of another scale?")
@@ -207,7 +207,7 @@ def _with_trunk(bert: BertModel, config: RobertaConfig) -> RobertaForMaskedLM:
     trunk = model.roberta.state_dict()
     state = {name: weights for name, weights in bert.state_dict().items() if name in trunk}
     state[TYPES] = state[TYPES][: config.type_vocab_size]
-    state[TABLE] = torch.cat([trunk[TABLE][: -len(state[TABLE])], state[TABLE]])
+    state[POSITIONS] = torch.cat([trunk[POSITIONS][: -len(state[POSITIONS])], state[POSITIONS]])
     model.roberta.load_state_dict(state)
     return model
 

@@ -13,7 +13,7 @@ from value_aware_attention.models.long_roberta import save_folded
 from value_aware_attention.models.mixing import Mixing, MixingSublayer
 from value_aware_attention.models.trained_attention import TrainedAttention
 
-WEIGHTS, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
+MODEL_FILE, METHOD_WEIGHTS = "model.safetensors", "attention.safetensors"
 
 
 def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> RobertaForMaskedLM:
@@ -69,7 +69,7 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
         return RobertaForMaskedLM.from_pretrained(folder, use_safetensors=True)
     # from_pretrained would report weights that a mixing does not have as missing.
     model = attend_with(RobertaForMaskedLM(config), attention)
-    files = (Path(folder) / WEIGHTS, Path(folder) / METHOD_WEIGHTS)
+    files = (Path(folder) / MODEL_FILE, Path(folder) / METHOD_WEIGHTS)
     state = {name: value for file in files for name, value in load_file(file).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
     absent = set(missing) - set(model.all_tied_weights_keys)

@@ -18,7 +18,7 @@ from value_aware_attention.models.mixing import Mixing
 SEEDS_PER_LAYER = 1000
 """Layer l of a random method with seed s has seed 1000 s + l."""
 
-LIBRARY = __name__.partition(".")[0] + "."
+OWN_PREFIX = __name__.partition(".")[0] + "."
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ class TrainedAttention:
             raise ValueError(
                 f"trained_attention is {fields!r} in the model's config ({error}): train it again"
             ) from None
-        if not described.target.startswith(LIBRARY) and module not in sys.modules:
+        if not described.target.startswith(OWN_PREFIX) and module not in sys.modules:
             raise ValueError(
                 f"the model's config asks for {described.target}, and only methods of "
-                f"{LIBRARY[:-1]} are imported for a checkpoint; import {module} first if you "
+                f"{OWN_PREFIX[:-1]} are imported for a checkpoint; import {module} first if you "
                 f"trust it"
             )
         return described

@@ -22,7 +22,7 @@ reach. Only safetensors are read, and no code of a model's folder is run.
 """
 
 
-DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("float32", "bfloat16", "float16")
 COMMANDS = "value_aware.commands"
 """Entry points through which an installed package adds commands"""
 
@@ -92,7 +92,7 @@ def parser(prog: str) -> ArgumentParser:
     made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
     made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--dtype", choices=DTYPES, help="of the weights (the checkpoint's own)")
+    made.add_argument("--dtype", choices=PRECISIONS, help="of the weights (the checkpoint's own)")
     made.add_argument("--no-control", action="store_true", help="leave out random weights")
     made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
     made.add_argument("--cache", metavar="FOLDER", help="keeps numbers: a stopped probe goes on")
@@ -121,7 +121,7 @@ def run(options: Namespace) -> None:
     records = {name: earlier(name) for name in options.models if is_record(name)}
     texts = texts_of(options) if models else []
     for name in models:
-        records[name] = probed(name, texts, options)
+        records[name] = probe_model(name, texts, options)
     if len(options.models) > 1 or not models:
         print("", *side_by_side([records[name] for name in options.models]), sep="\n")
 
@@ -154,7 +154,7 @@ def texts_of(options: Namespace) -> list[str]:
         raise ValueError(f"--text is {options.text}; {error}") from None
 
 
-def probed(name: str, texts: list[str], options: Namespace) -> Record:
+def probe_model(name: str, texts: list[str], options: Namespace) -> Record:
     """Measures a model and prints its report."""
     from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.probe.measuring import loaded, probe  # import torch

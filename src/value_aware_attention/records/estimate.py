@@ -12,11 +12,11 @@ from scipy.special import stdtrit
 CONFIDENCE = 0.95
 Array = NDArray[np.float64]
 DASH = "–"
-NONE = "none"
+NO_COUNT = "none"
 """Stands for a count that no number of keys reaches, or a share of outputs that are all 0"""
 LARGE = 1e7
 """Smallest number written with a power of ten"""
-WIDE = 1e5
+TOO_WIDE = 1e5
 """Smallest number whose digits are too wide for a table in a terminal"""
 
 
@@ -54,8 +54,8 @@ def rounded(value: float | None, digits: int = 3) -> str:
 
 
 def narrow(value: float | None, digits: int = 1) -> str:
-    """Writes a number as `number` does; from `WIDE` on, with two digits and a power of ten."""
-    return short(value, 2) if _is_known(value) and value >= WIDE else number(value, digits)
+    """Writes a number as `number` does; from `TOO_WIDE` on, with two digits and a power of ten."""
+    return short(value, 2) if _is_known(value) and value >= TOO_WIDE else number(value, digits)
 
 
 def _is_known(value: float | None) -> TypeGuard[float]:
@@ -90,7 +90,7 @@ def with_interval(
 
 def counted(keys: int | None, low: int | None = None, high: int | None = None) -> str:
     """Writes a count of keys with its interval; "none" if there is no count."""
-    return NONE if keys is None else with_interval(keys, low, high, 0)
+    return NO_COUNT if keys is None else with_interval(keys, low, high, 0)
 
 
 UNITS: Mapping[str, tuple[Writer, int]] = {

@@ -16,17 +16,17 @@ from value_aware_attention.records.record import (
     Record,
 )
 
-NAMES = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot", AWARE: "value-aware"}
+METHOD_NAMES = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot", AWARE: "value-aware"}
 HEADLINE_SIZES = (4, 8, 16)
-SHARE = 0.05
+FIVE_PERCENT = 0.05
 WINDOWS = 4
 """Fewest windows for a credible interval"""
-LOSSES = {
+LOSS_WORDS = {
     "perplexity": "a perplexity of",
     "error": "wrong predictions, in % of the hidden tokens, of",
     "cosine": "a cosine to the exact hidden states of",
 }
-NONE = 1e-9
+ROUNDING = 1e-9
 """Largest difference that counts as rounding"""
 NARROW = 1 / 3
 """Largest relative width of a count's interval for saying that another count is no smaller. Wider
@@ -92,11 +92,11 @@ def warning(record: Record) -> str:
     metric, r = record.metric, shown_size(record)
     exact = f"exact attention's {in_unit(record.cells[0].value, metric)}"
     guess = record.baselines.get("chance")
-    if guess is not None and ends_of(guess)[0] <= NONE:
+    if guess is not None and ends_of(guess)[0] <= ROUNDING:
         blind = f"a guess without reading has {in_unit(guess.value, metric)}"
         return f"the {metric} cannot tell what keys do: {exact} is no better than chance, {blind}"
     differences = [ends_of(cell) for cell in with_keys(record, r).values()]
-    if differences and all(low <= NONE and high >= -NONE for low, high in differences):
+    if differences and all(low <= ROUNDING and high >= -ROUNDING for low, high in differences):
         return (
             f"the {metric} cannot tell the choices apart: with {r} keys in every layer, by each "
             f"of {len(differences)} methods, {exact} lies within its interval"
@@ -147,7 +147,7 @@ def _loss(record: Record) -> str:
     beside = f", or {slots!s} with that mean as the last one" if slots else ""
     matching = keys and f"By weight it takes {keys!s} keys to do as well in this metric{beside}."
     return (
-        f"{r} value-aware keys in every layer leave {LOSSES[metric]} "
+        f"{r} value-aware keys in every layer leave {LOSS_WORDS[metric]} "
         f"{with_ratio(record, trained[AWARE])}; {r} by weight "
         f"{with_ratio(record, trained[OBLIVIOUS])}{slot}{_exact(record)}{random}. "
         f"{matching or ''}"
@@ -166,9 +166,11 @@ def _matches(record: Record) -> Iterator[str]:
     if counts := matches(measured):
         yield from filter(None, [f"{counts}.", matches_at_random(record)])
     else:
-        oblivious, aware = (needed(measured, name, share=SHARE) for name in (OBLIVIOUS, AWARE))
+        oblivious, aware = (
+            needed(measured, name, share=FIVE_PERCENT) for name in (OBLIVIOUS, AWARE)
+        )
         yield (
-            f"an output error of {SHARE:.0%} takes {aware.keys:,} value-aware keys or "
+            f"an output error of {FIVE_PERCENT:.0%} takes {aware.keys:,} value-aware keys or "
             f"{oblivious.keys:,} chosen by weight, of {visible_keys(measured)}."
         )
 
@@ -238,13 +240,13 @@ def layers_of(record: Record) -> OutputError:
 
 
 def by_layer(record: Record) -> str:
-    """Names the layers where training adds most and least keys by weight for `SHARE` error."""
+    """Names the layers where training adds most and least keys by weight for 5% error."""
     if record.control is None:
         return ""
     nets = (record, record.control)
     pairs = sorted(
         (
-            [needed(layers_of(net), OBLIVIOUS, share=SHARE, layer=layer) for net in nets]
+            [needed(layers_of(net), OBLIVIOUS, share=FIVE_PERCENT, layer=layer) for net in nets]
             for layer in range(layers_of(record).layers)
         ),
         key=lambda pair: (pair[0].keys or 0) - (pair[1].keys or 0),
@@ -254,8 +256,8 @@ def by_layer(record: Record) -> str:
         for trained, random in (pairs[-1], pairs[0])
     )
     return (
-        f"Keys by weight for {SHARE:.0%} error, trained minus random weights: most with {most}, "
-        f"least with {least}."
+        f"Keys by weight for {FIVE_PERCENT:.0%} error, trained minus random weights: most with "
+        f"{most}, least with {least}."
     )
 
 

@@ -12,7 +12,7 @@ from value_aware_attention.records.estimate import Estimate, counted
 from value_aware_attention.records.estimate import estimate as estimate
 from value_aware_attention.records.estimate import ratio_of_sums as ratio_of_sums
 
-TASKS = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
+TASK_OF_METRIC = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task of the models that it measures"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 """Names of the two optimal choices in records"""
@@ -23,7 +23,7 @@ SHARES = (0.01, 0.05, 0.1)
 Numbers = tuple[float, ...]
 Parameters = Mapping[str, Any]
 """Arguments of a method by name"""
-NUMBERS = {float: (float, int)}
+NUMBER_TYPES = {float: (float, int)}
 """Types of JSON that are read as a number"""
 
 
@@ -493,7 +493,7 @@ class Record(JsonRecord):
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
         for what, word, words in (
-            ("task", self.task, TASKS.values()), ("metric", self.metric, TASKS),
+            ("task", self.task, TASK_OF_METRIC.values()), ("metric", self.metric, TASK_OF_METRIC),
         ):  # fmt: skip
             if word not in words:
                 raise ValueError(f"{what} is {word!r}; it must be one of {', '.join(words)}")
@@ -545,7 +545,7 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
         return tuple(read(kinds[0], item, f"{name}.{i}") for i, item in enumerate(content))
     if origin is Mapping and isinstance(content, dict):
         return {key: read(kinds[1], item, f"{name}.{key}") for key, item in content.items()}
-    if kind is not Any and not isinstance(content, NUMBERS.get(kind, origin or kind)):
+    if kind is not Any and not isinstance(content, NUMBER_TYPES.get(kind, origin or kind)):
         allowed = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
         raise ValueError(f"{name} is {content!r:.80}; it must be a {allowed}")
     return content

@@ -6,8 +6,8 @@ from statistics import fmean
 from value_aware_attention.records.cache_record import CacheCell, CacheRecord
 from value_aware_attention.records.estimate import counted, in_unit
 from value_aware_attention.records.headline import (
-    NAMES,
-    SHARE,
+    FIVE_PERCENT,
+    METHOD_NAMES,
     by_layer,
     count_text,
     ends_of,
@@ -25,14 +25,14 @@ from value_aware_attention.records.headline import (
 from value_aware_attention.records.matching import SLOT, end_matches, whole_cells
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, Cell, Record
 
-WIDTH = 26
+COLUMN = 26
 """Width of a column, in characters"""
 LOSS = 0.01
 """Allowed loss of the end metric with budgets: relative to a perplexity, absolute for a cosine, as
 a share of all predictions for an error"""
-ROW = 16
+HEADS_IN_LINE = 16
 """Heads per line"""
-TITLES = {"kl": "KL in nats a token", "cosine_distance": "1 - cosine"}
+DISTANCE_TITLES = {"kl": "KL in nats a token", "cosine_distance": "1 - cosine"}
 
 
 def tables(record: Record) -> Iterator[str]:
@@ -67,13 +67,16 @@ def _first_token_lines(record: Record) -> Iterator[str]:
 
 
 def _head_lines(record: Record) -> Iterator[str]:
-    """Lists the keys by weight that every head needs, `ROW` heads per line."""
+    """Lists the keys by weight that every head needs, `HEADS_IN_LINE` heads per line."""
     measured = layers_of(record)
-    counts = keys_by_head(measured, OBLIVIOUS, SHARE)
-    yield from ("", f"keys by weight for {SHARE:.0%} error, of {visible_keys(measured)}, by head")
+    counts = keys_by_head(measured, OBLIVIOUS, FIVE_PERCENT)
+    yield from (
+        "",
+        f"keys by weight for {FIVE_PERCENT:.0%} error, of {visible_keys(measured)}, by head",
+    )
     heads = range(measured.heads)
-    for first in range(0, len(heads), ROW):
-        row = slice(first, first + ROW)
+    for first in range(0, len(heads), HEADS_IN_LINE):
+        row = slice(first, first + HEADS_IN_LINE)
         yield "head".ljust(12) + "".join(f"{head:>6}" for head in heads[row])
         for layer, by_head in enumerate(counts):
             yield f"layer {layer}".ljust(12) + "".join(f"{count:>6,}" for count in by_head[row])
@@ -86,12 +89,12 @@ def _budget_lines(record: Record) -> Iterator[str]:
     metric, available = record.metric, layers_of(record).keys
     title = f"{metric}, exact {in_unit(record.cells[0].value, metric)}"
     yield from ("", "each head with the keys that it needs for an output error, all heads at once")
-    yield f"{'error':>6}  {'keys a head':>22}  {'chosen':<30}{title:>{WIDTH}}"
+    yield f"{'error':>6}  {'keys a head':>22}  {'chosen':<30}{title:>{COLUMN}}"
     for cell in record.budgets:
         share, count = cell.parameters["share"], cell.parameters["keys"]
         keys = f"{count:,.1f} of {available:,} ({count / available:.0%})"
         value = with_ratio(record, cell, brackets=True)
-        yield f"{share:>6.0%}  {keys:>22}  {_chosen(cell):<30}{value:>{WIDTH}}"
+        yield f"{share:>6.0%}  {keys:>22}  {_chosen(cell):<30}{value:>{COLUMN}}"
     if not warning(record):
         yield _affordable(record)
 
@@ -103,7 +106,7 @@ def _chosen(cell: Cell) -> str:
 
 def _shown(method: str) -> str:
     """Names a method; an oracle reads exact attention, so no model runs faster with it."""
-    oracle = NAMES.get(method)
+    oracle = METHOD_NAMES.get(method)
     return f"{oracle} (oracle)" if oracle else method.replace("_", " ")
 
 
@@ -163,8 +166,8 @@ def _match_lines(record: Record) -> Iterator[str]:
 
 def _layer_lines(record: Record) -> Iterator[str]:
     """Tabulates the keys that each layer needs, by weight and value-aware."""
-    yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{WIDTH}}" for share in SHARES)
-    yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{WIDTH}}" for _ in SHARES)
+    yield f"{'keys needed':12}" + "".join(f"{f'{share:.0%} error':>{COLUMN}}" for share in SHARES)
+    yield f"{'layer':12}" + "".join(f"{'by weight  value-aware':>{COLUMN}}" for _ in SHARES)
     layers = [(str(layer), record, layer) for layer in range(layers_of(record).layers)]
     random = [("random", record.control, None)] if record.control else []
     for name, of, layer in [*layers, ("all", record, None), *random]:
@@ -172,7 +175,7 @@ def _layer_lines(record: Record) -> Iterator[str]:
             [needed(layers_of(of), m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE)]
             for share in SHARES
         ]
-        cells = (f"{counted(a):>{WIDTH - 13}}{counted(b):>13}" for a, b in counts)
+        cells = (f"{counted(a):>{COLUMN - 13}}{counted(b):>13}" for a, b in counts)
         yield f"{name:<12}" + "".join(cells)
     yield from filter(None, [by_layer(record)])
 
@@ -196,7 +199,7 @@ def cache_table(record: CacheRecord) -> Iterator[str]:
     distance, sizes = next(iter(full.ends)), sorted({cell.r for cell in compressed})
     yield (
         f"a cache that keeps r of {record.prefix or record.length:,} keys for all later queries: "
-        f"{TITLES[distance]} from exact attention's output"
+        f"{DISTANCE_TITLES[distance]} from exact attention's output"
         f"{', and output error' if compressed[0].error else ''}"
     )
     rows: dict[tuple[str, str], dict[int, CacheCell]] = {}
@@ -262,8 +265,8 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
         if net is None:
             continue
         for method, choice in ((OBLIVIOUS, "by weight"), (AWARE, "value-aware")):
-            count = needed(layers_of(net), method, share=SHARE)
-            yield f"keys {choice} for {SHARE:.0%} error{name}", str(count)
+            count = needed(layers_of(net), method, share=FIVE_PERCENT)
+            yield f"keys {choice} for {FIVE_PERCENT:.0%} error{name}", str(count)
         if match_of_4 := match(layers_of(net), 4):
             row = f"keys by weight that match 4 value-aware{name}"
             yield row, count_text(match_of_4, layers_of(net))

@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from value_aware_attention.measurement.masking import IGNORED, mask_tokens
-from value_aware_study.data.tokens import AGAIN, Tokens, check_vocabulary, read_tokens, rearrange
+from value_aware_study.data.tokens import (
+    TOKENS_REMEDY,
+    Tokens,
+    check_vocabulary,
+    read_tokens,
+    rearrange,
+)
 
 Batch = Any  # a tensor, or a dictionary of tensors whose first dimension is the batch
 
@@ -117,10 +123,11 @@ def masked_sequences(
         raise FileNotFoundError(f"{root} holds no instances; run python -m pipelines.tokens first")
     if block is not None and block not in lengths:
         raise ValueError(
-            f"masked.block is {block}; {root} was made with {lengths[0]}: take that, or {AGAIN}"
+            f"masked.block is {block}; {root} was made with {lengths[0]}: take that, or "
+            f"{TOKENS_REMEDY}"
         )
     instances = root / str(length if length in lengths else lengths[0])
-    tokenizer = saved_tokenizer(root / "tokenizer", AGAIN)
+    tokenizer = saved_tokenizer(root / "tokenizer", TOKENS_REMEDY)
     return MaskedSequences(
         sorted(instances.rglob(f"{split}.npy")),
         length=length,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # slow to import, and reading tokens needs neither
 Tokens = NDArray[np.integer]
 Counts = dict[str, dict[str, int]]
 
-AGAIN = "run python -m pipelines.tokens again"
+TOKENS_REMEDY = "run python -m pipelines.tokens again"
 CORPUS_AGAIN = "run python -m pipelines.corpus again"
 
 DOCUMENTS_PER_BATCH = 64
@@ -305,13 +305,13 @@ def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: tokenize the corpus first")
-    with reading(path, AGAIN):
+    with reading(path, TOKENS_REMEDY):
         tokens: Tokens = np.load(path, mmap_mode="r")
         if dimensions and tokens.ndim != dimensions:
             raise ValueError(f"{path} has {tokens.ndim} dimensions, {dimensions} are needed")
         if not np.issubdtype(tokens.dtype, np.integer) or not tokens.size:
             raise ValueError(f"it holds {tokens.size} numbers of type {tokens.dtype}, no token ids")
-    check_checksums(path, AGAIN)
+    check_checksums(path, TOKENS_REMEDY)
     return tokens
 
 
@@ -319,7 +319,9 @@ def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
     """Raises ValueError for token ids outside a vocabulary of `size`."""
     for token in (tokens.min(), tokens.max()):
         if not 0 <= token < size:
-            raise ValueError(f"{path} has the token {token}, the vocabulary has {size}: {AGAIN}")
+            raise ValueError(
+                f"{path} has the token {token}, the vocabulary has {size}: {TOKENS_REMEDY}"
+            )
 
 
 def rearrange(instances: Tokens, length: int) -> Tokens:

@@ -22,11 +22,11 @@ from value_aware_study.data.tokens import Tokens, read_tokens
 Integers = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-UNKNOWN = -1
+UNKNOWN_TOKEN = -1
 """Stands for a token without information, such as a mask; a context starts after the last one."""
 CAUSAL_ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3, "5gram": 5}
 CLOZE_ORDER = 4
-CANDIDATES = 512
+GAP_CANDIDATES = 512
 """Tokens that n-grams choose among in a gap: the likeliest between its two neighbours."""
 GAPS_AT_ONCE = 256
 """Rows of scores over the whole vocabulary in memory at a time."""
@@ -96,7 +96,7 @@ class KneserNey:
         """Computes p_n(following | context), row by row.
 
         `contexts` are (rows, n - 1) tokens, the nearest last; `following` (rows,) tokens. Tokens up
-        to the last `UNKNOWN` of a context are ignored.
+        to the last `UNKNOWN_TOKEN` of a context are ignored.
         """
         probabilities = np.full(len(following), 1 / self.vocabulary_size)
         for n in range(1, contexts.shape[1] + 2):
@@ -115,7 +115,7 @@ class KneserNey:
         number, occurs = np.zeros(len(contexts), dtype=np.int64), np.ones(len(contexts), dtype=bool)
         for order, token in zip(self.orders, contexts.T, strict=False):
             number, is_ngram = _find(order.keys, number * self.vocabulary_size + token)
-            occurs &= is_ngram & (token != UNKNOWN)
+            occurs &= is_ngram & (token != UNKNOWN_TOKEN)
         return number, occurs
 
 
@@ -144,7 +144,7 @@ def log_likelihood(
     """Computes log p(candidate, right | left) of each candidate, up to a constant.
 
     `left` and `right` are the (rows, n - 1) tokens before and after each gap; `candidates` is
-    (rows, K). Returns (rows, K). The tokens after a gap count up to the first `UNKNOWN`.
+    (rows, K). Returns (rows, K). The tokens after a gap count up to the first `UNKNOWN_TOKEN`.
     """
     rows, count = candidates.shape
     before, after = (np.repeat(side, count, axis=0) for side in (left, right))
@@ -152,7 +152,7 @@ def log_likelihood(
     width = left.shape[1]
     score = np.log(model.probabilities(before, text[:, width]))
     for place in range(width + 1, text.shape[1]):
-        rows_known = (text[:, width + 1 : place + 1] != UNKNOWN).all(axis=1)
+        rows_known = (text[:, width + 1 : place + 1] != UNKNOWN_TOKEN).all(axis=1)
         context = text[rows_known, place - width : place]
         score[rows_known] += np.log(model.probabilities(context, text[rows_known, place]))
     return score.reshape(rows, count)
@@ -187,7 +187,7 @@ def _nats(task: Task, model: KneserNey, order: int) -> UnitSums:
     totals, counts = [], []
     for inputs, labels in zip(task.texts[0].inputs, task.texts[0].labels, strict=True):
         places = np.flatnonzero(labels >= 0)
-        before = np.pad(inputs, (order - 1, 0), constant_values=UNKNOWN)
+        before = np.pad(inputs, (order - 1, 0), constant_values=UNKNOWN_TOKEN)
         contexts = before[places[:, None] + np.arange(1, order)]
         probabilities = model.probabilities(contexts, np.array(labels[places]))
         totals.append(-np.log(probabilities).sum())
@@ -215,9 +215,9 @@ class MaskedCounts:
         counted = np.concatenate([np.asarray(source) for source in self.training.sources])
         size = self.training.vocabulary_size
         model = KneserNey(counted, order=CLOZE_ORDER, vocabulary_size=size)
-        unmasked = np.where(inputs == self.training.mask_token, UNKNOWN, inputs)
+        unmasked = np.where(inputs == self.training.mask_token, UNKNOWN_TOKEN, inputs)
         wide = CLOZE_ORDER - 1
-        padded = np.pad(unmasked, ((0, 0), (wide, wide)), constant_values=UNKNOWN)
+        padded = np.pad(unmasked, ((0, 0), (wide, wide)), constant_values=UNKNOWN_TOKEN)
         around = padded[rows[:, None], columns[:, None] + np.arange(2 * wide + 1)]
         left, right = around[:, :wide], around[:, wide + 1 :]
         candidates = self._candidates(model, left[:, -1], right[:, 0], visible)
@@ -267,7 +267,7 @@ class MaskedCounts:
         best = []
         for block in _neighbour_scores(model, left, right):
             block[:, self.training.special_tokens] = -1.0
-            count = min(CANDIDATES, block.shape[1])
+            count = min(GAP_CANDIDATES, block.shape[1])
             best.append(np.argpartition(-block, count - 1, axis=1)[:, :count])
         special = np.isin(visible, self.training.special_tokens)
         ordinary = np.where(special, likely.argmax(), visible)
@@ -278,7 +278,7 @@ class MaskedCounts:
 def _neighbour_scores(model: KneserNey, left: Tokens, right: Tokens) -> Iterator[Probabilities]:
     """Yields p(w | left) p(right | w) of every token w, (gaps, V), a few gaps at a time."""
     size, pairs, words = model.vocabulary_size, model.orders[1], model.orders[0].keys
-    unigram = model.probabilities(np.full((size, 1), UNKNOWN), np.arange(size))
+    unigram = model.probabilities(np.full((size, 1), UNKNOWN_TOKEN), np.arange(size))
     rest = np.ones(size)
     rest[words[: len(pairs.highest.rest)]] = pairs.highest.rest
     contexts, following = np.divmod(pairs.keys, size)
@@ -289,5 +289,5 @@ def _neighbour_scores(model: KneserNey, left: Tokens, right: Tokens) -> Iterator
         before, behind = (side[start : start + GAPS_AT_ONCE] for side in (left, right))
         forward = discounted[before].toarray() + np.outer(rest[before], unigram)
         backward = by_following[:, behind].toarray().T + np.outer(unigram[behind], rest)
-        forward[before == UNKNOWN], backward[behind == UNKNOWN] = unigram, 1.0
+        forward[before == UNKNOWN_TOKEN], backward[behind == UNKNOWN_TOKEN] = unigram, 1.0
         yield forward * backward

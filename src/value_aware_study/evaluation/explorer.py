@@ -24,11 +24,11 @@ SizedMethod = Callable[[int], SparseApproximation]
 """Number of keys per query -> the method"""
 EXPLORED = ("optimal_v_oblivious", "optimal_v_aware")
 """Methods in the explorer. It looks for queries where the second gains most over the first."""
-SIZES = (2, 4, 8)
+EXPLORED_SIZES = (2, 4, 8)
 """Numbers of keys. With one key both methods often leave all the error, with many neither does."""
-HEADS = 72
+MOST_HEADS = 72
 """Most heads of a model on the page: 4 KB each"""
-FEWEST, MOST = 32, 48
+FEWEST_TOKENS, MOST_TOKENS = 32, 48
 """Tokens of a passage, special ones included"""
 CONSIDERED = 200
 """Passages considered; the one with the most common words is taken"""
@@ -116,15 +116,15 @@ def exploration(
     *,
     kernel: Kernel | None = None,
     ends: Ends | None = None,
-    most: int = MOST,
+    most: int = MOST_TOKENS,
     whole: bool = False,
 ) -> Exploration:
     """Explores a passage of whole sentences of the texts, read by the model without its context.
 
     The passage has at most `most` tokens. `whole`: the one text fits and is explored unchanged.
     `kernel` None = the model's own. `ends` None = the special tokens that the tokenizer puts around
-    a text. Of more than `HEADS` heads, evenly spaced ones are taken. Raises ValueError for texts
-    without a word.
+    a text. Of more than `MOST_HEADS` heads, evenly spaced ones are taken. Raises ValueError for
+    texts without a word.
     """
     metric = metric_of(model)
     ends = ends_of(model, tokenizer) if ends is None else ends
@@ -132,10 +132,10 @@ def exploration(
     row = torch.tensor([ids])
     calls = Task(model, [Text(row, row)], metric, kernel=kernel).layer_calls()
     places = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
-    heads = {places[index] for index in evenly_spaced(len(places), HEADS)}
+    heads = {places[index] for index in evenly_spaced(len(places), MOST_HEADS)}
     methods = {card.explored: card.method for card in map(cards().__getitem__, EXPLORED)}
-    explored = explored_model(name, calls, pieces, methods, SIZES, heads)
-    return Exploration(SIZES, tuple(methods), (explored,))
+    explored = explored_model(name, calls, pieces, methods, EXPLORED_SIZES, heads)
+    return Exploration(EXPLORED_SIZES, tuple(methods), (explored,))
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ends:
@@ -151,7 +151,7 @@ def evaluated_exploration(name: str, task: Task, tokenizer: PreTrainedTokenizerB
     before, after = ([token for token in ends if token in special] for ends in (row[:1], row[-1:]))
     return exploration(
         name, task.model, tokenizer, _texts_of(task, tokenizer), kernel=task.given_kernel,
-        ends=(before, after), most=min(MOST, task.length),
+        ends=(before, after), most=min(MOST_TOKENS, task.length),
     )  # fmt: skip
 
 
@@ -181,10 +181,10 @@ def passage(
     texts: Iterable[str],
     tokenizer: PreTrainedTokenizerBase,
     ends: Ends,
-    most: int = MOST,
+    most: int = MOST_TOKENS,
     whole: bool = False,
 ) -> Passage:
-    """Takes whole sentences of `FEWEST` to `most` tokens, or else as many whole words as fit.
+    """Takes whole sentences of `FEWEST_TOKENS` to `most` tokens, or else the whole words that fit.
 
     Of the first `CONSIDERED` passages it takes the one with the most words for its tokens; `whole`
     takes the one text unchanged. It skips the first sentence of a text, as a window may begin in
@@ -203,7 +203,7 @@ def passage(
 
 def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: int) -> Iterator[str]:
     """Yields runs of whole sentences within a paragraph that are long enough."""
-    fewest = min(FEWEST, most * 2 // 3)
+    fewest = min(FEWEST_TOKENS, most * 2 // 3)
     for text in texts:
         for place, paragraph in enumerate(PARAGRAPHS.split(text)):
             run = ""

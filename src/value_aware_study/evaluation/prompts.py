@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from value_aware_attention.measurement.caches import Prompt
 
 NEEDLES = 4
-DIGITS = 7
+NEEDLE_DIGITS = 7
 MARGIN = 8
 """Least number of tokens before the first inserted sentence, and after the last one"""
-KEYS = (
+NEEDLE_KEYS = (
     "Athens Berlin Boston Cairo Dallas Denver Dublin Geneva Lima Lisbon Lyon Madrid Munich "
     "Naples Oslo Paris Porto Prague Quito Rome Tokyo Turin Vienna Warsaw"
 )
@@ -60,8 +60,8 @@ def needles(
     keys of the same form.
     """
     draw = Random(seed)
-    keys = draw.sample(KEYS.split(), NEEDLES)
-    numbers = ["".join(draw.choices("123456789", k=DIGITS)) for _ in keys]
+    keys = draw.sample(NEEDLE_KEYS.split(), NEEDLES)
+    numbers = ["".join(draw.choices("123456789", k=NEEDLE_DIGITS)) for _ in keys]
     sentences = [
         f" One of the special magic numbers for {key} is: {number}."
         for key, number in zip(keys, numbers, strict=True)

@@ -7,7 +7,7 @@ from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.estimate import rounded
 from value_aware_attention.records.record import Record
 from value_aware_study.report.frame import Measured, Results
-from value_aware_study.report.words import grouped, plain, plural
+from value_aware_study.report.words import grouped, plain_text, plural
 
 NOT_THE_SAME_EXPERIMENT = (
     "Ours and the paper's are different models on different text: compare the order of the "
@@ -81,7 +81,7 @@ def measured_on(record: Record) -> str:
 def recorded_on(records: Iterable[Record]) -> str:
     """Counts the units, a part of all, that output errors and skewness were measured on."""
     models = grouped(
-        (plural(units, record.unit), plain(record.model))
+        (plural(units, record.unit), plain_text(record.model))
         for record in records
         if (units := record.text.recorded_units) is not None
     )
@@ -130,7 +130,7 @@ def ours(records: Iterable[Record]) -> str:
     models = grouped(
         (
             f"{record.scale} scale; data: {record.text.description}",
-            f"{plain(record.model)}: {record.length} tokens, heads of {record.head_dim} "
+            f"{plain_text(record.model)}: {record.length} tokens, heads of {record.head_dim} "
             f"dimensions, {measured_on(record)}",
         )
         for record in records
@@ -158,7 +158,7 @@ def means(trained: Iterable[str], drawn: str = "") -> str:
 def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
     """Notes the expected models that were not evaluated, unless all or none are missing."""
     absent = [name for name in expected if not results.models(name)]
-    return [f"Not evaluated yet: {', '.join(map(plain, absent))}."] * (
+    return [f"Not evaluated yet: {', '.join(map(plain_text, absent))}."] * (
         0 < len(absent) < len(expected)
     )
 

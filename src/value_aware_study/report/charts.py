@@ -15,15 +15,15 @@ import altair as alt
 import pandas as pd
 
 from value_aware_study.report.frame import filled
-from value_aware_study.report.look import NEAR, Mark, Panel, ramp
+from value_aware_study.report.look import NEAREST_MARK, Mark, Panel, ramp
 from value_aware_study.report.words import of_trainings, sentences
 
-SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
-OPACITY = alt.when(SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
-ENDS = ("low", "high")
+SERIES_SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
+OPACITY = alt.when(SERIES_SHOWN).then(alt.value(1)).otherwise(alt.value(0.1))
+END_COLUMNS = ("low", "high")
 JOINED = 3
 """Fewest points of a joined series: fewer leave too much unmeasured between them"""
-STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
+TICK_STEPS = [step * 10.0**power for power in range(-3, 3) for step in (1, 3)]
 TENS = [
     *(f"10⁻{power}" for power in "⁹⁸⁷⁶⁵⁴"),
     *("0.001", "0.01", "0.1", "1", "10", "100", "1,000"),
@@ -41,7 +41,7 @@ def direction(title: str, better: Literal["lower", "higher"]) -> str:
     return f"{title}, {better} is better"
 
 
-OUTPUT_ERROR = direction("relative squared output error", "lower")
+ERROR_AXIS = direction("relative squared output error", "lower")
 """Title of the output error's axis, the same in every figure"""
 
 
@@ -99,8 +99,8 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
     finite = [float(value) for value in values if value is not None and math.isfinite(value)]
     low, high = min([0.0, *finite]), max([around, *finite])
     ends = [min(1.15 * low, -around / 3), 1.15 * high]
-    ticks = [step for step in STEPS if around <= step <= 1.15 * high]
-    below = [-step for step in STEPS if around <= step <= -low]
+    ticks = [step for step in TICK_STEPS if around <= step <= 1.15 * high]
+    below = [-step for step in TICK_STEPS if around <= step <= -low]
     label = "datum.value ? format(datum.value, '~r') : 'exact'"
     return alt.Y(
         "value:Q",
@@ -112,7 +112,7 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
 
 def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
     """Builds a logarithmic axis of ratios to exact attention's value; it includes 1."""
-    numbers = ratios[["value", *ENDS]].astype(float).where(lambda number: number > 0)
+    numbers = ratios[["value", *END_COLUMNS]].astype(float).where(lambda number: number > 0)
     low, high = min(1.0, numbers.min(axis=None)), max(1.0, numbers.max(axis=None))
     room = max((high / low) ** 0.08, 1.01)
     return alt.Y(
@@ -120,7 +120,7 @@ def ratio_axis(title: str, ratios: pd.DataFrame) -> alt.Y:
         title=title,
         scale=alt.Scale(type="log", domain=[low / room, high * room], nice=False),
         axis=alt.Axis(
-            values=STEPS if high > 3 * low else alt.Undefined,
+            values=TICK_STEPS if high > 3 * low else alt.Undefined,
             tickCount=6,
             format=",~r",
             labelOverlap="greedy",
@@ -133,7 +133,7 @@ def extent(*frames: pd.DataFrame) -> list[float]:
     return [
         value
         for frame in frames
-        for name in ("value", *ENDS, *of_trainings(frame))
+        for name in ("value", *END_COLUMNS, *of_trainings(frame))
         if name in frame
         for value in frame[name]
     ]
@@ -169,7 +169,7 @@ def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
 
     If the interval is too short to show behind the number, the number stands after it.
     """
-    is_short = frame["high"] - frame["value"] < 0.2 * frame[["value", *ENDS]].max().max()
+    is_short = frame["high"] - frame["value"] < 0.2 * frame[["value", *END_COLUMNS]].max().max()
     frame, marks = (
         frame.assign(end=frame["high"].where(is_short, frame["value"])),
         _drawn(marks, frame),
@@ -188,7 +188,7 @@ def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
     text: Any = {"x": of_field(x, "end"), "text": alt.Text("value:Q", format=",")}
     return [
         base.mark_bar(height={"band": 0.86}),
-        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if filled(frame, ENDS) else []),
+        *([base.mark_rule(strokeWidth=1.4).encode(**ends)] if filled(frame, END_COLUMNS) else []),
         halo.encode(**text, color=alt.value("var(--ground)")),
         base.mark_text(**label).encode(**text),
     ]
@@ -228,7 +228,7 @@ def dots(
         colours = alt.Color("hue:N", scale=scale, legend=named)
     base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
-    if filled(frame, ENDS):
+    if filled(frame, END_COLUMNS):
         rule = base.mark_rule(strokeWidth=1.6)
         rule = rule.encode(x=of_field(x, "low"), x2="high:Q")
         layers.insert(len(layers) if hues else 0, rule)  # a legend toggles by the first layer
@@ -259,14 +259,14 @@ def curves(
     line = _base(joined, labels, numbers, colours, x=x, y=y)
     width, size = (1.1, 34) if thin else (1.8, 56)
     layers = [line.mark_line(strokeWidth=width)] if len(joined) else []
-    if filled(frame, ENDS):
+    if filled(frame, END_COLUMNS):
         rule = base.mark_rule(strokeWidth=0.8 * width)
         layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
     if trainings := of_trainings(frame.dropna(axis="columns", how="all")):
         places = frame[[*labels, "count", *trainings]]
         places = places.melt([*labels, "count"], value_name="value").dropna(subset="value")
         single = _base(places, labels, numbers, colours, x=x, y=y)
-        pale = alt.when(SHOWN).then(alt.value(0.5)).otherwise(alt.value(0.05))
+        pale = alt.when(SERIES_SHOWN).then(alt.value(0.5)).otherwise(alt.value(0.05))
         single = single.encode(shape=shape(marks), opacity=pale)
         layers.append(single.mark_point(filled=True, size=0.6 * size))
     layers.append(base.mark_point(filled=True, size=size).encode(shape=shape(marks)))
@@ -279,7 +279,9 @@ def curves(
 
 def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
     """Draws a ring around the mark nearest to the pointer, and shows the sentence of that mark."""
-    near = alt.selection_point(name=NEAR, on="pointerover", clear="pointerout", nearest=True)
+    near = alt.selection_point(
+        name=NEAREST_MARK, on="pointerover", clear="pointerout", nearest=True
+    )
     ring = alt.when(near, empty=False).then(alt.value(1)).otherwise(alt.value(0))
     sentence = alt.TooltipValue(alt.ExprRef("(datum.datum || datum).said"))  # Voronoi wraps datum
     points = alt.Chart(frame).mark_point(size=180, strokeWidth=1.5, color="var(--ink)")
@@ -316,7 +318,7 @@ def _base(
     **axes: Any,
 ) -> alt.Chart:
     """Encodes the series of a frame by colour; with the axis `tooltip`, shows their sentences."""
-    numbers = [*numbers, *filled(frame, ENDS)]
+    numbers = [*numbers, *filled(frame, END_COLUMNS)]
     drawn = frame[[name for name in (*labels, *numbers) if name in frame]]
     if labels[0] == "name":
         drawn = drawn.assign(said=_told(frame, labels, ["value"])["said"])
@@ -353,7 +355,7 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> P
     """
     coloured = [layer.encoding.color is not alt.Undefined for layer in layers]
     place = coloured.index(True)
-    panel = alt.layer(*layers[:place], layers[place].add_params(SHOWN), *layers[place + 1 :])
+    panel = alt.layer(*layers[:place], layers[place].add_params(SERIES_SHOWN), *layers[place + 1 :])
     panel = panel.properties(width="container", height=height)
     return panel.properties(title=title) if title else panel
 

@@ -33,7 +33,7 @@ CORRECTED = (
 LIMITS = {"ratio": (-math.inf, 700.0), "points": (-100.0, 100.0), "correlation": (-1.0, 1.0)}
 """Least and largest effect by unit; for a ratio, of its logarithm"""
 LEVEL = 1 - CONFIDENCE
-LEAST = 1e-12  # smallest p-value computed
+LEAST_SPREAD = 1e-12  # smallest p-value computed
 
 FloatArray = NDArray[np.float64]
 Key = tuple[str, str]
@@ -158,8 +158,8 @@ def p_value(
     def excess(logarithm: float) -> float:
         return margin(error, units, spread, trainings, math.exp(logarithm)) - abs(mean)
 
-    least = math.log(LEAST)
-    return math.exp(brentq(excess, least, 0.0)) if excess(least) > 0 else LEAST
+    least = math.log(LEAST_SPREAD)
+    return math.exp(brentq(excess, least, 0.0)) if excess(least) > 0 else LEAST_SPREAD
 
 
 def holm(findings: Sequence[Finding]) -> list[Finding]:

@@ -37,7 +37,7 @@ POST_HOC = (
     "here is exact attention with that kernel, and the end metric is that of a model that never "
     "met it."
 )
-HOW, HOW_TITLE = (
+HOW_LEAD, HOW_TITLE = (
     "The models, the text and the machine behind every number of this run. A row is one model with "
     "exact attention: the value that every approximation above is compared with.",
     "How it was measured",
@@ -77,7 +77,7 @@ def report_page(results: Results, origin: str = "") -> Page:
     )
     machines = [pair for section in [*cached, *sections] for pair in section.machines]
     sections.append(
-        _section("how", HOW_TITLE, HOW, [("", model.models(results, machines))], unchecked)
+        _section("how", HOW_TITLE, HOW_LEAD, [("", model.models(results, machines))], unchecked)
     )
     return Page(
         "If attention may look at only r keys, which should they be?",
@@ -146,10 +146,10 @@ def caches_section(records: Sequence[CacheRecord]) -> Section:
         "Which keys of a prompt a decoder's cache should keep: by the observed queries, the score, "
         "and how heads and layers share keys. All that is measured comes after the "
         "prompt: no choice has seen it.",
-        _unnamed([caches.to_use(records), *caches.compared(records)]),
+        _unnamed([caches.to_use(records), *caches.caches_compared(records)]),
         machines=[
             (
-                f"{r.model}, {words.plain(r.task)} of {r.text}, {r.prefix:,} tokens",
+                f"{r.model}, {words.plain_text(r.task)} of {r.text}, {r.prefix:,} tokens",
                 captions.machine_of(r),
             )
             for r in records
@@ -194,7 +194,7 @@ def _every_r(results: Results) -> Section:
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
-        ("every cell", every_r.grid(results)),
+        ("every cell", every_r.grid_table(results)),
     ]
     return _section(
         "every_r",

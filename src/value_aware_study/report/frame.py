@@ -44,9 +44,9 @@ PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 OUTPUT_ERRORS = tuple(f"relative_output_error{end}" for end in ("", "_low", "_high"))
-DIRECTION = ("cosine", "relative_length")
+DIRECTION_COLUMNS = ("cosine", "relative_length")
 """Means over layers: cosine of o~ and o, and the length of o~ relative to that of o"""
-EXTRAS = (*OUTPUT_ERRORS, *DIRECTION, "queries", "largest_support", "largest_error")
+EXTRAS = (*OUTPUT_ERRORS, *DIRECTION_COLUMNS, "queries", "largest_support", "largest_error")
 MEASURED = (*MEASURES, *EXTRAS, "relative_output_error_by_layer")
 SEED_COLUMNS = ("seeds", "seeds_low", "seeds_high")
 SINGLE = (*OUTPUT_ERRORS[1:], "queries", "largest_support", "largest_error")
@@ -58,9 +58,9 @@ INTEGERS = (
 )
 FIRST = "first"
 """Name of a model's first training; further trainings add their name to the model's"""
-KERNELS = ("exponential", "polynomial", "elu")
-MODEL_ORDER = ("masked_long", "masked_short", *(f"causal_{kernel}" for kernel in KERNELS))
-OPTIMAL = (OBLIVIOUS, AWARE)
+KERNEL_NAMES = ("exponential", "polynomial", "elu")
+MODEL_ORDER = ("masked_long", "masked_short", *(f"causal_{kernel}" for kernel in KERNEL_NAMES))
+OPTIMAL_METHODS = (OBLIVIOUS, AWARE)
 FLOOR = 1e-6
 """Relative errors below it, including zero, are mostly rounding and are drawn at this value."""
 SIZE = "4"
@@ -255,7 +255,7 @@ def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
     fixed = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
     others = sorted({name for row in rows for name in row} - {*fixed, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*fixed, *others, *MEASURED, *last])
-    numbers = [*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION, "largest_error"]
+    numbers = [*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION_COLUMNS, "largest_error"]
     return frame.astype(dict.fromkeys(INTEGERS, "Int64") | dict.fromkeys(numbers, float))
 
 
@@ -315,7 +315,7 @@ def _mean(rows: Sequence[Row]) -> Row:
     """Averages rows: arithmetically for an error, geometrically for a perplexity."""
     mean = geometric_mean if rows[0]["metric"] == "perplexity" else fmean
     of_loss = dict.fromkeys(("value", "low", "high", *SEED_COLUMNS[1:]), mean)
-    averages = dict.fromkeys((*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION), fmean) | of_loss
+    averages = dict.fromkeys((*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION_COLUMNS), fmean) | of_loss
     columns: dict[str, list[Any]] = {
         name: [row.get(name) for row in rows] for name in (averages if len(rows) > 1 else ())
     }

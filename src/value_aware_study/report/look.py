@@ -46,9 +46,9 @@ COLOURS = {
 SERIES = tuple(COLOURS)[5:]
 """Names of the colours for series"""
 
-WIDTH, GAP = 640, 40
+FIGURE_WIDTH, FIGURE_GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the gap between two"""
-NEAR = "near"
+NEAREST_MARK = "near"
 """Name of the selection of the mark nearest to the pointer"""
 
 Panel = alt.Chart | alt.LayerChart | alt.FacetChart
@@ -152,7 +152,7 @@ CACHE_MARKS = {
     "other published methods": Mark.of("grey"),
 }
 """Colours of caches by their choice of keys, in every figure of caches"""
-SHORT, LONG = Mark.of("grey", "square"), Mark.of("olive", "cross")
+SHORT_MARK, LONG_MARK = Mark.of("grey", "square"), Mark.of("olive", "cross")
 OTHER = Mark.of("grey")
 """The mark of a series without its own"""
 
@@ -166,7 +166,7 @@ def model_mark(record: Record) -> Mark:
     """Returns a causal model's mark by its kernel, a masked one's by its length."""
     if record.task == "causal":
         return kernel_mark(str(record.kernel))
-    return LONG if record.model == "masked_long" else SHORT
+    return LONG_MARK if record.model == "masked_long" else SHORT_MARK
 
 
 def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
@@ -220,9 +220,9 @@ def still(chart: Panel) -> Panel:
         return chart
     params: Any = chart.params
     copied = chart.copy()
-    views = {view for param in params if param.name == NEAR for view in param.views}
+    views = {view for param in params if param.name == NEAREST_MARK for view in param.views}
     copied.layer = [layer for layer in chart.layer if layer.name not in views]
-    copied.params = [param for param in params if param.name != NEAR]
+    copied.params = [param for param in params if param.name != NEAREST_MARK]
     return copied
 
 
@@ -232,7 +232,7 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
     It keeps the 256 most used colours: a fifth of the size, for git's history.
     """
     columns = len(charts) // rows
-    width = (WIDTH - GAP * (columns - 1)) // columns
+    width = (FIGURE_WIDTH - FIGURE_GAP * (columns - 1)) // columns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
         panels = alt.concat(
@@ -240,7 +240,7 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
         )
     if title:
         panels = panels.properties(title=alt.Title(wrap(title, 80), fontSize=16, offset=16))
-    theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": GAP}}
+    theme = {**THEME, "background": "var(--ground)", "concat": {"spacing": FIGURE_GAP}}
     series = set(re.findall(r'"domain": (\["[^]]*)', json.dumps(specification(panels))))
     legend: Any = "shared" if len(series) == 1 else "independent"  # sharing would mix up series
     panels = panels.resolve_scale(color=legend, shape=legend)

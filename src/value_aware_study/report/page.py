@@ -28,9 +28,9 @@ from value_aware_study.report.look import COLOURS, THEME, png, specification
 
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and a mark that only our pages contain"""
-LARGEST = 8 * 2**20
+MOST_BYTES = 8 * 2**20
 """Most bytes of index.html, so that it fits a mail and opens at once"""
-PAPER = "https://aclanthology.org/2021.emnlp-main.753"
+PAPER_ADDRESS = "https://aclanthology.org/2021.emnlp-main.753"
 BIBTEX = """@inproceedings{gupta-berant-2021-value,
   title = {Value-aware Approximate Attention},
   author = {Gupta, Ankit and Berant, Jonathan},
@@ -82,9 +82,9 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
         content = html(page).encode()
-        if len(content) > LARGEST:
+        if len(content) > MOST_BYTES:
             raise ValueError(
-                f"the page has {len(content):,} bytes; at most {LARGEST:,} are allowed"
+                f"the page has {len(content):,} bytes; at most {MOST_BYTES:,} are allowed"
             )
         (aside / PAGE).write_bytes(content)
         for name, text in (beside or {}).items():
@@ -141,7 +141,7 @@ def html(page: Page) -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html").render(
         page=page,
-        paper=PAPER,
+        paper=PAPER_ADDRESS,
         bibtex=BIBTEX,
         colours=COLOURS,
         theme=THEME,

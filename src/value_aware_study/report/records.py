@@ -17,13 +17,16 @@ from value_aware_study.report.claim import Key, Spread, key_of
 from value_aware_study.report.frame import Results, Row
 from value_aware_study.report.words import grouped
 
-R = TypeVar("R", bound=JsonRecord)
-T = TypeVar("T")
-AGAIN, RESTORE = "make it again (dvc repro)", "restore it (git restore results), or remove it"
+AnyRecord = TypeVar("AnyRecord", bound=JsonRecord)
+Parsed = TypeVar("Parsed")
+REPRODUCE, RESTORE_RESULTS = (
+    "make it again (dvc repro)",
+    "restore it (git restore results), or remove it",
+)
 Numbers = Mapping[str, float | None]
-TRAINING = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
+CURVE_KINDS = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
 """Kinds of the entries that a report shows of a training."""
-TOKENS = {"vocabulary_size": int, "sources": Mapping[str, Mapping[str, Numbers]]}
+TOKEN_KINDS = {"vocabulary_size": int, "sources": Mapping[str, Mapping[str, Numbers]]}
 """Kinds of the entries that a report shows of the text; `sources` by source and split."""
 
 
@@ -34,8 +37,8 @@ def read(places: Mapping[str, Path]) -> Results:
     they are. Raises FileNotFoundError where a required one is missing, and ValueError, naming the
     file, for a damaged one.
     """
-    training = [_checked(file, TRAINING) for file in files_of(places["training"])]
-    tokens = _checked(places["tokens"], TOKENS)
+    training = [_checked(file, CURVE_KINDS) for file in files_of(places["training"])]
+    tokens = _checked(places["tokens"], TOKEN_KINDS)
     explored = explorations(places)
     surveyed, variants, survey_of = survey(places)
     return Results.of(
@@ -47,7 +50,7 @@ def read(places: Mapping[str, Path]) -> Results:
         survey_of=survey_of,
         spreads=published_spreads(places["spread"]),
         verdicts=published_verdicts(places["published"]),
-        probed=probed(places["probe"], places["probe_published"]),
+        probed=read_probed(places["probe"], places["probe_published"]),
         pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
         prompted=caches(places["caches"], places["caches_published"]),
         explored=Exploration.of(explored) if explored else None,
@@ -85,7 +88,7 @@ def caches(folder: Path, published: Path) -> list[CacheRecord]:
     return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
 
 
-def probed(folder: Path, published: Path) -> list[Record]:
+def read_probed(folder: Path, published: Path) -> list[Record]:
     """Reads the records of probed models, of a run in the place of published ones."""
     files = sorted(folder.glob("*/record.json"))
     ours = {f"record-{file.parent.name}.json": _parsed(Record, file) for file in files}
@@ -102,7 +105,7 @@ def explorations(places: Mapping[str, Path]) -> list[Exploration]:
     for file in sorted(
         [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
     ):
-        with reading(file, AGAIN):
+        with reading(file, REPRODUCE):
             ours.append(Exploration.from_json(file.read_text(encoding="utf-8")))
     published = unpacked(
         lambda text, _: Exploration.from_json(text), places["probe_published"], "explorer-"
@@ -130,15 +133,17 @@ def survey(places: Mapping[str, Path]) -> tuple[list[Record], list[Record], str]
     return surveyed, variants, surveyed[0].scale if surveyed else ""
 
 
-def with_published(kind: type[R], folder: Path, published: Path) -> dict[str, R]:
+def with_published(kind: type[AnyRecord], folder: Path, published: Path) -> dict[str, AnyRecord]:
     """Reads records of a run in the place of published ones, by the name of their files."""
     ours = {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
     return unpacked(kind.from_json, published) | ours
 
 
-def unpacked(parse: Callable[[str, str], T], published: Path, begins: str = "") -> dict[str, T]:
+def unpacked(
+    parse: Callable[[str, str], Parsed], published: Path, begins: str = ""
+) -> dict[str, Parsed]:
     """Reads the published records whose files' names begin so, by the names they were made with."""
-    with reading(published, RESTORE):
+    with reading(published, RESTORE_RESULTS):
         return {
             file.stem: parse(lzma.decompress(file.read_bytes()).decode(), str(file))
             for file in sorted(published.glob(f"{begins}*.json.xz"))
@@ -169,9 +174,9 @@ def files_of(folder: Path | str) -> list[Path]:
     raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
 
 
-def _parsed(kind: type[R], file: Path) -> R:
+def _parsed(kind: type[AnyRecord], file: Path) -> AnyRecord:
     """Returns a record of this kind; ValueError, with the file's name, for anything else."""
-    with reading(file, AGAIN):
+    with reading(file, REPRODUCE):
         return kind.from_json(file.read_text(encoding="utf-8"), str(file))
 
 
@@ -179,7 +184,7 @@ def published_spreads(folder: Path) -> dict[Key, Spread]:
     """Reads the spread over trainings of the comparisons of a published run; {} without them."""
     spreads = {}
     for file in filter(Path.exists, (folder / name for name in ("findings.csv", "strength.csv"))):
-        with reading(file, RESTORE), file.open(encoding="utf-8", newline="") as text:
+        with reading(file, RESTORE_RESULTS), file.open(encoding="utf-8", newline="") as text:
             for row in csv.DictReader(text):
                 if row.get("seeds"):
                     spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
@@ -191,7 +196,7 @@ def published_verdicts(results: Path) -> dict[str, dict[str, str]]:
     """Reads the verdict on each claim of every published run, by the run's scale."""
     verdicts = {}
     for file in sorted(results.glob("*/claims.csv")):
-        with reading(file, RESTORE), file.open(encoding="utf-8", newline="") as text:
+        with reading(file, RESTORE_RESULTS), file.open(encoding="utf-8", newline="") as text:
             verdicts[file.parent.name] = {
                 row["claim"]: row["verdict"] for row in csv.DictReader(text)
             }
@@ -200,8 +205,8 @@ def published_verdicts(results: Path) -> dict[str, dict[str, str]]:
 
 def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:
     """Reads a JSON object whose entries are of these kinds; curves have steps, texts a source."""
-    content = load_json(file, *kinds, remedy=AGAIN)
-    with reading(file, AGAIN):
+    content = load_json(file, *kinds, remedy=REPRODUCE)
+    with reading(file, REPRODUCE):
         for key, kind in kinds.items():
             check_kind(kind, content[key], key)
         for point in content.get("curve", ()):

@@ -95,7 +95,7 @@ def model_label(record: Record) -> str:
     return f"masked, {record.length} tokens"
 
 
-def plain(name: str) -> str:
+def plain_text(name: str) -> str:
     """Writes the name of a record, column or option as words: "masked long", "mean key"."""
     return name.replace("_", " ")
 
@@ -103,7 +103,7 @@ def plain(name: str) -> str:
 def method_label(name: str) -> str:
     """Returns a method's label; without a card, the option's name in words."""
     card = cards().get(name)
-    return card.label if card else plain(name)
+    return card.label if card else plain_text(name)
 
 
 def full_name(method: str) -> str:

@@ -9,8 +9,8 @@ from tabulate import tabulate
 
 from value_aware_study.markdown import escaped
 
-PACKAGE = "value-aware-attention"
-PAPER = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
+PROJECT = "value-aware-attention"
+PAPER_TITLE = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
 
 
 class Task(NamedTuple):
@@ -22,7 +22,7 @@ class Task(NamedTuple):
     imports: str  # registers the model type with transformers
 
 
-TASKS = {
+CARD_TASKS = {
     "perplexity": Task(
         "text-generation",
         "causal language model",
@@ -31,7 +31,7 @@ TASKS = {
     ),
     "error_percent": Task("fill-mask", "masked language model", "AutoModelForMaskedLM", ""),
 }
-METRICS = {
+METRIC_NAMES = {
     "loss": "loss (nats a token)",
     "perplexity": "perplexity",
     "error_percent": "error (% of masked tokens predicted wrongly)",
@@ -46,7 +46,7 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
     `data` names the text, `scale` the run's size, `kernel` what attention computes.
     """
     metric = "perplexity" if "perplexity" in metrics else "error_percent"
-    task = TASKS[metric]
+    task = CARD_TASKS[metric]
     attention = metrics["hyperparameters"].get("attention", "exact attention")
     return f"""---
 {_metadata(metrics, metric, data=data, kernel=kernel).to_yaml().strip()}
@@ -56,7 +56,7 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
 
 A {task.name} with {_number(metrics["parameters"])} parameters,
 trained with {escaped(attention)} and the {escaped(kernel)} kernel to measure approximations of
-attention ({PAPER}).
+attention ({PAPER_TITLE}).
 
 Scale: {escaped(scale)}. Data: {escaped(data)}. It saw {_number(metrics["tokens"])} tokens in
 {_number(metrics["steps"])} optimizer steps ({escaped(metrics["hyperparameters"]["optimizer"])}).
@@ -69,7 +69,7 @@ Scale: {escaped(scale)}. Data: {escaped(data)}. It saw {_number(metrics["tokens"
 
 Measured during training, on the first batches of the held-out documents.
 
-{_table(metrics["curve"], {"step": "step"} | METRICS)}
+{_table(metrics["curve"], {"step": "step"} | METRIC_NAMES)}
 
 ## Training
 
@@ -79,12 +79,12 @@ Measured during training, on the first batches of the held-out documents.
 
 def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str) -> ModelCardData:
     """Returns the hub's metadata, with the loss and the `metric` on held-out text."""
-    task = TASKS[metric].tag
+    task = CARD_TASKS[metric].tag
     return ModelCardData(
         language="en",
         library_name="transformers",
         pipeline_tag=task,
-        tags=[PACKAGE, "attention", kernel],
+        tags=[PROJECT, "attention", kernel],
         model_name=metrics["model"],
         eval_results=[
             EvalResult(
@@ -102,7 +102,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
 def _loading(metrics: Mapping[str, Any], task: Task) -> str:
     """Writes code that loads the model from its folder."""
     name = json.dumps(metrics["model"], ensure_ascii=False)
-    if task is TASKS["error_percent"] and "attention" in metrics["hyperparameters"]:
+    if task is CARD_TASKS["error_percent"] and "attention" in metrics["hyperparameters"]:
         return f"""from transformers import AutoTokenizer
 from value_aware_attention.models import load_masked
 

@@ -27,12 +27,12 @@ from value_aware_study.training.optimizers import Schedule
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
-CHUNK = 2**21
+CHUNK_LOGITS = 2**21
 """Logits that the causal loss computes at a time: 8 MB in fp32 fit a processor's cache."""
 CHUNK_ON_GPU = 2**28
 """The same on a GPU: 0.5 GB in bf16."""
 
-SHOWN = ("/loss", "/perplexity", "/error", "/tokens_per_second")
+BAR_ENDINGS = ("/loss", "/perplexity", "/error", "/tokens_per_second")
 """Endings of the logged names that the progress shows."""
 
 
@@ -226,7 +226,7 @@ class LanguageModeling(LightningModule):
         """Logs values to every logger, at the number of steps taken."""
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        self.latest |= {name: value for name, value in values.items() if name.endswith(SHOWN)}
+        self.latest |= {name: value for name, value in values.items() if name.endswith(BAR_ENDINGS)}
 
 
 class CausalTraining(LanguageModeling):
@@ -279,7 +279,7 @@ class CausalTraining(LanguageModeling):
             nats = chunked_cross_entropy(self.summed, rows, hidden, weight, targets)
             return nats / len(targets) if reduction == "mean" else nats
         # torch's default is 2 rows at the paper's vocabulary, 20 times slower than 128
-        rows = max(128, CHUNK // len(weight))
+        rows = max(128, CHUNK_LOGITS // len(weight))
         options = LinearCrossEntropyOptions(batch_chunk_size=rows)
         return linear_cross_entropy(hidden, weight, targets, reduction=reduction, options=options)
 

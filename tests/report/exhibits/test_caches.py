@@ -8,20 +8,20 @@ from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRecord
 from value_aware_attention.records.estimate import DASH
 from value_aware_study.report.exhibits.caches import (
-    BESIDE,
+    REFERENCE_CACHE,
     USES,
     _kind,
-    compared,
+    caches_compared,
     pooled,
     rows,
     to_use,
 )
 
-OTHERS = {"SnapKV": 2.0, BESIDE: 1.0, "all queries": 0.25, "later queries": 0.1}
+OTHERS = {"SnapKV": 2.0, REFERENCE_CACHE: 1.0, "all queries": 0.25, "later queries": 0.1}
 
 
 def record(task: str, text: str, kl: tuple[float, ...], right: float = 1.0) -> CacheRecord:
-    """Makes a record whose KL is that of `BESIDE` times a factor of each cache."""
+    """Makes a record whose KL is that of `REFERENCE_CACHE` times a factor of each cache."""
     count = len(kl)
     full = CacheCell(
         cache=FULL, keep=1.0, kl=(1e-12,) * count, nats=(0.1,) * count, right=(right,) * count
@@ -55,19 +55,19 @@ def test_texts_are_joined_by_kind_length_and_caches() -> None:
         ("running_text", 512, "novels"),
     ]
     assert joined[0].cells[1].kl == TEXT[0].cells[1].kl + TEXT[1].cells[1].kl
-    alone = [cell for cell in needles.cells if cell.cache != BESIDE]
+    alone = [cell for cell in needles.cells if cell.cache != REFERENCE_CACHE]
     other = [replace(needles, model="another"), replace(needles, cells=tuple(alone))]
     assert [r.model for r in pooled([needles, *other])] == ["tiny", "another"]
 
 
 def test_one_prompt_has_no_interval_and_no_halves() -> None:
-    (exhibit,) = compared([record("running_text", "novels", (0.1,))])
+    (exhibit,) = caches_compared([record("running_text", "novels", (0.1,))])
     assert set(exhibit.table.display["95% interval"]) == {DASH}
     assert "Kendall" not in " ".join(exhibit.notes)
 
 
 def test_the_caches_to_use_are_shown_where_text_and_needles_have_all_of_them() -> None:
-    factors = dict(zip(USES, (0.25, 0.5, 0.8, 0.4, 2.0, 0.3), strict=True)) | {BESIDE: 1.0}
+    factors = dict(zip(USES, (0.25, 0.5, 0.8, 0.4, 2.0, 0.3), strict=True)) | {REFERENCE_CACHE: 1.0}
     text, needles = (
         replace(found, cells=(found.cells[0], *(
             replace(found.cells[1], cache=name, keep=0.25, kl=(factor, 2 * factor))
@@ -83,7 +83,7 @@ def test_the_caches_to_use_are_shown_where_text_and_needles_have_all_of_them() -
 
 
 def test_ratios_are_paired_and_the_best_that_is_no_oracle_is_named() -> None:
-    (exhibit,) = compared(TEXT)
+    (exhibit,) = caches_compared(TEXT)
     data = exhibit.table.data
     for row in rows(next(pooled(TEXT))):
         assert row["ratio"] == pytest.approx(OTHERS[row["cache"]])
@@ -103,13 +103,13 @@ def test_an_order_that_halves_do_not_share_is_not_claimed() -> None:
         replace(cell, kl=cell.kl[::-1] if number % 2 else cell.kl)
         for number, cell in enumerate(TEXT[0].cells)
     ]
-    (exhibit,) = compared([replace(TEXT[0], cells=tuple(cells))])
+    (exhibit,) = caches_compared([replace(TEXT[0], cells=tuple(cells))])
     assert "below .8 no order is claimed" in " ".join(exhibit.notes)
 
 
 @pytest.mark.parametrize(("right", "said"), [(1.0, False), (0.2, True)])
 def test_a_task_that_the_model_cannot_do_is_named(right: float, said: bool) -> None:
-    (exhibit,) = compared([record("needles", "novels", (0.1, 0.4), right)])
+    (exhibit,) = caches_compared([record("needles", "novels", (0.1, 0.4), right)])
     notes = " ".join(exhibit.notes)
     assert f"The full cache has {right:.1%} of the tokens right." in notes
     assert ("the model cannot do this task" in notes) == said

@@ -9,7 +9,7 @@ from synthetic import with_cells
 
 from value_aware_study.cards import cards
 from value_aware_study.report import look
-from value_aware_study.report.exhibits.every_r import SMALLEST, figure_4, figure_5
+from value_aware_study.report.exhibits.every_r import SMALLEST_ERROR, figure_4, figure_5
 from value_aware_study.report.exhibits.figures import figure_1, figure_2, figure_3
 from value_aware_study.report.frame import Results
 from value_aware_study.report.words import method_label
@@ -30,7 +30,7 @@ def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(results):
     exhibit = figure_4(results)
     assert list(exhibit.choices) == MODELS
     errors = [r["relative_output_error"] for r in rows(*exhibit.charts) if "said" in r]
-    assert len(errors) == len(exhibit.table.data) and min(errors) >= SMALLEST
+    assert len(errors) == len(exhibit.table.data) and min(errors) >= SMALLEST_ERROR
     for panel in exhibit.charts[:3]:  # the synthetic loss grows with the output error
         error, cosine = re.findall(r"[+−]?\d\.\d+", panel.to_dict()["title"])
         assert float(error) > 0.9 and cosine == error.replace("+", "−")

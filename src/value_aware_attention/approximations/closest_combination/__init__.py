@@ -108,7 +108,7 @@ def solve_path(
 def tries_all_pairs(value: Float[Tensor, "*batch M V"], search: str) -> bool:
     """Returns whether a search tries all pairs of these values, so that r = 2 is optimal."""
     keys, width = value.shape[-2:]
-    return search == "best" and width > 1 and 2 <= keys <= pairs.MOST_KEYS
+    return search == "best" and width > 1 and 2 <= keys <= pairs.PAIR_KEYS
 
 
 @uncompiled

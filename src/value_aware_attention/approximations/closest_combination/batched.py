@@ -23,8 +23,8 @@ from torch.nn.functional import pad
 
 from value_aware_attention.approximations.closest_combination.problem import (
     BEAM,
-    GROUPS,
     INDEPENDENCE,
+    KEY_GROUPS,
     LOOKS,
     NEARLY,
     Problem,
@@ -270,7 +270,7 @@ class _Rows:
         self.zero = problem.zero().flatten()
         inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
         # Hidden keys and padding get slope 0.
-        self.inverse = pad(inverse, (0, -inverse.shape[1] % GROUPS))
+        self.inverse = pad(inverse, (0, -inverse.shape[1] % KEY_GROUPS))
 
     def atoms(self, keys: Int[Tensor, "B ..."]) -> Float[Tensor, "B ... V"]:
         """Returns v - o for the keys of each row."""
@@ -299,8 +299,8 @@ class _Rows:
         shift = shift.view(self.heads, -1, 1)
         slope = torch.baddbmm(shift, residual, self.problem.value.mT).flatten(0, 1)
         slope = pad(slope, (0, self.inverse.shape[1] - slope.shape[1])).mul_(self.inverse)
-        most, place = _largest(slope.clamp_min_(0).unflatten(1, (-1, GROUPS)))
-        return most, place * GROUPS + torch.arange(GROUPS, device=place.device)
+        most, place = _largest(slope.clamp_min_(0).unflatten(1, (-1, KEY_GROUPS)))
+        return most, place * KEY_GROUPS + torch.arange(KEY_GROUPS, device=place.device)
 
     def widen(self, times: int) -> None:
         """Repeats every query `times` times, as neighbours."""
@@ -441,7 +441,7 @@ def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tenso
     """Finds the key, among the steepest of each group, whose addition leaves least error."""
     gain = _gain(rows, sets, slope, keys)
     ordered = slope.sort(dim=-1, descending=True).values
-    looks = (LOOKS // sets.size).clamp(2, GROUPS)[:, None]
+    looks = (LOOKS // sets.size).clamp(2, KEY_GROUPS)[:, None]
     least = torch.maximum(NEARLY * ordered[:, :1], ordered.gather(1, looks - 1))
     return torch.where(slope >= least, gain, -1.0).argmax(-1)
 
@@ -500,7 +500,7 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
         if not bool(live.any()):
             return
         key = keys.view(count, -1).gather(1, child).flatten()
-        parent = child // GROUPS + width * torch.arange(count, device=child.device)[:, None]
+        parent = child // KEY_GROUPS + width * torch.arange(count, device=child.device)[:, None]
         sets = sets.take(parent.flatten())
         key = key.clamp_max(problem.value.shape[1] - 1)
         live, which = sets.insert(rows.atoms(key), key, live.flatten())

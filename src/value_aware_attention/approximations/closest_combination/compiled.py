@@ -14,17 +14,17 @@ from torch.nn.functional import pad
 from value_aware_attention import native
 from value_aware_attention.approximations.closest_combination.problem import (
     BEAM,
-    GROUPS,
     INDEPENDENCE,
+    KEY_GROUPS,
     LOOKS,
     NEARLY,
     SEARCHES,
-    SMALLEST,
-    WIDE,
+    SMALLEST_DISTANCE,
+    WIDE_SHARE,
     Problem,
 )
 
-SOURCE = Path(__file__).with_name("active_set.cpp")
+SEARCH_SOURCE = Path(__file__).with_name("active_set.cpp")
 LANES = 8
 QUERIES_PER_TASK = 96
 
@@ -45,12 +45,12 @@ class _Call(ctypes.Structure):
     )
 
 
-CONSTANTS = (f"-DTILE={GROUPS}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
+CONSTANTS = (f"-DTILE={KEY_GROUPS}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
 
 
 def library() -> ctypes.CDLL | None:
     """Returns the compiled search; None if it cannot be built."""
-    return native.library(SOURCE, *CONSTANTS)
+    return native.library(SEARCH_SOURCE, *CONSTANTS)
 
 
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,12 +109,12 @@ def _call(
     value, output = problem.value[head], problem.output[head]
     keys, dim = value.shape
     spare = -(dim + 1) % LANES + 1
-    tiles = pad(value, (0, 0, 0, -keys % GROUPS)).unflatten(0, (-1, GROUPS)).mT.contiguous()
+    tiles = pad(value, (0, 0, 0, -keys % KEY_GROUPS)).unflatten(0, (-1, KEY_GROUPS)).mT.contiguous()
     visible = None if problem.visible is None else problem.visible[head].contiguous()
     tensors = (
         pad(value, (0, spare)),
         tiles,
-        pad(value.square().sum(-1), (0, -keys % GROUPS)),
+        pad(value.square().sum(-1), (0, -keys % KEY_GROUPS)),
         pad(output, (0, spare)),
         problem.weights[head].contiguous(),
         zero,
@@ -126,6 +126,6 @@ def _call(
     sizes = 1 if chosen.dim() == 2 else chosen.shape[1]
     return _Call(
         *addresses, keys, len(tiles), dim, dim + spare, r, effort, sizes,
-        INDEPENDENCE[value.dtype], WIDE[value.dtype], SMALLEST, BEAM, LOOKS, NEARLY,
+        INDEPENDENCE[value.dtype], WIDE_SHARE[value.dtype], SMALLEST_DISTANCE, BEAM, LOOKS, NEARLY,
         chosen.data_ptr(), mass.data_ptr(), error.data_ptr(),
     )  # fmt: skip

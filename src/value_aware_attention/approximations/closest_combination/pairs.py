@@ -11,7 +11,7 @@ from torch import Tensor
 
 from value_aware_attention.approximations.closest_combination.problem import Problem
 
-MOST_KEYS = 512
+PAIR_KEYS = 512
 """Largest number of keys for which all pairs are tried"""
 KEYS_AT_ONCE = 4
 """Number of keys paired at once: enough to outweigh call overhead, few enough for the cache"""

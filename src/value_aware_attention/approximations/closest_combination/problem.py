@@ -11,7 +11,7 @@ from value_aware_attention.call import Call
 from value_aware_attention.searches import SEARCHES as SEARCHES
 from value_aware_attention.weights import renormalised, smallest
 
-GROUPS = 16
+KEY_GROUPS = 16
 """Number of interleaved groups of keys; the steepest key of each group is a candidate."""
 BEAM = 32
 """Number of sets of every size that the "best" search extends"""
@@ -23,9 +23,9 @@ TOLERANCE = {torch.float32: 7e-7, torch.float64: 1e-10}
 """Largest ||o - o~|| that counts as zero in a search, relative to the row's spread"""
 INDEPENDENCE = {torch.float32: 1e-5, torch.float64: 1e-11}
 """Smallest relative norm outside the span of the others with which an atom may join"""
-WIDE = {torch.float32: 1e-6, torch.float64: 0.0}
+WIDE_SHARE = {torch.float32: 1e-6, torch.float64: 0.0}
 """A row is solved in fp64 if most squared distances are below this fraction of the largest."""
-SMALLEST = 2.0**-60
+SMALLEST_DISTANCE = 2.0**-60
 """A row is solved in fp64 if its largest squared distance, in the problem's unit, is below this"""
 
 
@@ -89,11 +89,11 @@ def unresolved(
     In such rows most values lie closer to o than 1e-3 of the largest distance or of ||o|| (values
     are centred). A distant value, or a row far from the centre, leaves the other values few digits.
     """
-    wide = WIDE[distance.dtype]
+    wide = WIDE_SHARE[distance.dtype]
     farthest = torch.maximum(farthest, output.square().sum(dim=-1))
     close = (distance < wide * farthest[..., None]).sum(dim=-1)
     visible = (distance < torch.inf).sum(dim=-1)
-    return (2 * close > visible) | ((visible > 0) & (farthest < SMALLEST * (wide > 0)))
+    return (2 * close > visible) | ((visible > 0) & (farthest < SMALLEST_DISTANCE * (wide > 0)))
 
 
 def flatten(call: Call) -> Problem:

@@ -15,9 +15,9 @@ from value_aware_study.report import charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import Row
 
-BESIDE = "single losses, SnapKV's queries"
+REFERENCE_CACHE = "single losses, SnapKV's queries"
 """The reference for the other caches: the same score from the queries that SnapKV observes"""
-LEAST = 0.5
+LEAST_RIGHT = 0.5
 """Share of right tokens of the full cache; below it, a task does not distinguish caches"""
 AGREED = 0.8
 USES = {
@@ -29,20 +29,25 @@ USES = {
     "KVzip": ("a second reading of the prompt", "KVzip, its authors' settings"),
 }
 """Caches that docs/caches.md recommends or compares -> their purpose and their setting"""
-KEPT = 0.25
+KEPT_SHARE = 0.25
 """Share of keys for showing them"""
-TASKS = {"running_text": "Running text", "needles": "Needles", "recalled_list": "A recalled list"}
+PROMPT_TITLES = {
+    "running_text": "Running text",
+    "needles": "Needles",
+    "recalled_list": "A recalled list",
+}
 
 
 def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
     """Joins the prompts of all texts, for the same model, kind, length and caches.
 
-    Leaves out records without `BESIDE`.
+    Leaves out records without `REFERENCE_CACHE`.
     """
     alike = words.grouped(
         ((r.model, r.task, r.prefix, tuple((cell.cache, cell.keep) for cell in r.cells)), r)
         for r in records
-        if {cell.keep for cell in r.cells[1:]} == {c.keep for c in r.cells if c.cache == BESIDE}
+        if {cell.keep for cell in r.cells[1:]}
+        == {c.keep for c in r.cells if c.cache == REFERENCE_CACHE}
     )
     for several in alike.values():
         cells = [
@@ -57,23 +62,23 @@ def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
 
 
 def rows(record: CacheRecord) -> Iterator[Row]:
-    """Tabulates the cells: KL over that of `BESIDE`, paired over prompts, and answers."""
+    """Tabulates the cells: KL over that of `REFERENCE_CACHE`, paired over prompts, and answers."""
     full = record.cells[0]
-    others = {cell.keep: cell for cell in record.cells if cell.cache == BESIDE}
+    others = {cell.keep: cell for cell in record.cells if cell.cache == REFERENCE_CACHE}
     for cell in record.cells[1:]:
         ratio, other = record.ratio(cell, others[cell.keep]), others[cell.keep]
         yield {
-            "task": f"{TASKS[record.task]}, {record.prefix:,} tokens", "texts": record.text,
+            "task": f"{PROMPT_TITLES[record.task]}, {record.prefix:,} tokens", "texts": record.text,
             "prompts": len(cell.kl), "keep": cell.keep, "cache": cell.cache,
             "kl": float(np.mean(cell.kl)), "ratio": ratio.value, "low": ratio.low,
             "high": ratio.high, "worst": max(np.divide(cell.kl, other.kl)),
             "right": float(np.mean(cell.right)), "whole": float(np.mean(np.equal(cell.right, 1))),
             "nats": float(np.mean(cell.nats)), "right_full": float(np.mean(full.right)),
-            "tells": record.task == "running_text" or np.mean(full.right) >= LEAST,
+            "tells": record.task == "running_text" or np.mean(full.right) >= LEAST_RIGHT,
         }  # fmt: skip
 
 
-def compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
+def caches_compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
     """Shows the loss of each group of caches on each kind of prompt, at every share of keys."""
     return [
         _exhibit(f"caches_{number}", record)

@@ -35,10 +35,10 @@ from value_aware_study.report.claim import (
     quantile,
 )
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import KERNELS, Results, Row, gap_rows, of_models
+from value_aware_study.report.frame import KERNEL_NAMES, Results, Row, gap_rows, of_models
 from value_aware_study.report.published import SHORT_EXACT, TABLE_1, TABLE_2, TABLE_2_COLUMNS
 
-SIZES = {
+CLAIM_SIZES = {
     "one key": (
         (1, 2, 4, 8, 16),
         "One value-aware key: the paper's r = 1, and every doubling up to 16 for the few keys that "
@@ -55,9 +55,9 @@ SIZES = {
     "window": ((4, 16, 65), "Window: the sizes of its curve below the text's length."),
 }
 """Claim -> the numbers of keys at which it is asked, fixed before a run is read, and why"""
-ALL = ("causal", "long", "short")
+ALL_MODELS = ("causal", "long", "short")
 """All models, as `models` names them."""
-NUMBERS = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
+FINDING_COLUMNS = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
 """Columns of a finding's numbers"""
 NOT_MEASURED = {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
 HELD = {True: "yes", False: "no", None: ""}
@@ -76,7 +76,7 @@ class Setting:
         return words.setting_label({"approximation": self.approximation, **self.parameters})
 
 
-EXACT = Setting("exact")
+EXACT_SETTING = Setting("exact")
 
 
 def oblivious(r: int) -> Setting:
@@ -167,7 +167,7 @@ FEW_LSH, MANY_LSH = (
 def models(results: Results, *names: str) -> list[Model]:
     """Selects models: "causal" (one a kernel), "long" and "short" (the masked ones)."""
     models = {
-        "causal": [Model(k, record) for k in KERNELS if (record := results.of_kernel(k))],
+        "causal": [Model(k, record) for k in KERNEL_NAMES if (record := results.of_kernel(k))],
         "long": [Model("masked long", record) for record in results.models("masked_long")],
         "short": [Model("masked short", record) for record in results.models("masked_short")],
     }
@@ -192,7 +192,7 @@ def compares(
 def one_more_than_head_size(results: Results) -> Iterator[Finding]:
     """Finds the largest output error of head size + 1 value-aware keys over all queries."""
     what = "largest |o − õ| of head size + 1 value-aware keys, over the longest value"
-    for model in models(results, *ALL):
+    for model in models(results, *ALL_MODELS):
         r = model.record.head_dim + 1
         for cell in model.record.cells:
             error = cell.error.largest_error if cell.error else None
@@ -203,8 +203,8 @@ def one_more_than_head_size(results: Results) -> Iterator[Finding]:
 
 def order_of_kernels(results: Results) -> Iterator[Effect | Finding]:
     """Compares the loss that OVO adds: polynomial above elu above exponential."""
-    for r, pair in product(SIZES["order"][0], combinations(_by_kernel(results), 2)):
-        yield from _in_order(*pair, (oblivious(r), EXACT), "", above=True)
+    for r, pair in product(CLAIM_SIZES["order"][0], combinations(_by_kernel(results), 2)):
+        yield from _in_order(*pair, (oblivious(r), EXACT_SETTING), "", above=True)
 
 
 def flatter_kernels_gap(results: Results) -> Iterator[Effect | Finding]:
@@ -214,7 +214,7 @@ def flatter_kernels_gap(results: Results) -> Iterator[Effect | Finding]:
     """
     measured = [model for model in _by_kernel(results) if model.flatness]
     how = ", wider where attention is flatter"
-    for r, (first, second) in product(SIZES["gap"][0], combinations(measured, 2)):
+    for r, (first, second) in product(CLAIM_SIZES["gap"][0], combinations(measured, 2)):
         if more := (first.flatness or 0) - (second.flatness or 0):
             yield from _in_order(first, second, (oblivious(r), aware(r)), how, above=more > 0)
 
@@ -253,7 +253,12 @@ def longer_is_better(results: Results) -> Iterator[Effect | Finding]:
         ):
             if text := model.record.baselines.get("longer_text"):
                 yield from difference(
-                    what, "exact attention", "error", long.sums(EXACT), Sums.of([text]), above=False
+                    what,
+                    "exact attention",
+                    "error",
+                    long.sums(EXACT_SETTING),
+                    Sums.of([text]),
+                    above=False,
                 )
 
 
@@ -296,10 +301,10 @@ def against_counts(results: Results) -> Iterator[Effect | Finding]:
         "5gram_tokens_read": "5-grams of the tokens read",
         "4grams_shown_token": "4-grams on both sides and the token shown",
     }
-    for model in models(results, *ALL):
+    for model in models(results, *ALL_MODELS):
         for name, label in strongest.items():
             if counted := model.record.baselines.get(name):
-                metric, sums = model.record.metric, (model.sums(EXACT), Sums.of([counted]))
+                metric, sums = model.record.metric, (model.sums(EXACT_SETTING), Sums.of([counted]))
                 yield from difference(
                     f"exact attention against {label}", model.label, metric, *sums, above=False
                 )
@@ -395,28 +400,31 @@ CLAIMS = (
     Claim(
         "One value-aware key loses less than one chosen by weight.",
         f"{_table_2(aware(1), oblivious(1))}; {_table_1(aware(1), oblivious(1))}.",
-        [compares(ALL, aware(r), oblivious(r), above=False) for r in SIZES["one key"][0]],
-        expected=5 * len(SIZES["one key"][0]),
+        [
+            compares(ALL_MODELS, aware(r), oblivious(r), above=False)
+            for r in CLAIM_SIZES["one key"][0]
+        ],
+        expected=5 * len(CLAIM_SIZES["one key"][0]),
         remark=dependent_trainings,
     ),
     Claim(
         "Head size + 1 value-aware keys equal exact attention.",
-        f"Section 3; {_table_2(aware(65), EXACT)}; {_table_1(aware(65), EXACT)}.",
+        f"Section 3; {_table_2(aware(65), EXACT_SETTING)}; {_table_1(aware(65), EXACT_SETTING)}.",
         [one_more_than_head_size],
         expected=4,  # the short model may have fewer keys than that
         remark=lambda _: "It checks the solver: that so many keys are enough is a theorem.",
     ),
     Claim(
         "65 keys chosen by weight lose against exact attention.",
-        f"{_table_2(oblivious(65), EXACT)}; {_table_1(oblivious(65), EXACT)}.",
+        f"{_table_2(oblivious(65), EXACT_SETTING)}; {_table_1(oblivious(65), EXACT_SETTING)}.",
         [
-            compares(names, oblivious(r), EXACT, above=True, length=length)
+            compares(names, oblivious(r), EXACT_SETTING, above=True, length=length)
             for names, sizes, length in (
                 (("causal", "long"), "by weight", None),
                 (("causal",), "share, causal", 256),
                 (("long",), "share, long", 512),
             )
-            for r in SIZES[sizes][0]
+            for r in CLAIM_SIZES[sizes][0]
         ],
         expected=4,  # models of the paper's lengths have its number of keys alone
     ),
@@ -424,13 +432,13 @@ CLAIMS = (
         "Chosen by weight, keys cost polynomial attention most, then elu, then exponential.",
         f"{_added_in_table_2()}.",
         [order_of_kernels],
-        expected=3 * len(SIZES["order"][0]),
+        expected=3 * len(CLAIM_SIZES["order"][0]),
     ),
     Claim(
         "Flatter attention widens the gap between OVO and OVA.",
         "argued in section 3; section 4 explains the order of the kernels by it.",
         [flatter_is_wider, flatter_kernels_gap],
-        expected=1 + 3 * len(SIZES["gap"][0]),
+        expected=1 + 3 * len(CLAIM_SIZES["gap"][0]),
         remark=flatness_of_kernels,
     ),
     Claim(
@@ -447,7 +455,7 @@ CLAIMS = (
         f"{_table_1(MANY_LSH, oblivious(65))}.",
         [partial(lsh_against_oblivious, paper=MANY_LSH, above=False)],
         expected=1,
-        premise=compares(("long",), oblivious(65), EXACT, above=True),
+        premise=compares(("long",), oblivious(65), EXACT_SETTING, above=True),
     ),
     Claim(
         "The model of long sequences errs less than that of short ones.",
@@ -461,10 +469,10 @@ CLAIMS = (
         "Figure 1, masked LM; no number is printed.",
         [
             compares(("causal", "long"), Setting("sliding_window", {"r": r}), other, above=True)
-            for r in SIZES["window"][0]
-            for other in (EXACT, oblivious(r))
+            for r in CLAIM_SIZES["window"][0]
+            for other in (EXACT_SETTING, oblivious(r))
         ],
-        expected=8 * len(SIZES["window"][0]),
+        expected=8 * len(CLAIM_SIZES["window"][0]),
     ),
 )
 
@@ -623,7 +631,7 @@ def _numbers(finding: Finding) -> Row:
     spread = finding.spread
     return {
         "model": finding.label,
-        **{name: getattr(finding, name) for name in NUMBERS},
+        **{name: getattr(finding, name) for name in FINDING_COLUMNS},
         "spread": spread.deviation if spread else None,
         "seeds": spread.seeds if spread else "",
     }
@@ -658,7 +666,7 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
         [
             about(answered),
             *([chance] if intervals else []),
-            " ".join(reason for _, reason in SIZES.values()),
+            " ".join(reason for _, reason in CLAIM_SIZES.values()),
         ],
         table=Table(
             data,

@@ -12,15 +12,15 @@ from value_aware_attention.records.record import AWARE, OBLIVIOUS
 from value_aware_study.report import look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 
-VALUES = np.array(
+DRAWN_VALUES = np.array(
     [
         (2.0, 1.6), (2.4, 1.0), (-1.8, 1.2), (-2.2, -1.2), (0.4, -2.0), (1.2, -1.6), (-1.1, 2.2),
         (-1.0, -1.8),
     ]
 )  # fmt: skip
-WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
-"""Attention weights of one query, one per value in `VALUES`, the largest first"""
-TITLES = {
+DRAWN_WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
+"""Attention weights of one query, one per value in `DRAWN_VALUES`, the largest first"""
+DRAWING_TITLES = {
     OBLIVIOUS: "the two largest weights (OVO)",
     AWARE: "the two with the nearest mixture (OVA)",
 }
@@ -58,32 +58,32 @@ def drawing() -> Exhibit:
 
 def by_weight() -> Array:
     """Returns each value's share in the mixture of the two largest weights, Eq. 2."""
-    largest = np.where(np.arange(len(WEIGHTS)) < 2, WEIGHTS, 0.0)
+    largest = np.where(np.arange(len(DRAWN_WEIGHTS)) < 2, DRAWN_WEIGHTS, 0.0)
     return largest / largest.sum()
 
 
 def for_output() -> Array:
     """Returns each value's share in the mixture of two values nearest to the output."""
-    output, pairs = WEIGHTS @ VALUES, []
-    for i, j in combinations(range(len(VALUES)), 2):
-        way = VALUES[j] - VALUES[i]
-        share = np.clip((output - VALUES[i]) @ way / (way @ way), 0, 1)
-        shares = np.zeros(len(VALUES))
+    output, pairs = DRAWN_WEIGHTS @ DRAWN_VALUES, []
+    for i, j in combinations(range(len(DRAWN_VALUES)), 2):
+        way = DRAWN_VALUES[j] - DRAWN_VALUES[i]
+        share = np.clip((output - DRAWN_VALUES[i]) @ way / (way @ way), 0, 1)
+        shares = np.zeros(len(DRAWN_VALUES))
         shares[[i, j]] = 1 - share, share
         pairs.append(shares)
-    return min(pairs, key=lambda shares: float(((shares @ VALUES - output) ** 2).sum()))
+    return min(pairs, key=lambda shares: float(((shares @ DRAWN_VALUES - output) ** 2).sum()))
 
 
 def _rows(choice: str, shares: Array) -> pd.DataFrame:
     """Lists the values, the output and the mixture of a choice, with their places."""
-    places = np.vstack([VALUES, WEIGHTS @ VALUES, shares @ VALUES])
+    places = np.vstack([DRAWN_VALUES, DRAWN_WEIGHTS @ DRAWN_VALUES, shares @ DRAWN_VALUES])
     return pd.DataFrame(
         {
             "choice": choice,
-            "what": ["value"] * len(VALUES) + ["output o", "mixture õ"],
+            "what": ["value"] * len(DRAWN_VALUES) + ["output o", "mixture õ"],
             "x": places[:, 0],
             "y": places[:, 1],
-            "weight": [*WEIGHTS, 1.0, 1.0],
+            "weight": [*DRAWN_WEIGHTS, 1.0, 1.0],
             "share": [*shares, 1.0, 1.0],
         }
     )
@@ -119,4 +119,6 @@ def _panel(data: pd.DataFrame, choice: str) -> look.Panel:
         named = error[error["what"] == name].assign(text=name[-1])
         text = alt.Chart(named).mark_text(dx=dx, dy=dy, fontSize=17, fontStyle="italic")
         layers.append(text.encode(**place, text="text:N", color=INK))
-    return alt.layer(*layers).properties(width="container", height=280, title=TITLES[choice])
+    return alt.layer(*layers).properties(
+        width="container", height=280, title=DRAWING_TITLES[choice]
+    )

@@ -14,11 +14,13 @@ from value_aware_study.report.exhibits.figures import (
     published_errors,
     published_losses,
 )
-from value_aware_study.report.frame import KERNELS, OPTIMAL, Results
+from value_aware_study.report.frame import KERNEL_NAMES, OPTIMAL_METHODS, Results
 
-BASELINES = [name for name, card in cards().items() if card.oracle and name not in OPTIMAL]
+OTHER_ORACLES = [
+    name for name, card in cards().items() if card.oracle and name not in OPTIMAL_METHODS
+]
 """Methods in Figure 5 besides the two oracles"""
-SMALLEST = 1e-3
+SMALLEST_ERROR = 1e-3
 """Least output error in Figure 4; a setting below it counts as exact"""
 EXPLAINING = {
     "relative_output_error": "output error", "cosine": "cosine", "relative_length": "length"
@@ -30,7 +32,7 @@ REST = "other methods"
 def figure_4(results: Results) -> Exhibit | None:
     """Shows a panel per model, with the rank correlation; None if no output error was recorded."""
     frame, names = results.changes, results.names()
-    frame = frame[frame["relative_output_error"] >= SMALLEST]
+    frame = frame[frame["relative_output_error"] >= SMALLEST_ERROR]
     frame = frame[frame["approximation"] != "exact"]
     if frame.empty:
         return None
@@ -38,7 +40,7 @@ def figure_4(results: Results) -> Exhibit | None:
         name=frame["model"].map(names),
         setting=[words.setting_label(row) for row in frame.to_dict("records")],
         series=[
-            words.method_label(name) if name in (*OPTIMAL, "sliding_window") else REST
+            words.method_label(name) if name in (*OPTIMAL_METHODS, "sliding_window") else REST
             for name in frame["approximation"]
         ],
     )
@@ -57,7 +59,7 @@ def figure_4(results: Results) -> Exhibit | None:
             "Each point is one setting: its relative output error, and the metric with that "
             f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
             f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
-            f"under {SMALLEST:g} count as exact and are left out. Not in the paper.",
+            f"under {SMALLEST_ERROR:g} count as exact and are left out. Not in the paper.",
         ],
         [_scatter(frame[frame["name"] == name], name) for name in drawn],
         Table(
@@ -82,7 +84,7 @@ def _scatter(frame: pd.DataFrame, name: str) -> look.Panel:
     drawn = frame[["series", "relative_output_error", "value"]].assign(said=told)
     drawn = drawn.sort_values("series", key=lambda series: series != REST)
     x = charts.powers(
-        alt.X, "relative_output_error", charts.OUTPUT_ERROR, frame["relative_output_error"].tolist()
+        alt.X, "relative_output_error", charts.ERROR_AXIS, frame["relative_output_error"].tolist()
     )
     y = loss_axis(task, frame["value"])
     ranks = frame[[*EXPLAINING, "value"]].rank().corr()["value"]
@@ -138,9 +140,11 @@ def figure_5(results: Results) -> Exhibit | None:
 def _models(results: Results) -> dict[str, pd.DataFrame]:
     """Returns settings with an r, of the causal models and the long masked one, by label."""
     frame, names = results.changes, results.names()
-    frame = frame[frame["approximation"].isin([*OPTIMAL, *BASELINES]) & frame["r"].notna()]
+    frame = frame[
+        frame["approximation"].isin([*OPTIMAL_METHODS, *OTHER_ORACLES]) & frame["r"].notna()
+    ]
     frame = frame.assign(name=frame["model"].map(names))
-    firsts = [record for kernel in KERNELS if (record := results.of_kernel(kernel))]
+    firsts = [record for kernel in KERNEL_NAMES if (record := results.of_kernel(kernel))]
     drawn = [names[record.model] for record in (*firsts, *results.models("masked_long"))]
     of_model = {name: frame[frame["name"] == name] for name in drawn}
     return {name: rows for name, rows in of_model.items() if len(rows)}
@@ -150,7 +154,7 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Returns the paper's values of the optimal methods, for the models that we have."""
     masked = published_errors().assign(task="masked", kernel="exponential")
     both = pd.concat([masked, published_losses().assign(task="causal")])
-    both = both[both["approximation"].isin(OPTIMAL)]
+    both = both[both["approximation"].isin(OPTIMAL_METHODS)]
     same = ["task", "kernel"]
     return pd.concat(
         both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)
@@ -160,7 +164,7 @@ def _published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.Panel]:
     """Draws the optimal choices in front of a band of the others, and the others one by one."""
-    optimal = frame["approximation"].isin(OPTIMAL)
+    optimal = frame["approximation"].isin(OPTIMAL_METHODS)
     others, none = frame[~optimal], theirs.head(0)
     panels = [loss_panel(frame[optimal], theirs, title=f"{name}: optimal choices", others=others)]
     if len(others):
@@ -168,7 +172,7 @@ def _panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.P
     return panels
 
 
-def grid(results: Results) -> Exhibit:
+def grid_table(results: Results) -> Exhibit:
     """Shows every cell: all columns as CSV; the metric, its change and the output error as text."""
     data = results.cells
     return Exhibit(
@@ -182,7 +186,7 @@ def grid(results: Results) -> Exhibit:
         table=Table(
             data,
             {
-                "model": data["model"].map(words.plain),
+                "model": data["model"].map(words.plain_text),
                 "setting": [words.setting_label(row) for row in data.to_dict("records")],
                 "seed": [number(seed, 0) for seed in data["seed"]],
                 "metric": data["metric"],

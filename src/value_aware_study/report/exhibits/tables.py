@@ -12,7 +12,7 @@ from value_aware_attention.records.record import EndMetric, Record
 from value_aware_study.report import captions, charts, published
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits import pretrained
-from value_aware_study.report.frame import FIRST, KERNELS, Results, Row, mean_loss
+from value_aware_study.report.frame import FIRST, KERNEL_NAMES, Results, Row, mean_loss
 from value_aware_study.report.words import (
     KERNEL_LABELS,
     TRAINING,
@@ -31,13 +31,13 @@ MASKED_MEASURES = (
 """Columns of Table 1, besides those of single trainings; own: the interval of the value itself"""
 CAUSAL_LENGTH, MASKED_LENGTH = 512, 4096
 """Tokens of the paper's sequences"""
-ALIKE = 0.02
+SIMILAR_SHARES = 0.02
 """Relative difference below which two shares of keys are compared as one"""
 MASKED = ("masked_long", "masked_short")
-RANDOM = ("lsh", "orf")
+RANDOM_METHODS = ("lsh", "orf")
 """Methods with all our settings in the table, and with two digits of the paper's numbers"""
 ALONE = "itself alone (window 1)"
-TRAINED, COUNTS = "trained here", "counts"
+TRAINED_GROUP, COUNTS_GROUP = "trained here", "counts"
 MASKED_COUNTS = {
     "unigram": "counts: most frequent token",
     "shown_token": "counts: the token shown",
@@ -150,7 +150,7 @@ def sizes(record: Record | None, approximation: str, parameters: Row, length: in
     for cell in record.cells if record else ():
         size, of = dict(cell.parameters), record.length if record else 1
         of_size = cell.approximation == approximation and size.keys() == {"r"} == parameters.keys()
-        if of_size and 0 < abs(size["r"] / of / (parameters["r"] / length) - 1) < ALIKE:
+        if of_size and 0 < abs(size["r"] / of / (parameters["r"] / length) - 1) < SIMILAR_SHARES:
             yield size
 
 
@@ -189,7 +189,7 @@ def _masked_row(label: str, paper: float | None, ours: Row, approximation: str =
 
 def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iterator[Row]:
     """Yields the paper's cells in its order, also at its share of keys, then our other ones."""
-    random = frame[frame["approximation"].isin(RANDOM)]
+    random = frame[frame["approximation"].isin(RANDOM_METHODS)]
     random = random.sort_values(["approximation", "rounds", "r", "features"])
     others = {setting_label(row): row for row in random.to_dict("records")}
     record = next(iter(results.models("masked_long")), None)
@@ -227,7 +227,7 @@ def _masked_text(row: Row) -> dict[str, str]:
         "method": row["method"],
         "ours (× exact)": beside_exact(row["value"], row["ratio"]),
         "paper (× exact)": beside_exact(
-            row["paper"], row["paper_ratio"], 2 if row["approximation"] in RANDOM else 1
+            row["paper"], row["paper_ratio"], 2 if row["approximation"] in RANDOM_METHODS else 1
         ),
         "change from exact, points": signed(row["difference"]),
         OF_DIFFERENCE: change if value == DASH else value,
@@ -248,10 +248,10 @@ def table_2(results: Results) -> Exhibit | None:
     """Shows the columns of the paper's table as rows, by kernel; None without causal models."""
     if not results.causal:
         return None
-    models = [model for kernel in KERNELS if (model := results.of_kernel(kernel))]
+    models = [model for kernel in KERNEL_NAMES if (model := results.of_kernel(kernel))]
     trained = [
         row
-        for kernel in KERNELS
+        for kernel in KERNEL_NAMES
         if models
         for row in _causal_rows(results, kernel, results.of_kernel(kernel))
     ]
@@ -270,10 +270,10 @@ def table_2(results: Results) -> Exhibit | None:
             f"{captions.keys(models or decoders, CAUSAL_LENGTH)} In brackets the share of the "
             "length; where the paper's number of keys is another share, a row has its share too.",
             *([TRAINED_WITH_EACH] if models else []),
-            *([pretrained.BESIDE] if decoders else []),
+            *([pretrained.TEXT_NOTE] if decoders else []),
             *_worse_than_alone(trained),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
-            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNELS]),
+            *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNEL_NAMES]),
         ],
         table=Table(
             pd.DataFrame(rows).dropna(axis="columns", how="all"),
@@ -296,9 +296,9 @@ def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterat
             cell = results.find(name, approximation, **size) if size else exact
             change = results.find(name, approximation, results.changes, **size) if size else {}
             levels = ("value", "count", "own_low", "own_high", *of_trainings(cell, "own_"))
-            added = [end for end in (*charts.ENDS, *of_trainings(change)) if end in change]
+            added = [end for end in (*charts.END_COLUMNS, *of_trainings(change)) if end in change]
             yield (
-                {"model": model or TRAINED, "kernel": kernel}
+                {"model": model or TRAINED_GROUP, "kernel": kernel}
                 | {"column": column if size == first else f"{column[:3]}-{size['r']}"}
                 | size
                 | {"share": cell.get("share"), "paper": paper.get(column)}
@@ -320,7 +320,7 @@ def _counting_rows(results: Results) -> list[Row]:
     for record in results.causal:
         counts = baselines(results, record.model) | counts
     return [
-        {"model": COUNTS, "kernel": "", "column": label}
+        {"model": COUNTS_GROUP, "kernel": "", "column": label}
         | {end: counts[name][end] for end in counts[name] if end not in CHANGE}
         for name, label in CAUSAL_COUNTS.items()
         if name in counts
@@ -330,7 +330,7 @@ def _counting_rows(results: Results) -> list[Row]:
 def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
     """Names the kernels where one key by weight loses more than a token that sees only itself."""
     value = {(row["kernel"], row["column"]): row.get("value") for row in rows}
-    pairs = ((k, value.get((k, "OVO-1")), value.get((k, ALONE))) for k in KERNELS)
+    pairs = ((k, value.get((k, "OVO-1")), value.get((k, ALONE))) for k in KERNEL_NAMES)
     worse = [
         f"{kernel} ({number(by_weight)} against {number(alone)})"
         for kernel, by_weight, alone in pairs
