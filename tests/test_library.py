@@ -82,6 +82,17 @@ def test_no_file_imports_one_that_imports_it_nor_does_a_folder_of_the_library() 
     TopologicalSorter(by_folder).prepare()
 
 
+def test_a_constant_of_a_module_has_a_name_of_its_own() -> None:
+    homes: dict[str, set[str]] = {}
+    for module, file in modules().items():
+        for node in ast.parse(file.read_text()).body:
+            for name in ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign) else ():
+                is_bound = isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+                if is_bound and name.id.isupper():
+                    homes.setdefault(name.id.lstrip("_"), set()).add(module)
+    assert not {name: places for name, places in homes.items() if len(places) > 1}
+
+
 def test_caches_and_models_know_nothing_of_each_other_but_in_decoding() -> None:
     """But for types that a face offers."""
     for room, other in (("caches", "hugging_face"), ("hugging_face", "caches")):
