@@ -27,7 +27,7 @@ from value_aware_attention.hugging_face.saved import (
 )
 
 POSITIONS = "roberta.embeddings.position_embeddings"
-POSITIONS = "embeddings.position_embeddings.weight"
+POSITION_TABLE = "embeddings.position_embeddings.weight"
 TYPES = "embeddings.token_type_embeddings.weight"
 HEAD = "lm_head.dense.weight"
 ROBERTA_SIZES = {
@@ -207,7 +207,9 @@ def _with_trunk(bert: BertModel, config: RobertaConfig) -> RobertaForMaskedLM:
     trunk = model.roberta.state_dict()
     state = {name: weights for name, weights in bert.state_dict().items() if name in trunk}
     state[TYPES] = state[TYPES][: config.type_vocab_size]
-    state[POSITIONS] = torch.cat([trunk[POSITIONS][: -len(state[POSITIONS])], state[POSITIONS]])
+    state[POSITION_TABLE] = torch.cat(
+        [trunk[POSITION_TABLE][: -len(state[POSITION_TABLE])], state[POSITION_TABLE]]
+    )
     model.roberta.load_state_dict(state)
     return model
 

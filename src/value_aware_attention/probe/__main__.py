@@ -157,7 +157,8 @@ def texts_of(options: Namespace) -> list[str]:
 def probe_model(name: str, texts: list[str], options: Namespace) -> Record:
     """Measures a model and prints its report."""
     from value_aware_attention.hugging_face.saved import short_name
-    from value_aware_attention.probe.measuring import loaded, probe  # import torch
+    from value_aware_attention.probe.loading import loaded  # import torch
+    from value_aware_attention.probe.measuring import probe  # import torch
 
     model, tokenizer = loaded(name, tokenizer=options.tokenizer, dtype=options.dtype)
     short = short_name(name)
