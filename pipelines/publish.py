@@ -1,13 +1,11 @@
 """Publishes the run of report/ as results/<scale>, with which later runs are compared.
 
-python -m pipelines.publish [scale=hours] [publish.trainings|pretrained|caches|survey|probe=true]
+python -m pipelines.publish [scale=hours] [what=page|numbers|trainings|pretrained|caches|...]
 
-No other command changes results/<scale>. With `publish.trainings` it writes results/seeds/<scale>
-alone, the records of a run, from which `make page` draws its page again; with `publish.pretrained`
-results/pretrained, the records of make decoder, with `publish.caches` results/caches and with
-`publish.survey` results/survey, those of make caches and make survey, and with `publish.probe`
-results/probe, those of pipelines.probe: the page of every run shows them, unless it has its
-own. With `publish.page=false` results/<scale> has the numbers of the page without it.
+No other command changes results/. `page` is results/<scale> with the page and its numbers,
+`numbers` the same without the page. `trainings` is results/seeds/<scale>, the records of a run, from which
+`make page` draws its page again. The others are results/<what>, the records of make decoder, make
+caches, make survey and of pipelines.probe; the page of every run shows them, unless it has its own.
 """
 
 import csv
@@ -40,16 +38,18 @@ OF_PAGE = (
     "summary/*.json",
     "plots/*.csv",
 )
-"""Files of a run that are kept with `publish.trainings`"""
+"""Files of a run that are kept with `what=trainings`"""
 
 
-@app("publish")
+@app("publish", short=("what",))
 def main(cfg: DictConfig) -> None:
-    """Writes <results>/<scale>: the page, its tables and figures, the summary, the times."""
-    if cfg.trainings:
+    """Writes the folder of results/ that `what` names. Raises ValueError for another word."""
+    if cfg.what not in (allowed := ("page", "numbers", "trainings", *RECORDS)):
+        raise ValueError(f"publish.what is {cfg.what}; it must be one of {', '.join(allowed)}")
+    if cfg.what == "trainings":
         print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
-    elif name := next((name for name in RECORDS if cfg[name]), ""):
-        print(f"{publish_records(cfg, name)} is the published run of {name}")
+    elif cfg.what in RECORDS:
+        print(f"{publish_records(cfg, cfg.what)} is the published run of {cfg.what}")
     else:
         print(f"{publish_page(cfg)} is the published run of this scale")
 
@@ -89,6 +89,7 @@ def publish_page(cfg: DictConfig) -> Path:
     from value_aware_study.report.records import read_folder
 
     records, report = read_folder(cfg.records), Path(cfg.report)
+    with_page = cfg.what == "page"
     if not report.exists():
         raise FileNotFoundError(f"{report} holds no report; make repro writes it")
     if records[0].scale != cfg.scale:
@@ -106,11 +107,11 @@ def publish_page(cfg: DictConfig) -> Path:
         raise ValueError(
             f"{report} is of scale {', '.join(reported)}; scale is {cfg.scale}: {again}"
         )
-    kept = [name for name in names if name.endswith(".csv") or (cfg.page and name in cfg.linked)]
+    kept = [name for name in names if name.endswith(".csv") or (with_page and name in cfg.linked)]
     with new_folder(published) as folder:
         for file in [*(report / name for name in kept), *published.glob(TIMES)]:
             shutil.copy(file, folder)
-        if cfg.page:
+        if with_page:
             (folder / PAGE).write_text(pack(report / PAGE))
         write_json(folder / SUMMARY, {record.model: summary(record) for record in records})
         write_checksums(folder)

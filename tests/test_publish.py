@@ -97,22 +97,22 @@ def test_a_report_of_another_scale_is_not_published(root: Path) -> None:
 
 
 def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(root: Path) -> None:
-    run_app("publish publish.page=false", root)
+    run_app("publish what=numbers", root)
     tables = {name for name in names(root / "report") if name.endswith(".csv")}
     assert names(root / "results/smoke") == tables | {SUMMARY, "SHA256SUMS"}
 
 
 def test_the_records_of_a_page_are_packed_and_equal_ones_are_equal_bytes(root: Path) -> None:
     archive = root / "results/seeds/smoke/records.zip"
-    run_app("publish publish.trainings=true", root)
+    run_app("publish what=trainings", root)
     before = archive.read_bytes()
-    run_app("publish publish.trainings=true", root)
+    run_app("publish what=trainings", root)
     assert archive.read_bytes() == before
     with ZipFile(archive) as packed:
         assert {Path(name).name for name in packed.namelist()} == {"a.json", "tokens.json"}
     shutil.rmtree(root / "outputs/smoke/records")
     line = "holds no records; run dvc repro first"
-    refused = "publish publish.trainings=true"
+    refused = "publish what=trainings"
     assert_refused(line, run_app, refused, root, error=SystemExit)
 
 
@@ -125,7 +125,7 @@ def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
     (root / "results/survey").mkdir(parents=True)
     (root / "results/survey/survey-of_another_scale.json.xz").write_bytes(b"")
     write_checksums(root / "results/survey")
-    run_app("publish publish.survey=true", root)
+    run_app("publish what=survey", root)
     assert names(root / "results/survey") == {"survey-elu.json.xz", "SHA256SUMS"}
     places = {"survey_published": root / "results/survey"} | ours
     assert records.survey(places) == ([surveyed], [], "")
@@ -143,7 +143,7 @@ def test_a_published_probe_is_shown_by_a_run_without_one(root: Path) -> None:
     (probe / "a").mkdir(parents=True)
     (probe / "a/record.json").write_text(probed().to_json())
     (probe / "a/explorer.json").write_text(exploration().to_json())
-    run_app("publish publish.probe=true", root)
+    run_app("publish what=probe", root)
     assert names(published) == {"record-a.json.xz", "explorer-a.json.xz", "SHA256SUMS"}
     shutil.rmtree(probe)
     assert records.read_probed(probe, published) == [probed()]
