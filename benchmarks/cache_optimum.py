@@ -42,7 +42,7 @@ SHARPNESS = {"flat": 0.3, "usual": 1.0, "sharp": 4.0, "repeated": 1.0}
 """Length of queries"""
 ROWS, HEAD_DIM, KINDS = 24, 16, 8
 PARTS = (4, 2)
-KEYS = range(16, caches.optimum.MOST_KEYS + 1, 8)
+KEYS = range(16, caches.optimum.MOST_SOLVED + 1, 8)
 SECONDS = 5.0
 """Most of a search"""
 CACHES = 5

@@ -3,9 +3,10 @@
 python -m pipelines.publish [scale=hours] [what=page|numbers|trainings|pretrained|caches|...]
 
 No other command changes results/. `page` is results/<scale> with the page and its numbers,
-`numbers` the same without the page. `trainings` is results/seeds/<scale>, the records of a run, from which
-`make page` draws its page again. The others are results/<what>, the records of make decoder, make
-caches, make survey and of pipelines.probe; the page of every run shows them, unless it has its own.
+`numbers` the same without the page. `trainings` is results/seeds/<scale>, the records of a run,
+from which `make page` draws its page again. The others are results/<what>, the records of make
+decoder, make caches, make survey and of pipelines.probe; the page of every run shows them, unless
+it has its own.
 """
 
 import csv

@@ -292,7 +292,8 @@ def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[obj
     if reference := REFERENCE.fullmatch(str(first)):
         first = value_of(cfg, reference[1])
         if value != first and isinstance(first, (str, dict)):
-            raise ValueError(f"{key} is {shown(value)}; it must be that of {reference[1]}")
+            which = f", which is {first}" if isinstance(first, str) else ""
+            raise ValueError(f"{key} is {shown(value)}; it must be that of {reference[1]}{which}")
     elif name == "name" and (
         (CONF_FOLDER / section / f"{value}.yaml").exists()
         or (is_made and str(value).startswith(MODEL_NAMES) and Path(str(checkpoint)).name != value)

@@ -293,6 +293,6 @@ def test_queries_taken_in_blocks_give_the_same_keys(monkeypatch: pytest.MonkeyPa
     inputs = draw(10, 2, 30, 4)
     module = sys.modules[ValueAwareKeysAttentionWeights.__module__]
     whole = ValueAwareKeysAttentionWeights(5).select(*inputs, is_causal=True)
-    monkeypatch.setattr(module, "QUERIES_AT_ONCE", 7)
+    monkeypatch.setattr(module, "SOLVED_AT_ONCE", 7)
     blocks = ValueAwareKeysAttentionWeights(5).select(*inputs, is_causal=True)
     torch.testing.assert_close(whole.dense(30), blocks.dense(30))

@@ -232,7 +232,7 @@ def test_a_mask_means_what_it_broadcasts_to(name: str, data: st.DataObject) -> N
         assert_refused("key padding only", method.build(), *tensors, attn_mask=mask, **options)
         return
     rows = KEYS if method.any_mask else 1
-    with patch.multiple(feature_attention, CHUNK=8, ROWS_IN_CACHE=8):
+    with patch.multiple(feature_attention, CHUNK_SIZE=8, ROWS_IN_CACHE=8):
         output = method.build()(*tensors, attn_mask=mask, **options)
         expected = method.build()(*tensors, attn_mask=mask.expand(2, 3, rows, KEYS), **options)
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
