@@ -90,7 +90,7 @@ def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Tabulates the caches of `USES` on text and needles; None if one was not measured."""
     tables: dict[str, pd.DataFrame] = {}
     for record in pooled([r for r in records if r.model == records[0].model]):
-        data = pd.DataFrame(rows(record)).query("keep == @KEPT").set_index("cache")
+        data = pd.DataFrame(rows(record)).query("keep == @KEPT_SHARE").set_index("cache")
         if set(USES) <= set(data.index):
             tables.setdefault(record.task, data.loc[list(USES)])
     if not {"running_text", "needles"} <= set(tables):
