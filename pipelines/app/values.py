@@ -337,6 +337,11 @@ def is_allowed(target: str) -> bool:
 def check_override(override: Override) -> None:
     """Raises ValueError for an override that Hydra takes, and fails at without naming it."""
     key = str(override.key_or_group)
+    if key.startswith("hydra.sweeper.params"):
+        raise ValueError(
+            f"{key} is read from a config file alone; on the command line each key has its values, "
+            f"as in -m approximation.r=1,4"
+        )
     if override.is_delete() or override.is_sweep_override():
         return
     value = override.value()
