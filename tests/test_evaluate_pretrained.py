@@ -37,7 +37,6 @@ def command(site: Path, *more: str) -> str:
         "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
         "pretrained.parts={early:[0,1]}", f"text={site}/text.txt", "text_name=made",
         "description=words",
-        "extent.name=cut",
         "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
         "extent.value_aware_keys=[1,4]", "extent.control_keys=[4]", "extent.parts_keys=[4]",
         "extent.random_seeds=[0,1]",
