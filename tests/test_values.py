@@ -271,7 +271,7 @@ def test_a_sweep_starts_where_one_job_is_right() -> None:
     [
         ("train_causal causal.learning_rate=-1", "causal.learning_rate is -1; it must be"),
         ("evaluate -m evaluation.batch_size=0,-1", "evaluation.batch_size is 0; it must be"),
-        ("run causal.wdith=3", "did you mean causal.width?"),
+        ("scale causal.wdith=3", "did you mean causal.width?"),
     ],
 )
 def test_a_process_ends_with_the_line(command: str, line: str) -> None:
