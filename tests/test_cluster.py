@@ -87,10 +87,10 @@ def repository(folder: Path) -> Path:
         copy(ROOT / name, folder / name)
     for compiled in folder.rglob("__pycache__"):
         shutil.rmtree(compiled)
-    with chdir(folder):
-        choose(["scale=smoke"])
     git(folder, "init", "--quiet")
     Repo.init(str(folder)).close()
+    with chdir(folder):
+        choose(["scale=smoke"])
     shutil.copy(ROOT / ".dvc/config", folder / ".dvc/config")
     shutil.copy(ROOT / ".dvcignore", folder / ".dvcignore")
     return folder

@@ -81,11 +81,10 @@ def test_no_stage_before_evaluation_depends_on_what_comes_after_it(app: str) -> 
 
 
 @pytest.mark.slow
-def test_an_edit_of_the_cache_code_changes_no_stage_before_evaluation(tree: Path) -> None:
+def test_an_edit_of_the_cache_code_changes_the_stages_of_caches_alone(tree: Path) -> None:
     edit(tree, AFTER_PREFIX, "ROWS = 32", "ROWS = 33")
     different = {stage.partition("@")[0] for stage in changed(tree)}
-    assert {"caches", "evaluate_pretrained"} <= different
-    assert different <= {"caches", "caches_joint", "evaluate_pretrained", "decoder", "report"}
+    assert {"caches"} <= different <= {"caches", "caches_joint"}
 
 
 @pytest.mark.slow
