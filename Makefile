@@ -40,9 +40,11 @@ help:  ## what each command does
 
 repro: setup  ## set up, run the pipeline up to the page; SCALE=hours for another scale
 	@$(call REPRO,$(PAPER)) && dvc repro --single-item report
+	@echo "file://$(CURDIR)/report/index.html"
 
 page: setup  ## the page of the trainings kept in results/seeds, SCALE=hours or minilm
 	@$(RUN) python -c "$(UNPACK)" results/seeds/$(KEPT)/records.zip && python -m pipelines.report scale=$(KEPT)
+	@echo "file://$(CURDIR)/report/index.html"
 
 survey: setup  ## every method of the survey at equal budgets: distance to the optimum; on the same page
 	@$(call REPRO,$(SURVEY)) && $(PAGE)
