@@ -136,8 +136,7 @@ def probe(
     It measures three things, with 95% intervals over windows: the end metric (`metric_of`) with
     each of `methods` in all layers; ||o - o~||^2 / ||o||^2 of every layer and head, with the keys
     needed for 1%, 5% and 10% of it; and the end metric if each head gets the keys that it needs.
-    Raises ValueError for an unfit model. Of a model with a head for labels, it measures the
-    encoder.
+    Raises ValueError for an unfit model. A model with a head for labels is measured as an encoder.
 
     Args:
         model: Masked or causal language model, or encoder, on the device to use.
