@@ -80,7 +80,9 @@ def groups_of(command: str, *options: str) -> set[str]:
     """Returns the stages, without values of a matrix, that a command of make asks DVC for."""
     make = ["make", "--dry-run", command, "PYTHON=true", *options]
     lines = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    _, _, patterns = lines.splitlines()[-1].partition("--glob ")
+    # not the last line: make names folders around what it prints, when it was called by make
+    (line,) = (line for line in lines.splitlines() if "--glob " in line)
+    patterns = line.partition("--glob ")[2]
     names = [name for pattern in shlex.split(patterns.partition("&&")[0]) for name in stages()
              if fnmatchcase(name, pattern)]  # fmt: skip
     return {name.partition("@")[0] for name in names}

@@ -190,7 +190,8 @@ def project(tmp_path: Path) -> Path:
 def command(project: Path, *words: str) -> str:
     """Runs a command in this environment, which make takes for installed; returns its output."""
     environment = os.environ | {"WANDB_MODE": "disabled", "PYTHONPATH": str(project)}
-    words = (*words, "-o", "setup") if words[0] == "make" else words
+    # when make calls the tests, the make below would name its folders too
+    words = (*words, "-o", "setup", "--no-print-directory") if words[0] == "make" else words
     process = subprocess.run(words, cwd=project, capture_output=True, text=True, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
