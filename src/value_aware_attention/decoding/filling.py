@@ -207,7 +207,7 @@ class Prompt:
     visible: Tensor | None = None
     """The keys that the last query sees (all except padding); None = all"""
     state: AttentionState | None = None
-    """State (B, heads, N, V) of its queries over their own past, if the model's attention gave it"""
+    """State (B, heads, N, V) of its queries over their own past; None = the attention gave none"""
     parts: Parts | None = None
     """Its texts without padding"""
     ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)

@@ -111,7 +111,7 @@ def _changes(module: Any, layer_type: str, kind: str) -> bool:
 
 def _rotated(
     module: nn.Module, layer_type: str, apply: Callable[..., Any],
-    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, " N"],
+    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, "#N"],
 ) -> Float[Tensor, "*batch N D"]:  # fmt: skip
     """Rotates queries by their numbers of positions, with the rotary embedding of a layer type.
 
