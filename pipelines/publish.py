@@ -141,7 +141,7 @@ def publish_records(cfg: DictConfig, what: str) -> Path:
                 shutil.copytree(published / name, folder, ignore=without, dirs_exist_ok=True)
             for file in files[name]:
                 packed = folder / f"{file.relative_to(records / name)}{COMPRESSED}"
-                packed.parent.mkdir(exist_ok=True)
+                packed.parent.mkdir(parents=True, exist_ok=True)
                 packed.write_bytes(lzma.compress(file.read_bytes(), preset=9))
         if not files[name]:
             shutil.rmtree(published / name)
