@@ -42,8 +42,8 @@ repro: setup  ## set up, run the pipeline up to the page; SCALE=hours for anothe
 	@$(call REPRO,$(PAPER)) && dvc repro --single-item report
 	@echo "file://$(CURDIR)/report/index.html"
 
-page: setup  ## the page of the trainings kept in results/seeds, SCALE=hours or minilm
-	@$(RUN) python -c "$(UNPACK)" results/seeds/$(KEPT)/records.zip && python -m pipelines.report scale=$(KEPT)
+page: setup  ## the page of the trainings kept in results/records, SCALE=hours or minilm
+	@$(RUN) python -c "$(UNPACK)" results/records/$(KEPT)/records.zip && python -m pipelines.report scale=$(KEPT)
 	@echo "file://$(CURDIR)/report/index.html"
 
 survey: setup  ## every method of the survey at equal budgets: distance to the optimum; on the same page

@@ -4,7 +4,7 @@ python -m pipelines.probe model=PATH_OR_NAME text=FILE_OR_hub:NAME [probe.search
     [probe.windows=16] [probe.length=256] [kernel=elu] [tokenizer=FOLDER] [caches=true]
 python -m pipelines.probe pretrained=smollm2
 
-Writes outputs/<scale>/probe/<name>/, which no stage of dvc.yaml reads.
+Writes outputs/<scale>/records/probe/<name>/, which the report reads.
 """
 
 from hydra.utils import instantiate

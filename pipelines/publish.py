@@ -3,10 +3,11 @@
 python -m pipelines.publish [scale=hours] [what=page|numbers|trainings|pretrained|caches|...]
 
 No other command changes results/. `page` is results/<scale> with the page and its numbers,
-`numbers` the same without the page. `trainings` is results/seeds/<scale>, the records of a run,
-from which `make page` draws its page again. The others are results/<what>, the records of make
-decoder, make caches, make survey and of pipelines.probe; the page of every run shows them, unless
-it has its own.
+`numbers` the same without the page. The others are below results/records: `trainings` is
+<scale>/records.zip, the records of a run, from which `make page` draws its page again. The rest are
+the records of make decoder, make caches, make survey and pipelines.probe, compressed, with the
+paths that they have below outputs/<scale>/records. The page of every run shows them, unless it has
+its own.
 """
 
 import csv
@@ -18,20 +19,15 @@ from zipfile import ZIP_BZIP2, ZipFile, ZipInfo
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
+from value_aware_study.paths import SUMMARY, TIMES, inside
 
 RECORDS = {
-    "pretrained": {"records/pretrained/*.json": "{0.name}"},
-    "caches": {"records/caches/*.json": "{0.name}"},
-    "survey": {
-        "records/survey/*.json": "survey-{0.name}",
-        "records/trained/*.json": "trained-{0.name}",
-    },
-    "probe": {
-        "probe/*/record.json": "record-{0.parent.name}.json",
-        "probe/*/explorer.json": "explorer-{0.parent.name}.json",
-    },
+    "pretrained": ("pretrained",),
+    "caches": ("caches",),
+    "survey": ("survey", "trained"),
+    "probe": ("probe",),
 }
-"""Folder of published records -> the files of a run that it holds, and their names in it"""
+"""What is published -> the folders of its records"""
 OF_PAGE = (
     "records/*.json",
     "explored/*.json",
@@ -48,7 +44,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.what not in (allowed := ("page", "numbers", "trainings", *RECORDS)):
         raise ValueError(f"publish.what is {cfg.what}; it must be one of {', '.join(allowed)}")
     if cfg.what == "trainings":
-        print(f"{cfg.seeds} has {keep(Path(cfg.outputs), Path(cfg.seeds))} files of trainings")
+        folder = inside(cfg.published, cfg.scale)
+        print(f"{folder} has {keep(Path(cfg.outputs), folder)} files of trainings")
     elif cfg.what in RECORDS:
         print(f"{publish_records(cfg, cfg.what)} is the published run of {cfg.what}")
     else:
@@ -85,7 +82,6 @@ def publish_page(cfg: DictConfig) -> Path:
         new_folder,
         write_checksums,
     )
-    from value_aware_study.paths import SUMMARY, TIMES, inside
     from value_aware_study.report.page import PAGE, pack
     from value_aware_study.report.records import read_folder
 
@@ -119,32 +115,37 @@ def publish_page(cfg: DictConfig) -> Path:
     return published
 
 
-def publish_records(cfg: DictConfig, name: str) -> Path:
-    """Writes <results>/<name>: the records of this run, and the published ones of other texts.
+def publish_records(cfg: DictConfig, what: str) -> Path:
+    """Writes the records of this run to <published>, with their paths below <records>.
 
-    A survey takes the place of the published one, which may be of another scale.
+    Published records with other paths stay, but for those of a survey, which is of one scale.
+    Raises FileNotFoundError for a run without such records.
     """
-    from value_aware_attention.files import new_folder, write_checksums
-    from value_aware_study.paths import inside
+    from value_aware_attention.files import CHECKSUMS, new_folder
+    from value_aware_study.report.records import COMPRESSED
 
-    published = inside(cfg.results, name)
-    kept = published.glob("*.json.xz") if name != "survey" else ()  # one scale in a survey
-    packed = {file.name: file.read_bytes() for file in kept}
-    for pattern, published_name in RECORDS[name].items():
-        for file in Path(cfg.outputs).glob(pattern):
-            if not file.stem.endswith("-cut"):
-                content = lzma.compress(file.read_bytes(), preset=9)
-                packed[f"{published_name.format(file)}.xz"] = content
-    if not packed:
+    records, published = Path(cfg.records), Path(cfg.published)
+    files = {
+        name: [file for file in (records / name).rglob("*.json") if not file.match("*-cut.json")]
+        for name in RECORDS[what]
+    }
+    if not any(files.values()):
         command = {"pretrained": "make decoder", "probe": "python -m pipelines.probe"}
         raise FileNotFoundError(
-            f"{cfg.outputs} holds no records of {name}: run {command.get(name, f'make {name}')}"
+            f"{records} holds no records of {what}: run {command.get(what, f'make {what}')}"
         )
-    with new_folder(published) as folder:
-        for record, content in packed.items():
-            (folder / record).write_bytes(content)
-        write_checksums(folder)
-    return published
+    for name in files:
+        with new_folder(published / name) as folder:
+            if what != "survey" and (published / name).exists():
+                without = shutil.ignore_patterns(CHECKSUMS)
+                shutil.copytree(published / name, folder, ignore=without, dirs_exist_ok=True)
+            for file in files[name]:
+                packed = folder / f"{file.relative_to(records / name)}{COMPRESSED}"
+                packed.parent.mkdir(parents=True, exist_ok=True)
+                packed.write_bytes(lzma.compress(file.read_bytes(), preset=9))
+        if not files[name]:
+            shutil.rmtree(published / name)
+    return published / what
 
 
 if __name__ == "__main__":

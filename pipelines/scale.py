@@ -36,7 +36,7 @@ STAGE_AXES = (
 """Lists of params.yaml that dvc.yaml makes stages of."""
 CELLS = (*("kernel", "length", "replicate", "attention", "model", "pretrained", "extent"),)
 """Config groups in which every stage makes its own choice."""
-ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.seeds")
+ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.published")
 """Folders that dvc.yaml does not name, so that they may lie outside of the project."""
 REPLACED = Path(".dvc/tmp/lists.json")
 """Lists that a scale has replaced in params.yaml: key -> [what it wrote, what was there]"""

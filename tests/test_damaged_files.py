@@ -76,8 +76,8 @@ RECORD = probed().to_json()
 READ = {
     "report": (
         *(f"{OUT}metrics/{name}.json" for name in ("tokens", "train/a")),
-        *(f"{OUT}records{name}/a.json" for name in ("", "/survey", "/trained")),
-        *(f"{OUT}{name}.json" for name in ("explored/a", "probe/a/record")),
+        *(f"{OUT}records/{name}.json" for name in ("a", "survey/a", "trained/a", "probe/a/record")),
+        f"{OUT}explored/a.json",
     ),
     "tokens": (f"{OUT}metrics/corpus.json", f"{OUT}corpus/networkx/train.jsonl"),
     "train_causal": (

@@ -72,16 +72,16 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     run_app(command(site), site)
     assert Record.from_json(file.read_text()) == record
     assert cached == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
-    check_exhibits(record, folder, site / "published")
+    check_exhibits(record, folder.parent, site / "published")
 
 
-def check_exhibits(record: Record, folder: Path, published: Path) -> None:
+def check_exhibits(record: Record, measured: Path, published: Path) -> None:
     """A published record is shown where no run has measured more than a cut."""
-    published.mkdir()
-    (published / "smollm2-made-tokens_256.json.xz").write_bytes(
+    (published / "pretrained").mkdir(parents=True)
+    (published / "pretrained/smollm2-made-tokens_256.json.xz").write_bytes(
         lzma.compress(record.to_json().encode())
     )
-    records = read(folder, published)
+    records = read(measured, published)
     assert len(records) == 1 and records[0] == record
     section = pretrained_section(records)
     names = {exhibit.name for exhibit in section.exhibits}

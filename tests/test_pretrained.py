@@ -76,7 +76,7 @@ def test_the_app_writes_a_record_and_its_figures(
     target = "{_target_:value_aware_attention.kernels."
     kernels = f"probe.kernels=[{target}Polynomial,degree:2}},{target}Elu}}]"
     run_app(command(texts, "probe.between=true", "probe.skewness_gap=true", kernels), tmp_path)
-    folder = tmp_path / "outputs/smoke/probe/tiny"
+    folder = tmp_path / "outputs/smoke/records/probe/tiny"
     text = (folder / "record.json").read_text()
     record = Record.from_json(text)
     assert {"model_output_error.png", "index.html"} <= {path.name for path in folder.iterdir()}
@@ -108,7 +108,7 @@ def test_what_is_missing_is_said_in_one_line(
     package: Path, texts: Path, tmp_path: Path, change: str, named: str
 ) -> None:
     assert named in refusal(command(texts, change), tmp_path)
-    assert not (tmp_path / "outputs/smoke/probe").exists()
+    assert not (tmp_path / "outputs/smoke/records/probe").exists()
 
 
 def test_the_encoder_that_is_committed_about_is_the_one_installed(

@@ -441,7 +441,7 @@ def run(folder: Path, command: str, root: Path) -> None:
 
 def written(root: Path, name: str) -> tuple[str, Record]:
     """Reads the page and the record of a probe."""
-    folder = root / "outputs/smoke/probe" / name
+    folder = root / "outputs/smoke/records/probe" / name
     return (folder / "index.html").read_text(), Record.from_json(
         (folder / "record.json").read_text()
     )
@@ -452,7 +452,7 @@ def test_the_app_writes_a_page_with_everything_it_names(
 ) -> None:
     run(folder, "model={roberta} text={text.txt} probe.control=true", tmp_path)
     page, record = written(tmp_path, "roberta")
-    folder = tmp_path / "outputs/smoke/probe/roberta"
+    folder = tmp_path / "outputs/smoke/records/probe/roberta"
     printed = capsys.readouterr().out
     assert headline(record) in printed and str(folder / "index.html") in printed
     assert record.run_on.versions and str(tmp_path) not in record.to_json()
@@ -466,7 +466,7 @@ def test_what_a_cache_loses_is_printed_and_a_record_beside_the_page(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(folder, "model={roberta} text={text.txt} caches=true probe.sizes=[1]", tmp_path)
-    folder = tmp_path / "outputs/smoke/probe/roberta"
+    folder = tmp_path / "outputs/smoke/records/probe/roberta"
     record = CacheRecord.from_json((folder / "caches.json").read_text())
     assert "\n".join(cache_table(record)) in capsys.readouterr().out
     assert {cell.cache for cell in record.cells[1:]} == set(probe.default_cache_methods())
@@ -582,7 +582,7 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     for name in ("bert", "roberta"):
         shutil.copytree(folder / name, tmp_path / name / "final")
     shutil.copytree(tmp_path / "bert/final", tmp_path / "again/final")
-    file = tmp_path / "outputs/smoke/probe/final/record.json"
+    file = tmp_path / "outputs/smoke/records/probe/final/record.json"
     command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
     run(folder, f"{command}bert/final", tmp_path)
     first = file.read_bytes()
@@ -614,7 +614,7 @@ def test_a_record_of_before_is_replaced_by_one_of_its_model_alone(
 ) -> None:
     command = "model={bert} text={text.txt} probe.sizes=[1]"
     run(folder, command, tmp_path)
-    file = tmp_path / "outputs/smoke/probe/bert/record.json"
+    file = tmp_path / "outputs/smoke/records/probe/bert/record.json"
     earlier = json.loads(file.read_text()) | {"hashes": {}} | (change or {})
     del earlier["content_sha256"]
     file.write_text("{" if change is None else json.dumps(earlier))

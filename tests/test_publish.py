@@ -13,7 +13,8 @@ from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import survey_record
 from tests.report.synthetic import probed
-from value_aware_attention.files import check_checksums, write_checksums
+from value_aware_attention.files import check_checksums, listed, write_checksums
+from value_aware_attention.records.record import Record
 from value_aware_study.report import records
 from value_aware_study.report.contents import survey_section
 from value_aware_study.report.frame import Results
@@ -30,7 +31,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),
         "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
         "records/a.json": replace(probed(), scale="smoke", attention=()).to_json(),
-        "probe/a/record.json": probed().to_json(),
+        "records/probe/a/record.json": probed().to_json(),
         "explored/a.json": exploration().to_json(),
     }
     for name, text in texts.items():
@@ -41,7 +42,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("value_aware_study.report.page.png", lambda *_: b"")
         run_app("report", root)
         assert (root / "report/model_layers.png").exists()
-        shutil.rmtree(root / "outputs/smoke/probe")
+        shutil.rmtree(root / "outputs/smoke/records/probe")
         run_app("report", root)
     return root
 
@@ -103,7 +104,7 @@ def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(root:
 
 
 def test_the_records_of_a_page_are_packed_and_equal_ones_are_equal_bytes(root: Path) -> None:
-    archive = root / "results/seeds/smoke/records.zip"
+    archive = root / "results/records/smoke/records.zip"
     run_app("publish what=trainings", root)
     before = archive.read_bytes()
     run_app("publish what=trainings", root)
@@ -118,44 +119,55 @@ def test_the_records_of_a_page_are_packed_and_equal_ones_are_equal_bytes(root: P
 
 def test_a_published_survey_is_shown_by_a_run_without_one(root: Path) -> None:
     """Its section says of which models it is; a survey of the run's own takes its place."""
-    ours = {name: root / "outputs/smoke/records" / name for name in ("survey", "trained")}
+    ours, published = root / "outputs/smoke/records", root / "results/records"
     surveyed = replace(survey_record(), scale="laptop")
-    ours["survey"].mkdir(parents=True)
-    (ours["survey"] / "elu.json").write_text(surveyed.to_json())
-    (root / "results/survey").mkdir(parents=True)
-    (root / "results/survey/survey-of_another_scale.json.xz").write_bytes(b"")
-    write_checksums(root / "results/survey")
+    (ours / "survey").mkdir()
+    (ours / "survey/elu.json").write_text(surveyed.to_json())
+    for name in ("survey", "trained"):
+        (published / name).mkdir(parents=True)
+        (published / name / "of_another_scale.json.xz").write_bytes(b"")
+        write_checksums(published / name)
     run_app("publish what=survey", root)
-    assert names(root / "results/survey") == {"survey-elu.json.xz", "SHA256SUMS"}
-    places = {"survey_published": root / "results/survey"} | ours
-    assert records.survey(places) == ([surveyed], [], "")
-    shutil.rmtree(ours["survey"])
-    published, _, scale = records.survey(places)
-    assert published == [surveyed] and scale == "laptop"
-    lead = survey_section(Results.of([], surveyed=published, survey_of=scale)).lead
+    assert names(published) == {"survey"}
+    assert names(published / "survey") == {"elu.json.xz", "SHA256SUMS"}
+    assert records.survey(ours, published) == ([surveyed], [], "")
+    shutil.rmtree(ours / "survey")
+    shown, _, scale = records.survey(ours, published)
+    assert shown == [surveyed] and scale == "laptop"
+    lead = survey_section(Results.of([], surveyed=shown, survey_of=scale)).lead
     assert "published run of scale laptop" in lead and "Left out" not in lead
 
 
 def test_a_published_probe_is_shown_by_a_run_without_one(root: Path) -> None:
-    """A probe of the run's own takes the place of a published one of its model."""
-    probe, published = root / "outputs/smoke/probe", root / "results/probe"
-    places = {"probe": probe, "probe_published": published, "explored": root / "none"}
-    (probe / "a").mkdir(parents=True)
-    (probe / "a/record.json").write_text(probed().to_json())
-    (probe / "a/explorer.json").write_text(exploration().to_json())
+    """It has the path of the run's own, which takes its place; published ones of others stay."""
+    roots = root / "outputs/smoke/records", root / "results/records"
+    probe, pattern = roots[0] / "probe/a", "probe/*/record.json"
+    probe.mkdir(parents=True)
+    (probe / "record.json").write_text(probed().to_json())
+    (probe / "explorer.json").write_text(exploration().to_json())
     run_app("publish what=probe", root)
-    assert names(published) == {"record-a.json.xz", "explorer-a.json.xz", "SHA256SUMS"}
-    shutil.rmtree(probe)
-    assert records.read_probed(probe, published) == [probed()]
-    assert [shown.sizes for shown in records.explorations(places)] == [exploration().sizes]
+    paths = {"a/record.json.xz", "a/explorer.json.xz"}
+    assert set(listed(roots[1] / "probe")) == paths
+    probe.rename(probe.with_name("b"))
+    run_app("publish what=probe", root)
+    assert set(listed(roots[1] / "probe")) == paths | {name.replace("a/", "b/") for name in paths}
+    shutil.rmtree(probe.parent)
+    assert records.read_all(Record.from_json, pattern, *roots) == {
+        "probe/a/record.json": probed(),
+        "probe/b/record.json": probed(),
+    }
+    shown = records.explorations(root / "none", *roots)
+    assert [other.sizes for other in shown] == [exploration().sizes] * 2
     again = replace(probed(), scale="again")
-    others = replace(exploration(), sizes=(3,))
-    (probe / "a").mkdir(parents=True)
-    (probe / "a/record.json").write_text(again.to_json())
-    (probe / "a/explorer.json").write_text(others.to_json())
-    assert records.read_probed(probe, published) == [again]
-    # the published one has other sizes
-    assert [shown.sizes for shown in records.explorations(places)] == [(3,)]
+    probe.mkdir(parents=True)
+    (probe / "record.json").write_text(again.to_json())
+    (probe / "explorer.json").write_text(replace(exploration(), sizes=(3,)).to_json())
+    assert records.read_all(Record.from_json, pattern, *roots)["probe/a/record.json"] == again
+    shown = records.explorations(root / "none", *roots)  # the published ones have other sizes
+    assert [other.sizes for other in shown] == [(3,)]
+    (roots[1] / "probe/b/record.json.xz").write_bytes(b"")
+    line = r"b/record\.json\.xz is damaged .*: restore it \(git restore results\), or remove it"
+    assert_refused(line, records.read_all, Record.from_json, pattern, *roots)
 
 
 def test_one_page_is_published() -> None:

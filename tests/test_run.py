@@ -215,7 +215,7 @@ def test_a_scale_runs_through_dvc_without_git_and_goes_on_where_it_was(project: 
     assert record.read_bytes() == before  # from DVC's cache
     python = (sys.executable, "-m")
     shown = command(project, *python, "pipelines.publish", "what=trainings")
-    assert "results/seeds/again has 24 files of trainings" in shown
+    assert "results/records/again has 24 files of trainings" in shown
     numbers = page.read_bytes()
     shutil.rmtree(outputs)
     shutil.rmtree(project / "report")

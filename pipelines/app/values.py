@@ -155,7 +155,7 @@ RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("masked.warm_start", "probe.name", "probe.tokenizer", "*.text_name"): null_or(TEXT),
     ("*.dtype",): null_or(word("float32", "bfloat16", "float16")),
     ("corpus.path", "probe.model", "probe.text", "*.name", "*.description"): TEXT,
-    ("paths.*", "*.results", "publish.seeds"): FOLDER,
+    ("paths.*", "*.results", "*.published"): FOLDER,
     ("*.suffix",): Rule("the end of a name", lambda v: isinstance(v, str)),
     ("hydra.job.chdir",): Rule("false: paths are read from here", lambda v: v is False),
 }

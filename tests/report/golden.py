@@ -76,19 +76,20 @@ def stages(folder):
     again = trained_again(records, 0.97, 1.02, tasks=("causal", "masked"))
     texts = {f"records/{content.model}": content for content in again}
     texts |= {
-        f"survey/{content.model}": content for content in map(survey_record, ("causal", "masked"))
+        f"records/survey/{content.model}": content
+        for content in map(survey_record, ("causal", "masked"))
     }
     other = replace(survey_record(), model="other", hashes={"checkpoint": "other"})
-    texts |= {"survey/other": other, "explored/all": exploration()}
-    texts |= {f"trained/{content.model}": content for content in variants()}
+    texts |= {"records/survey/other": other, "explored/all": exploration()}
+    texts |= {f"records/trained/{content.model}": content for content in variants()}
     texts |= {
-        "probe/a/record": replace(tiny, control=probed()),
-        "probe/b/record": replace(tiny, model="<tiny>", unit="text"),
+        "records/probe/a/record": replace(tiny, control=probed()),
+        "records/probe/b/record": replace(tiny, model="<tiny>", unit="text"),
     }
     written = {name: content.to_json() for name, content in texts.items()}
     training = evaluated.training()
-    written |= {f"train/{name}": json.dumps(content) for name, content in training.items()}
-    written |= {"tokens": json.dumps(evaluated.tokens())}
+    written |= {f"metrics/train/{name}": json.dumps(content) for name, content in training.items()}
+    written |= {"metrics/tokens": json.dumps(evaluated.tokens())}
     for name, text in written.items():
         file = folder / f"{name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -96,17 +97,9 @@ def stages(folder):
 
 
 def places(folder):
-    """Returns the stages' folders and files by their names in conf/report.yaml."""
-    names = ("records", "explored", "survey", "trained", "pretrained", "caches")
-    by_name = {name: folder / name for name in names}
-    by_name |= {"tokens": folder / "tokens.json"}
-    by_name |= {"probe": folder / "probe", "training": folder / "train"}
-    by_name |= {"citation": folder / "CITATION.cff", "published": folder}
-    published = dict.fromkeys(
-        ("spread", *(f"{name}_published" for name in ("pretrained", "caches", "survey", "probe"))),
-        folder / "published",
-    )
-    return by_name | published
+    """Returns the places that conf/report.yaml names; of a published run there is nothing."""
+    names = ("records", "published", "metrics", "explored", "results", "spread", "citation")
+    return {name: folder / name for name in names}
 
 
 def page(folder):

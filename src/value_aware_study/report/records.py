@@ -1,4 +1,8 @@
-"""Reads the records of a run: the one place where the report opens files of other stages."""
+"""Reads the records of a run: the one place where the report opens files of other stages.
+
+Published records are compressed, and have the paths of a run's own below another folder. A run's
+own record is read, else the published one with its path.
+"""
 
 import csv
 import lzma
@@ -10,19 +14,20 @@ import yaml
 
 from value_aware_attention.files import CONTENT_SHA256, load_json, reading
 from value_aware_attention.records.cache_record import CacheRecord
-from value_aware_attention.records.record import JsonRecord, Record
+from value_aware_attention.records.record import Record
 from value_aware_attention.records.record import read as check_kind
 from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report.claim import Key, Spread, key_of
 from value_aware_study.report.frame import Results, Row
 from value_aware_study.report.words import grouped
 
-AnyRecord = TypeVar("AnyRecord", bound=JsonRecord)
 Parsed = TypeVar("Parsed")
 REPRODUCE, RESTORE_RESULTS = (
     "make it again (dvc repro)",
     "restore it (git restore results), or remove it",
 )
+COMPRESSED = ".xz"
+"""What a published record has at the end of its name, after the name of a run's own"""
 Numbers = Mapping[str, float | None]
 CURVE_KINDS = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
 """Kinds of the entries that a report shows of a training."""
@@ -37,22 +42,22 @@ def read(places: Mapping[str, Path]) -> Results:
     they are. Raises FileNotFoundError where a required one is missing, and ValueError, naming the
     file, for a damaged one.
     """
-    training = [_checked(file, CURVE_KINDS) for file in files_of(places["training"])]
-    tokens = _checked(places["tokens"], TOKEN_KINDS)
-    explored = explorations(places)
-    surveyed, variants, survey_of = survey(places)
+    metrics, roots = places["metrics"], (places["records"], places["published"])
+    training = [_checked(file, CURVE_KINDS) for file in files_of(metrics / "train")]
+    explored = explorations(places["explored"], *roots)
+    surveyed, variants, survey_of = survey(*roots)
     return Results.of(
         read_folder(places["records"]),
-        {metrics["model"]: metrics for metrics in training},
-        tokens,
+        {content["model"]: content for content in training},
+        _checked(metrics / "tokens.json", TOKEN_KINDS),
         surveyed=surveyed,
         variants=variants,
         survey_of=survey_of,
         spreads=published_spreads(places["spread"]),
-        verdicts=published_verdicts(places["published"]),
-        probed=read_probed(places["probe"], places["probe_published"]),
-        pretrained=pretrained(places["pretrained"], places["pretrained_published"]),
-        prompted=caches(places["caches"], places["caches_published"]),
+        verdicts=published_verdicts(places["results"]),
+        probed=[*read_all(Record.from_json, "probe/*/record.json", *roots).values()],
+        pretrained=pretrained(*roots),
+        prompted=caches(*roots),
         explored=Exploration.of(explored) if explored else None,
         links=links_of(places["citation"]),
         unchecked=_unchecked(places),
@@ -67,12 +72,12 @@ def links_of(citation: Path) -> dict[str, str]:
     return {name: address for name, address in links.items() if address}
 
 
-def pretrained(folder: Path, published: Path) -> list[Record]:
-    """Reads the records of pretrained models, of a run in the place of published ones.
+def pretrained(*roots: Path) -> list[Record]:
+    """Reads the records of pretrained models below roots, of which `matching` says the order.
 
     Decoders come first, then shorter windows. A small cut is shown where nothing else is there.
     """
-    records = with_published(Record, folder, published)
+    records = read_all(Record.from_json, "pretrained/*.json", *roots)
     models = {record.model for name, record in records.items() if not name.endswith("-cut.json")}
     whole = [
         record
@@ -82,72 +87,60 @@ def pretrained(folder: Path, published: Path) -> list[Record]:
     return sorted(whole, key=lambda r: (r.task != "causal", r.length, r.text.description))
 
 
-def caches(folder: Path, published: Path) -> list[CacheRecord]:
-    """Reads the records of caches, as `with_published` does: short prompts, running text first."""
-    records = with_published(CacheRecord, folder, published).values()
+def caches(*roots: Path) -> list[CacheRecord]:
+    """Reads the records of caches: short prompts, running text first."""
+    records = read_all(CacheRecord.from_json, "caches/*.json", *roots).values()
     return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
 
 
-def read_probed(folder: Path, published: Path) -> list[Record]:
-    """Reads the records of probed models, of a run in the place of published ones."""
-    files = sorted(folder.glob("*/record.json"))
-    ours = {f"record-{file.parent.name}.json": _parsed(Record, file) for file in files}
-    return [*(unpacked(Record.from_json, published, "record-") | ours).values()]
-
-
-def explorations(places: Mapping[str, Path]) -> list[Exploration]:
+def explorations(explored: Path, *roots: Path) -> list[Exploration]:
     """Reads the tokens that probes and evaluations left for the token explorer.
 
-    Published ones come first, so that a run's own take their place in `Exploration.labelled`; they
-    are left out beside ones of other sizes or methods.
+    Evaluations come last, so that they replace probes in `Exploration.labelled`. Published tokens
+    are left out if the run's own have other sizes or methods.
     """
-    ours = []
-    for file in sorted(
-        [*places["probe"].glob("*/explorer.json"), *places["explored"].glob("*.json")]
-    ):
-        with reading(file, REPRODUCE):
-            ours.append(Exploration.from_json(file.read_text(encoding="utf-8")))
-    published = unpacked(
-        lambda text, _: Exploration.from_json(text), places["probe_published"], "explorer-"
-    )
-    shown = {(other.sizes, other.methods) for other in ours}
-    alike = [other for other in published.values() if shown <= {(other.sizes, other.methods)}]
-    return [*alike, *ours]
+    probes, evaluations = matching("probe/*/explorer.json", *roots), matching("*.json", explored)
+    by_file = {
+        file: _parsed(lambda text, _: Exploration.from_json(text), file)
+        for file in (*probes.values(), *evaluations.values())
+    }
+    ours = {(e.sizes, e.methods) for file, e in by_file.items() if file.suffix != COMPRESSED}
+    return [
+        exploration
+        for file, exploration in by_file.items()
+        if file.suffix != COMPRESSED or ours <= {(exploration.sizes, exploration.methods)}
+    ]
 
 
-def survey(places: Mapping[str, Path]) -> tuple[list[Record], list[Record], str]:
+def survey(records: Path, published: Path) -> tuple[list[Record], list[Record], str]:
     """Reads the survey's records, those of models trained with a method, and their scale.
 
-    Where the run has none of either, they are the published ones; the scale is "" for a run's own.
+    If the run has none of either, they are the published ones; the scale is "" for a run's own.
     """
     names = ("survey", "trained")
+    root = records if any(matching(f"{name}/*.json", records) for name in names) else published
     surveyed, variants = (
-        read_folder(places[name]) if any(places[name].glob("*.json")) else [] for name in names
+        read_folder(root / name) if matching("*.json", root / name) else [] for name in names
     )
-    if surveyed or variants:
-        return surveyed, variants, ""
-    published = places["survey_published"]
-    surveyed, variants = (
-        [*unpacked(Record.from_json, published, f"{name}-").values()] for name in names
-    )
-    return surveyed, variants, surveyed[0].scale if surveyed else ""
+    return surveyed, variants, surveyed[0].scale if surveyed and root == published else ""
 
 
-def with_published(kind: type[AnyRecord], folder: Path, published: Path) -> dict[str, AnyRecord]:
-    """Reads records of a run in the place of published ones, by the name of their files."""
-    ours = {file.name: _parsed(kind, file) for file in sorted(folder.glob("*.json"))}
-    return unpacked(kind.from_json, published) | ours
+def read_all(parse: Callable[[str, str], Parsed], pattern: str, *roots: Path) -> dict[str, Parsed]:
+    """Parses the records that `matching` finds, by their paths."""
+    return {name: _parsed(parse, file) for name, file in matching(pattern, *roots).items()}
 
 
-def unpacked(
-    parse: Callable[[str, str], Parsed], published: Path, begins: str = ""
-) -> dict[str, Parsed]:
-    """Reads the published records whose files' names begin so, by the names they were made with."""
-    with reading(published, RESTORE_RESULTS):
-        return {
-            file.stem: parse(lzma.decompress(file.read_bytes()).decode(), str(file))
-            for file in sorted(published.glob(f"{begins}*.json.xz"))
-        }
+def matching(pattern: str, *roots: Path) -> dict[str, Path]:
+    """Finds the files that match below the roots, compressed or not: path below the root -> file.
+
+    Files with equal paths are the same record: the first root's is returned. The roots are the
+    records of a run, then the published ones.
+    """
+    return {
+        file.relative_to(root).as_posix().removesuffix(COMPRESSED): file
+        for root in reversed(roots)
+        for file in sorted([*root.glob(pattern), *root.glob(pattern + COMPRESSED)])
+    }
 
 
 def read_folder(folder: Path | str) -> list[Record]:
@@ -157,7 +150,7 @@ def read_folder(folder: Path | str) -> list[Record]:
     their scales or corpora differ, where one is of another schema version or damaged, or where two
     are of one model.
     """
-    records = {str(file): _parsed(Record, file) for file in files_of(folder)}
+    records = {str(file): _parsed(Record.from_json, file) for file in files_of(folder)}
     _check_alike("scales", {name: record.scale for name, record in records.items()})
     _check_alike("corpora", {name: record.text.description for name, record in records.items()})
     for model, files in grouped((record.model, name) for name, record in records.items()).items():
@@ -169,15 +162,17 @@ def read_folder(folder: Path | str) -> list[Record]:
 
 def files_of(folder: Path | str) -> list[Path]:
     """Returns a folder's JSON files by name; raises FileNotFoundError where there are none."""
-    if files := sorted(Path(folder).glob("*.json")):
+    if files := [*matching("*.json", Path(folder)).values()]:
         return files
     raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
 
 
-def _parsed(kind: type[AnyRecord], file: Path) -> AnyRecord:
-    """Returns a record of this kind; ValueError, with the file's name, for anything else."""
-    with reading(file, REPRODUCE):
-        return kind.from_json(file.read_text(encoding="utf-8"), str(file))
+def _parsed(parse: Callable[[str, str], Parsed], file: Path) -> Parsed:
+    """Parses a file; raises ValueError, with the file's name and a remedy, where it is damaged."""
+    is_published = file.suffix == COMPRESSED
+    with reading(file, RESTORE_RESULTS if is_published else REPRODUCE):
+        content = file.read_bytes()
+        return parse((lzma.decompress(content) if is_published else content).decode(), str(file))
 
 
 def published_spreads(folder: Path) -> dict[Key, Spread]:
@@ -226,11 +221,9 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
-    folders = ("training", "records", "explored", "survey", "trained", "pretrained", "caches")
-    files = [places["tokens"], *places["probe"].glob("*/record.json")]
-    files += places["probe"].glob("*/explorer.json")
-    files += [file for folder in folders for file in places[folder].glob("*.json")]
-    texts = {file: file.read_text(encoding="utf-8") for file in files if file.exists()}
+    files = [places["metrics"] / "tokens.json", *places["metrics"].glob("train/*.json")]
+    files += [*places["explored"].glob("*.json"), *places["records"].rglob("*.json")]
+    texts = {file: file.read_text(encoding="utf-8") for file in files}
     return sorted(
         f"{file.parent.name}/{file.name}"
         for file in texts
