@@ -58,10 +58,9 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scaled() -> list[Any]:
-    """Pairs every app with every scale; all but smoke and laptop are slow."""
-    quick = ("smoke", "laptop")
+    """Pairs every app with every scale; all but laptop are slow, as other tests run smoke."""
     return [
-        pytest.param(app, scale, marks=[] if scale in quick else [pytest.mark.slow])
+        pytest.param(app, scale, marks=[] if scale == "laptop" else [pytest.mark.slow])
         for app in APPS
         for scale in options("scale")
     ]
