@@ -172,20 +172,6 @@ def test_every_attention_builds_and_names_the_model(name: str) -> None:
         assert isinstance(attention(0), Mixing if attention.is_mixing else Approximation)
 
 
-@pytest.mark.parametrize("model", ["masked_long", "causal_exponential"])
-@pytest.mark.parametrize(("name", "suffix"), [("exact", ""), ("lsh", "_lsh")])
-def test_a_model_is_evaluated_under_the_name_of_its_attention(
-    model: str, name: str, suffix: str
-) -> None:
-    kind = model.partition("_")[0]
-    app = f"train_{kind}"
-    trained = composed(app, [f"attention={name}"])[app]
-    evaluated = composed("evaluate", [f"model={kind}", f"attention={name}"]).evaluate
-    assert trained.name == evaluated.name == f"{model}{suffix}"
-    assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
-    assert evaluated.task.model._args_ == [evaluated.checkpoint]
-
-
 @pytest.mark.parametrize("model", options("model"))
 def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
     """A path that stood in two places would be overridden in one of them."""
