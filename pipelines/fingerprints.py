@@ -27,8 +27,8 @@ from value_aware_attention.measurement.store import (
 )
 
 CODE_PACKAGES = ("pipelines", "value_aware_study", "value_aware_attention")
-WITHOUT = {"pipelines.app.tracking", "pipelines.app.values"}
-"""Modules that change no result: they log to W&B or refuse values."""
+WITHOUT = {f"pipelines.app.{name}" for name in ("errors", "method_cards", "tracking", "values")}
+"""Modules that change no result: they refuse values, log to W&B, or compose what "values" holds."""
 
 
 def main() -> None:

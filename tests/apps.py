@@ -5,19 +5,23 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from altair.utils.schemapi import debug_mode
 
 ROOT = Path(__file__).parents[1]
 
 
 def run_app(command: str, folder: Path) -> None:
-    """Runs an app as the command line would: below `folder`, at smoke scale, without a logger."""
+    """Runs an app as the command line would: below `folder`, at smoke scale, without a logger.
+
+    Altair then checks each chart once, as it is written, and not each part as it is made.
+    """
     name, *given = command.split()
     options = [f"paths.root={folder}", "trainer.accelerator=cpu"]
     for key, value in (("logger", "none"), ("scale", "smoke")):
         if not any(one.startswith(f"{key}=") for one in given):
             options.append(f"{key}={value}")
     arguments = sorted([*options, *given], key=lambda argument: not argument.startswith("-"))
-    with pytest.MonkeyPatch.context() as patch:
+    with debug_mode(False), pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         patch.setattr(sys, "argv", [f"pipelines.{name}", *arguments])
         import_module(f"pipelines.{name}").main()

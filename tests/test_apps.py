@@ -37,7 +37,6 @@ CHAIN = (
     "train_causal kernel=elu attention=sliding_window attention.method.r=4",
     "train_masked length=short attention=linear_mixing",
     "train_masked length=long attention=lsh",
-    "evaluate kernel=exponential",
     "evaluate kernel=elu",
     "evaluate model=masked length=long",
     "evaluate kernel=elu attention=sliding_window",
@@ -54,10 +53,12 @@ Run = Callable[[str], None]
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Makes one whole smoke run; returns its folder."""
+    """Makes one whole smoke run, without pictures; returns its folder."""
     folder = tmp_path_factory.mktemp("smoke")
-    for command in CHAIN:
-        run_app(command, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("value_aware_study.report.page.png", lambda *_: b"")
+        for command in CHAIN:
+            run_app(command, folder)
     return folder
 
 
@@ -83,7 +84,7 @@ def test_the_run_leaves_a_report_with_every_table_and_figure(made: Path) -> None
     assert not list(made.rglob("*.partial"))
 
 
-@pytest.mark.parametrize("model", ["causal_exponential", "causal_elu", "masked_long"])
+@pytest.mark.parametrize("model", ["causal_elu", "masked_long"])
 def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, model: str) -> None:
     cells = record(made, model).cells
     length = record(made, model).length
@@ -101,7 +102,7 @@ def test_a_full_budget_equals_exact_and_every_cell_has_its_count(made: Path, mod
 
 
 def test_count_models_are_scored_on_the_targets_of_the_grid(made: Path) -> None:
-    for model in ("causal_exponential", "causal_elu", "masked_long"):
+    for model in ("causal_elu", "masked_long"):
         evaluated = record(made, model)
         assert len(evaluated.baselines) == (6 if model == "masked_long" else 8)
         for counted in evaluated.baselines.values():
@@ -163,11 +164,8 @@ def test_a_model_is_evaluated_with_the_attention_it_was_trained_with(made: Path)
         training = json.loads(file.read_text())
         assert training["hyperparameters"]["attention"].startswith(f"{name}(")
     # what is on the grid of the default models is not touched
-    assert {p.stem for p in (made / "outputs/smoke/records").glob("*.json")} == {
-        "causal_exponential",
-        "causal_elu",
-        "masked_long",
-    }
+    records = (made / "outputs/smoke/records").glob("*.json")
+    assert {path.stem for path in records} == {"causal_elu", "masked_long"}
     written = (made / "outputs/smoke/metrics/train/masked_long.json").read_text()
     assert "attention" not in json.loads(written)["hyperparameters"]
 
@@ -263,10 +261,6 @@ def test_no_record_names_the_machine(made: Path) -> None:
         ("train_causal causal.length=10000000", ("10000000", "tokens")),
         ("train_causal paths.tokens=/no/such/folder", ("/no/such/folder", "tokenize the corpus")),
         (
-            "train_causal trainer=bf16 trainer.accelerator=gpu",
-            ("operations of training", "hours", "trainer.accelerator=auto"),
-        ),
-        (
             "train_causal scale=gpu trainer.accelerator=gpu paths.outputs={made}/outputs/smoke",
             ("operations of training", "hours", "trainer.accelerator=auto"),
         ),
@@ -277,7 +271,6 @@ def test_no_record_names_the_machine(made: Path) -> None:
             ("OptimalValueAware", "gradients"),
         ),
         ("train_masked attention=sliding_window masked.dropout=0.1", ("dropout is 0.1",)),
-        ("evaluate model=masked attention=orf", ("masked_long_orf", "missing")),
         (
             "evaluate model=masked attention=lsh approximation=sliding_window",
             ("masked_long_lsh", "LSH(r=64", "sliding_window"),

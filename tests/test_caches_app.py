@@ -90,7 +90,7 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
         (site / name).parent.mkdir(exist_ok=True)
         (site / name).write_text(name)
     commands = [
-        "", "seed=3", "caches.skip=0", "keep=[0.5,0.25]", "prompts=4 seed=3", "length=32",
+        "", "caches.skip=0", "keep=[0.5,0.25]", "prompts=4 seed=3", "length=32",
         "pretrained.name=other", "caches.compared.practical.mine={card:random,observed:last}",
         text, f"{text} text_name=mine", *(f"text={site}/{name}" for name in more[:2]),
     ]  # fmt: skip
@@ -99,15 +99,14 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     folder = site / "outputs/smoke/records/caches"
     names = {file.stem.removeprefix("tiny-practical-running_text-") for file in folder.iterdir()}
     assert len(names) == len(commands)
-    docstrings = {"docstrings-512", "docstrings-32", "docstrings-512-seed_3"}
+    docstrings = {"docstrings-512", "docstrings-32"}
     assert docstrings | {"docstrings-512-seed_3-prompts_4", "mine-512"} <= names
     assert {"docstrings-512-keep_0.5+0.25", "docstrings-512-skip_0"} <= names
     written = [json.loads(file.read_text()) for file in folder.iterdir()]
     assert all((one["text"] == "docstrings") == ("docstrings" in one["of"]) for one in written)
     assert {one["of"] for one in written if one["text"] == "mine"} == {"mine, a text of the user"}
     for given in (
-        f"text={site}/docstrings.txt text_name=docstrings", f"{text} text_name=Docstrings-512",
-        f"text={site}/docstrings.txt", "text_name=mine", "description=mine",
+        f"{text} text_name=Docstrings-512", f"text={site}/docstrings.txt", "description=mine",
     ):  # fmt: skip
         assert "docstrings is the name of the default text" in refusal(f"{card} {given}", site)
     assert len([*folder.iterdir()]) == len(commands)

@@ -58,10 +58,9 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def scaled() -> list[Any]:
-    """Pairs every app with every scale; all but smoke and laptop are slow."""
-    quick = ("smoke", "laptop")
+    """Pairs every app with every scale; all but laptop are slow, as other tests run smoke."""
     return [
-        pytest.param(app, scale, marks=[] if scale in quick else [pytest.mark.slow])
+        pytest.param(app, scale, marks=[] if scale == "laptop" else [pytest.mark.slow])
         for app in APPS
         for scale in options("scale")
     ]
@@ -171,20 +170,6 @@ def test_every_attention_builds_and_names_the_model(name: str) -> None:
     assert (attention is None) is (name == "exact")
     if attention is not None:
         assert isinstance(attention(0), Mixing if attention.is_mixing else Approximation)
-
-
-@pytest.mark.parametrize("model", ["masked_long", "causal_exponential"])
-@pytest.mark.parametrize(("name", "suffix"), [("exact", ""), ("lsh", "_lsh")])
-def test_a_model_is_evaluated_under_the_name_of_its_attention(
-    model: str, name: str, suffix: str
-) -> None:
-    kind = model.partition("_")[0]
-    app = f"train_{kind}"
-    trained = composed(app, [f"attention={name}"])[app]
-    evaluated = composed("evaluate", [f"model={kind}", f"attention={name}"]).evaluate
-    assert trained.name == evaluated.name == f"{model}{suffix}"
-    assert evaluated.checkpoint == f"{trained.models}/{trained.name}"
-    assert evaluated.task.model._args_ == [evaluated.checkpoint]
 
 
 @pytest.mark.parametrize("model", options("model"))

@@ -1,5 +1,6 @@
 """Wrong values of params.yaml, conf/ and the command line are refused by their key."""
 
+import json
 import re
 import shlex
 import shutil
@@ -8,12 +9,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from pygit2 import Signature, init_repository
 
-from checks.values.cases import LATE, ValueCase, cases
+from checks.values.cases import LATE, TABLE, ValueCase, cases
 from pipelines import fingerprints, scale
 from pipelines.app import (
     app,
@@ -35,6 +37,8 @@ EDITED = (
 )
 EARLY = [case for case in cases() if case.kind != LATE]
 """Rows of the table that the start of an app decides"""
+RUNNING = [case for case in cases() if case.kind == LATE]
+"""Rows that an app decides once it looks at files and devices"""
 NEEDED = {"probe": {"probe.model": "x", "probe.text": f"{ROOT}/requirements.txt"}}
 """Values that an app does not start without"""
 
@@ -86,6 +90,30 @@ def test_what_is_given_ends_as_the_table_says(
     defaults = [f"{key}={value}" for key, value in needed.items() if key not in keys]
     line = start(name, *defaults, *arguments)
     assert (line is not None) == bool(case.exit) and case.line in (line or "")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Gives every row of `RUNNING` to its app; returns how each ended, by the row's name."""
+    command = [sys.executable, str(TABLE.with_name("worker.py")), str(tmp_path_factory.mktemp("x"))]
+    rows = [{"given": row.command, "edit": row.edit, "setup": row.setup} for row in RUNNING]
+    done = subprocess.run(
+        command, cwd=ROOT, input=json.dumps(rows), stdout=subprocess.PIPE, text=True, check=True
+    )
+    ended = map(json.loads, done.stdout.splitlines())
+    return dict(zip((row.name for row in RUNNING), ended, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RUNNING, ids=lambda case: case.name)
+def test_what_a_running_app_refuses_ends_as_the_table_says(
+    case: ValueCase, outcomes: dict[str, dict[str, Any]]
+) -> None:
+    outcome = outcomes[case.name]
+    lines = [line for line in outcome["stderr"] if line.startswith(("error: ", "Traceback"))]
+    assert outcome["code"] == case.exit, lines
+    if case.exit:
+        assert len(lines) == 1 and case.line in lines[0] and not outcome["changed"]
 
 
 def test_the_table_has_every_app_and_no_case_twice() -> None:
@@ -176,9 +204,8 @@ def test_no_edit_of_params_is_lost(
     assert before in text
     params.write_text(text.replace(before, after, 1))
     given = [f"scale={scale}", *overrides.split()]
-    assert (start("train_causal", *given) or "").startswith(line) and bool(line) == bool(
-        start("train_causal", *given)
-    )
+    refused = start("train_causal", *given) or ""
+    assert refused.startswith(line) and bool(line) == bool(refused)
 
 
 def test_a_scale_replaces_what_params_has_and_the_command_line_both(params: Path) -> None:

@@ -9,7 +9,3 @@ own. Then runs each again from a seed, kills it at a random moment and repeats t
 folder must then equal that of the undisturbed run byte by byte, hidden files included. Writes
 results/benchmarks/kills.json and .md; ends with 1 if one case came out wrong.
 """
-
-from checks.kills.suite import main
-
-__all__ = ["main"]

@@ -1,6 +1,6 @@
 """python -m checks.kills"""
 
-from checks.kills import main
+from checks.kills.suite import main
 
 if __name__ == "__main__":
     main()

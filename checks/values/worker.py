@@ -8,7 +8,6 @@ Makes a run at smoke scale in FOLDER first; every case finds a copy of it.
 import json
 import multiprocessing
 import os
-import re
 import resource
 import shlex
 import shutil
@@ -42,7 +41,6 @@ MADE = (
     "evaluate",
 )
 """Stages that run before all cases"""
-VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 FORK = multiprocessing.get_context("fork")
 
 
@@ -124,7 +122,7 @@ def start(root: Path, command: str, errors: Path) -> None:
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     words = shlex.split(command)
-    while VARIABLE.match(words[0]):
+    while words[0].partition("=")[0].isupper():
         name, _, value = words.pop(0).partition("=")
         os.environ[name] = value
     app, *arguments = words

@@ -34,6 +34,7 @@ from pipelines.app.values import (
     is_group,
     leaves,
     read_params,
+    values_of_scale,
     with_group,
 )
 
@@ -153,14 +154,15 @@ def own_values(cfg: DictConfig, name: str) -> str:
     does not have already; many or long ones are a hash. An option with a new name has its values
     under that name.
     """
-    overrides = HydraConfig.get().overrides.task
-    usual = composed(name, [*scale_of_params(overrides), *options_of(overrides)])
-    sections = [name, "pretrained", "extent", "seed"]
-    roots: tuple[Any, Any] = cfg._get_root(), usual
-    values, before = (
-        dict(leaves(OmegaConf.to_container(OmegaConf.masked_copy(root, sections))))
-        for root in roots
-    )
+    root: Any = cfg._get_root()
+    sections = OmegaConf.masked_copy(root, [name, "pretrained", "extent", "seed"])
+    before, given = usual_values(root, name), tuple(HydraConfig.get().overrides.task)
+    places = {str(override.key_or_group) for override in parse(given) if not is_group(override)}
+    values = {
+        key: value
+        for key, value in leaves(OmegaConf.to_container(sections))
+        if any(f"{key}.".startswith(f"{place}.") for place in places)
+    }
     apart = {  # keys that the name has in another way, or that change no number
         *(f"{name}.{key}" for key in ("text", "text_name", "kind", "length", "group", "name")),
         *(f"{name}.{key}" for key in ("description", "scale", "records", "cache", "memory_gib")),
@@ -180,6 +182,25 @@ def own_values(cfg: DictConfig, name: str) -> str:
     return text if is_short else f"-{sha256(text.encode()).hexdigest()[:12]}"
 
 
+def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
+    """Reads the values that an app has at a scale, by key, from conf/ and params.yaml.
+
+    An option of the user's own is not in conf/, so that whatever is given of it counts as another.
+    """
+    choices = HydraConfig.get().runtime.choices
+    values = dict(leaves(read_params()))
+    for group in ("", "pretrained", "extent"):
+        path = CONF_FOLDER / group / f"{choices.get(group, name)}.yaml"
+        if path.exists():
+            values |= dict(leaves(OmegaConf.to_container(OmegaConf.load(path)), group))
+    of_params = parse(scale_of_params(HydraConfig.get().overrides.task))
+    return (
+        values
+        | values_of_scale(root.scale)
+        | {str(override.key_or_group): override.value() for override in of_params}
+    )
+
+
 @contextmanager
 def inside_hydra() -> Iterator[None]:
     """Makes Hydra compose from conf/, where no running app does."""
@@ -196,15 +217,6 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     for override in parsed:
         check_override(override)
     return parsed
-
-
-def options_of(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Selects the overrides that choose options of groups in the places where an app has one."""
-    return tuple(
-        str(override.input_line)
-        for override in OverridesParser.create().parse_overrides(list(overrides))
-        if is_group(override) and not override.is_add()
-    )
 
 
 def scale_of_params(arguments: Sequence[str]) -> list[str]:

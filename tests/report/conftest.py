@@ -2,8 +2,16 @@
 
 import evaluated
 import pytest
+from altair.utils.schemapi import debug_mode
 
 from value_aware_study.report.frame import Results
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _charts_are_checked_once():
+    """Altair checks each chart as it is written, and not each part as it is made."""
+    with debug_mode(False):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -156,19 +156,6 @@ def test_a_table_is_copied(opened: Any, form: str) -> None:
     assert table and opened.evaluate("navigator.clipboard.readText()") == getattr(table, form)()
 
 
-def test_the_second_of_two_copies_is_said_for_as_long_as_one_alone(opened: Any) -> None:
-    article, status = opened.locator("article[data-exhibit=models]"), opened.locator("#page-said")
-    opened.clock.install()
-    for form in ("CSV", "Markdown"):
-        article.locator(".menu summary").click()
-        article.locator(f"[data-copy={form.lower()}]").click()
-        status.get_by_text(f"as {form}").wait_for()
-        opened.clock.run_for(1500)
-    assert status.text_content() == "Copied table as Markdown"
-    opened.clock.run_for(1000)
-    assert status.text_content() == ""
-
-
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG")])
 def test_a_figure_is_saved_in_light_colours(opened: Any, form: str, begins: bytes) -> None:
     opened.click("#page-theme")

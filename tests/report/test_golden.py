@@ -1,4 +1,4 @@
-"""Tables and sentences of the synthetic run's page are those kept in golden/.
+"""Tables and titles of the synthetic run's page are those kept in golden/.
 
 Renew them: RENEW=1 pytest tests/report/test_golden.py
 """

@@ -1,11 +1,11 @@
-"""Checkpoints survive a full disk and a second run at their folder."""
+"""Checkpoints survive a full disk."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from value_aware_attention.files import DiskFull, new_folder
+from value_aware_attention.files import DiskFull
 from value_aware_study.training import checkpoints
 from value_aware_study.training.checkpoints import CheckpointFiles
 
@@ -29,12 +29,3 @@ def test_the_last_checkpoint_survives_a_full_disk(
     assert [file.name for file in files.folder.iterdir()] == ["last.ckpt"]
     assert list(files.whole()) == [files.last]
     assert torch.load(files.last)["global_step"] == 1
-
-
-def test_a_second_run_is_refused_by_the_folders_name(tmp_path: Path) -> None:
-    files = CheckpointFiles(tmp_path / "run")
-    line = f"^{files.folder} belongs to a training run that is still going: wait for it, or train"
-    with files.held(), pytest.raises(ValueError, match=line), CheckpointFiles(files.folder).held():
-        pass
-    with files.held(), new_folder(tmp_path / "model"):
-        pass

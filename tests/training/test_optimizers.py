@@ -170,20 +170,6 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert not torch.equal(used, torch.ones(2))
 
 
-def test_a_closure_is_evaluated() -> None:
-    p = nn.Parameter(torch.ones(1))
-    optimizer = BertAdam([p], lr=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = p.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 1.0
-    assert p.item() < 1.0
-
-
 @pytest.mark.parametrize("settings", [{"lr": -1.0}, {"lr": 1.0, "betas": (0.9, 1.0)}])
 def test_impossible_settings(settings: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must"):
