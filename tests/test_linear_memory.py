@@ -144,6 +144,7 @@ def test_flex_has_the_rule_of_products_that_are_zero() -> None:
     assert max(differences(polynomial_by_flex, Polynomial(), tensors)) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_flex_with_gradients")
 def test_forms_are_compiled_whole() -> None:
     for form, kernel in ((elu_in_chunks, Elu()), (polynomial_by_flex, Polynomial())):

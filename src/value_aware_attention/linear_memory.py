@@ -12,6 +12,8 @@ linear attention too, but a square has head_dim (head_dim + 1) / 2 features. The
 head_dim 64, and fewer than 2,080 keys are less work by themselves.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ class LinearMemory(Exact):
     ) -> Float[Tensor, "*batch N V"]:
         """Returns the output of `attention`, and raises its ValueErrors."""
         tensors = (query, key, value)
-        options = {"kernel": kernel, "attn_mask": attn_mask, "is_causal": is_causal}
+        options: dict[str, Any] = {"kernel": kernel, "attn_mask": attn_mask, "is_causal": is_causal}
         check_inputs(*tensors, **options)
         if query.is_cuda and is_causal and attn_mask is None:
             if isinstance(kernel, Elu):
