@@ -63,6 +63,7 @@ from value_aware_attention.attention import attention, attention_weights, workin
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
+from value_aware_attention.linear_memory import with_linear_memory
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import peak_flops_of
@@ -82,6 +83,12 @@ RUN_TIME = 1.0
 """Least seconds for which a call is repeated."""
 LAYER_SECONDS = 20.0
 """Seconds of rounds for a pass of the layer at a length."""
+
+
+UTILISATION = (
+    "MFU counts the products of all pairs of positions, also of a kernel that takes fewer: between "
+    "kernels, compare tokens/s."
+)
 
 
 class Eager(nn.Module):
@@ -194,6 +201,7 @@ def training(device: str, quick: bool) -> Rows:
             model = CausalLanguageModel(
                 **size, kernel=kernel, vocabulary_size=vocabulary, dropout=0.1
             ).to(device)
+            with_linear_memory(model)  # as pipelines.train_causal does
             schedule = InverseSquareRoot(peak=1e-4, warmup_steps=1)
             module = CausalTraining(model, schedule=schedule, optimizer=ADAMW, seed=0).train()
             operations = module.flops(tokens, batch * length)
@@ -382,7 +390,7 @@ def write_rows(arguments: argparse.Namespace) -> None:
 
 def page(record: Mapping[str, Any]) -> str:
     """Renders the record as Markdown."""
-    lines = ["# On a GPU", "", "Times are medians of their rounds.", ""]
+    lines = ["# On a GPU", "", f"Times are medians of their rounds. {UTILISATION}", ""]
     for name, part in record["parts"].items():
         lines += [f"## {name}", "", f"On {part['device']}. {setting(part)}", ""]
         if part["quick"]:

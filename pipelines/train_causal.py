@@ -20,6 +20,7 @@ def main(cfg: DictConfig) -> None:
     """
     from pipelines.app.training import train, trained_attention
     from value_aware_attention.hugging_face.saved import saved_tokenizer
+    from value_aware_attention.linear_memory import with_linear_memory
     from value_aware_attention.models import CausalLanguageModel
     from value_aware_study.data.batches import CausalBatches
     from value_aware_study.data.tokens import TOKENS_REMEDY, check_vocabulary, held_out_split
@@ -47,7 +48,7 @@ def main(cfg: DictConfig) -> None:
     def module():
         model = instantiate(cfg.model, _partial_=True)  # Hydra would make a config of `attention`
         sizes = {"vocabulary_size": len(tokenizer), "trained_attention": attention}
-        return instantiate(cfg.module, model(**sizes))
+        return instantiate(cfg.module, with_linear_memory(model(**sizes)))
 
     train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
 

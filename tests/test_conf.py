@@ -237,7 +237,7 @@ def test_the_paper_scale_is_the_papers() -> None:
 
 def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_tables() -> None:
     cfg, paper = composed("plan", ["scale=gpu"]), composed("plan", ["scale=paper"])
-    for name in ("layers", "width", "heads", "feedforward", "length", "context", "batch_size"):
+    for name in ("layers", "width", "heads", "feedforward", "length", "context"):
         assert cfg.causal[name] == paper.causal[name]
     assert (cfg.masked.block, cfg.masked.long.length) == (512, 4096)
     assert cfg.masked.short.length == cfg.masked.block and cfg.masked.warm_start is None

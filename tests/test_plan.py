@@ -25,7 +25,7 @@ def test_the_gpu_scale_is_half_an_hour_of_training() -> None:
     operations = plan.total_operations(rows)
     assert cfg.operations_per_second == pytest.approx(312e12 / 4)
     assert 0.4 < operations / cfg.operations_per_second / 3600 < 0.55
-    assert rows[0]["operations"] == pytest.approx(3 * 286.9e6 * 1600 * 128 * 512, rel=1e-3)
+    assert rows[0]["operations"] == pytest.approx(3 * 286.9e6 * 800 * 256 * 512, rel=1e-3)
     with_time = with_hours(rows[0], cfg.operations_per_second)
     assert with_time["hours"] > 0 and list(with_time)[-1] == "optimizer"
 
