@@ -1,7 +1,7 @@
 """The probe measures tiny models, as an API and as an app on folders and files."""
 
-import math
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
