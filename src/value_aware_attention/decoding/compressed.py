@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from threading import current_thread
 from typing import Any, cast
 
-import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -23,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.arguments import check_share, described
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.call import uncompiled
+from value_aware_attention.call import Arguments, uncompiled
 from value_aware_attention.decoding.filling import (
     Choices,
     CompressedCaches,
@@ -31,7 +32,7 @@ from value_aware_attention.decoding.filling import (
     Filling,
     Prompt,
 )
-from value_aware_attention.decoding.kept_layer import KeptLayer
+from value_aware_attention.decoding.kept_layer import KeptLayer, filled
 from value_aware_attention.decoding.refusals import (
     cache_argument,
     check_continued,
@@ -47,6 +48,7 @@ from value_aware_attention.hugging_face.contexts import named_attention
 from value_aware_attention.hugging_face.layers import attention_layers, check_call, layer_kernel
 from value_aware_attention.hugging_face.masks import split_mask
 from value_aware_attention.hugging_face.traits import traits_of
+from value_aware_attention.kernels import Kernel
 
 IMPLEMENTATIONS = ("eager", "sdpa", OWN)
 """Attention functions with supported masks"""
@@ -118,6 +120,8 @@ class _Compression(Context):
         self.model, self.attention = model, "sdpa" if attention in FUSED else attention
         self.report = CompressedCaches()
         self.thread = current_thread()
+        self.kernels: dict[tuple[nn.Module, float | None], Kernel] = {}
+        self.last: _LastCall | None = None
 
     @contextmanager
     def opened(self) -> Iterator[CompressedCaches]:
@@ -161,12 +165,14 @@ class _Compression(Context):
         self, name: str, module: nn.Module, _: tuple[object, ...], options: dict[str, object]
     ) -> None:
         """Starts a filling at the first layer that is called with a cache."""
+        cache = options.get(name)
+        if self.filling is not None and self.filling.cache is cache and not self.filling.prompts:
+            return  # a later layer of a pass over kept keys
         if current_thread() is not self.thread:
             raise ValueError(
                 "another thread has opened this compressed_cache: open it in the thread that "
                 "generates, or make a copy of the model for each"
             )
-        cache = options.get(name)
         if cache is None and any(
             module.training and getattr(module, "gradient_checkpointing", False)
             for module in self.model.modules()
@@ -211,7 +217,7 @@ class _Compression(Context):
             return
         if self.filling is not None and self.filling.prompts:
             self.report.caches.append(self.filling.finished())
-        self.filling = None
+        self.filling = self.last = None
 
     @uncompiled
     def attend(
@@ -223,7 +229,7 @@ class _Compression(Context):
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **options: object,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes attention with the signature of transformers."""
         if module not in self.numbers:
@@ -232,15 +238,19 @@ class _Compression(Context):
                 f"compressed_cache: give each model a config of its own"
             )
         assert self.filling is not None  # set by `_see_cache` before the module runs
-        place, kernel = cast(int, module.layer_idx), layer_kernel(module, scaling)
+        place = cast(int, module.layer_idx)
         layer = self.filling.cache.layers[place]
+        kernel = self.kernels.get((module, scaling))
+        if kernel is None:
+            kernel = self.kernels[module, scaling] = layer_kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
-            check_call(dropout, options)
             check_unchanged(module, layer, key, value)
-            mask = None if attention_mask is None else attention_mask[..., -layer.later :]
-            visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
-            with torch.autocast(query.device.type, enabled=False):
-                output = layer.serve(query, kernel, visible)
+            call = layer.later, attention_mask, dropout, options
+            if self.last is None or not self.last.is_of(*call):
+                check_call(dropout, options)
+                visible = _visible(layer, query, attention_mask)
+                self.last = _LastCall(*call, _identities(options), visible)
+            output = layer.serve(query, kernel, self.last.visible)
             return output.transpose(1, 2).contiguous(), None
         outputs = _attention_of(module, self.attention)(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
@@ -253,6 +263,46 @@ class _Compression(Context):
             if not self.is_chunked:
                 self.filling.observe(place)
         return outputs
+
+
+@dataclass(frozen=True)
+class _LastCall:
+    """Holds what all layers of a pass over kept keys have in common, so that one of them checks it.
+
+    It holds the mask and the options, because the identity of a freed object may be another's.
+    """
+
+    later: int
+    mask: Tensor | None
+    dropout: float
+    options: Arguments
+    identities: dict[str, int]
+    """`id` of each option"""
+    visible: Bool[Tensor, "#B #heads #N L"] | None
+    """The later keys that each query sees; None = all up to its own"""
+
+    def is_of(self, later: int, mask: Tensor | None, dropout: float, options: Arguments) -> bool:
+        """Returns whether another layer's call has the same later keys, mask and options."""
+        return (
+            mask is self.mask
+            and later == self.later
+            and dropout == self.dropout
+            and _identities(options) == self.identities
+        )
+
+
+def _identities(options: Arguments) -> dict[str, int]:
+    return dict(zip(options, map(id, options.values()), strict=True))
+
+
+def _visible(
+    layer: KeptLayer, query: Tensor, attention_mask: Tensor | None
+) -> Bool[Tensor, "#B #heads #N L"] | None:
+    """Returns the later keys that a mask shows each query; None = all up to its own."""
+    if attention_mask is None:
+        return None
+    key = filled(layer)[0][:, :, layer.slots :]
+    return split_mask(attention_mask[..., -layer.later :], query, key, is_causal=True)[0]
 
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:

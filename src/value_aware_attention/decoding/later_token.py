@@ -54,45 +54,63 @@ def attend(
     slots: int,
 ) -> Float[Tensor, "B heads N V"] | None:
     """Computes `KeptLayer.attend`; returns None where torch has to."""
-    if type(kernel) is not Exponential or query.shape[2] > MOST_ROWS:
-        return None
-    of_pages = () if pages is None else (pages.key, pages.value)
-    if any(not x.is_cpu or x.dtype != torch.float32 for x in (query, key, value)) or (
-        torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, *of_pages))
-    ):
+    if not _is_served(query, key, value, kernel, pages):
         return None
     library = native.library(TOKEN_SOURCE, *CONSTANTS)
     if library is None:
         return None
     texts, query_heads, rows, dim = query.shape
-    heads, width = value.shape[1], value.shape[-1]
+    heads, width = value.shape[1], value.shape[3]
     query = query if query.stride(3) == 1 else query.contiguous()
     key, value = _in_rows(key), _in_rows(value)
     output = query.new_empty(texts, rows, query_heads, width)
-    first_slots = None if bias is None else bias.float().contiguous()
-    visible_strides = (0, 0, 0, 0)
+    visible_strides, addresses = (0, 0, 0, 0), [query.data_ptr(), key.data_ptr(), value.data_ptr()]
+    addresses += [0, 0, 0, 0, 0, 0, 0, output.data_ptr()]
+    keys = texts * heads * key.shape[2]
+    if bias is not None:
+        bias = bias.float().contiguous()
+        addresses[3] = bias.data_ptr()
+    if pages is not None:
+        keys += pages.slots
+        addresses[4:9] = _addresses(pages)
     if visible is not None:
         visible = visible.expand(texts, query_heads, rows, -1)
-        visible_strides = visible.stride()
-    paged: list[Tensor | None] = [None] * 5
-    if pages is not None:
-        page_bias = pages.bias.float() if pages.is_weighted and pages.bias is not None else None
-        paged = [pages.key, pages.value, page_bias, *pages.spans]
-    addresses = (query, key, value, first_slots, *paged, visible, output)
-    products = query_heads * rows * texts * (dim + width) * (slots + first + rows)
-    products += 0 if pages is None else pages.slots * (query_heads // heads) * rows * (dim + width)
+        visible_strides, addresses[9] = visible.stride(), visible.data_ptr()
+    groups = query_heads // heads
+    threads = 1 + keys * groups * rows * (dim + width) // PER_THREAD
     call = _Call(
-        *(None if x is None else x.data_ptr() for x in addresses),
-        query.stride()[:3], visible_strides, key.stride(1), value.stride(1),
-        texts, heads, query_heads // heads, rows, dim, width, slots, first,
-        min(torch.get_num_threads(), 1 + products // PER_THREAD), kernel.scale_for(dim),
+        *addresses, query.stride()[:3], visible_strides, key.stride(1), value.stride(1), texts,
+        heads, groups, rows, dim, width, slots, first, min(torch.get_num_threads(), threads),
+        kernel.scale_for(dim),
     )  # fmt: skip
     library.attend(ctypes.byref(call))
     return output.transpose(1, 2)
 
 
+def _is_served(
+    query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, pages: Pages | None
+) -> bool:
+    """Returns whether the compiled code computes attention of these tensors."""
+    tensors = (query, key, value) if pages is None else (query, key, value, pages.key, pages.value)
+    if type(kernel) is not Exponential or query.shape[2] > MOST_ROWS or not query.is_cpu:
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    if pages is not None and pages.bias is not None and pages.bias.dtype != torch.float32:
+        return False
+    return query.dtype == key.dtype == value.dtype == torch.float32
+
+
+def _addresses(pages: Pages) -> list[int]:
+    """Returns where the keys, values, log-weights and spans of pages lie; 0 without log-weights."""
+    bias = 0 if pages.bias is None or not pages.is_weighted else pages.bias.data_ptr()
+    spans = pages.spans.data_ptr()
+    after = spans + pages.caches * pages.spans.itemsize
+    return [pages.key.data_ptr(), pages.value.data_ptr(), bias, spans, after]
+
+
 def _in_rows(x: Float[Tensor, "B H M D"]) -> Float[Tensor, "B H M D"]:
     """Returns x with its caches at equal distances and the rows of each without gaps."""
-    _, heads, _, dim = x.shape
     of_text, of_cache, *of_row = x.stride()
-    return x if of_text == heads * of_cache and of_row == [dim, 1] else x.contiguous()
+    is_in_rows = of_text == x.shape[1] * of_cache and of_row == [x.shape[3], 1]
+    return x if is_in_rows else x.contiguous()
