@@ -254,6 +254,7 @@ def test_a_compiler_without_wide_vectors_builds_the_same(
     monkeypatch.setenv("CXX", "c++ -mno-avx -mno-avx2 -mno-avx512f -mno-fma")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native.library.cache_clear()
+    native.compiler.cache_clear()
     try:
         with torch.no_grad():
             texts.read(1)
@@ -261,6 +262,7 @@ def test_a_compiler_without_wide_vectors_builds_the_same(
             assert_close(texts.layer.serve(query, KERNEL, None), texts.expected(query))
     finally:
         native.library.cache_clear()
+        native.compiler.cache_clear()
 
 
 class Uneven(Recent):

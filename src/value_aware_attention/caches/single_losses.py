@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.attention import finite, working_precision
+from value_aware_attention.caches.compiled_losses import compiled_losses, is_compiled
 from value_aware_attention.caches.method import available
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.ways import ELSEWHERE
@@ -35,6 +36,8 @@ def single_losses(
     other key loses its output. `projected` measures outputs after W_o, if it is known. Losses are
     returned in fp64, computed in at least fp32 with the memory of a block of queries.
     """
+    if is_compiled(observed):
+        return compiled_losses(observed, projected=projected)
     value = working_precision(observed.value)
     losses = value.new_empty(*observed.batch, observed.keys, dtype=torch.float64)
     outputs = value.new_empty(*observed.query.shape[:-1], value.shape[-1])

@@ -8,10 +8,11 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "../simd.h"
 
 namespace {
 
@@ -36,48 +37,11 @@ struct Call {
 
 static_assert(sizeof(Call) == SIZE_OF_CALL, "later_token.py lays it out otherwise");
 
-// ---- vectors of 32 bytes; a compiler without them makes two of 16 ------------------------------
+using P = Pack<float>;
+typedef P::type Vec;
+constexpr int64_t LANES = P::lanes;
 
-typedef float Vec __attribute__((vector_size(32)));
-typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int32_t Mask __attribute__((vector_size(32)));
-constexpr int64_t LANES = 8;
-
-inline Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
-inline Vec all(float x) { return Vec{x, x, x, x, x, x, x, x}; }
-inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
-
-inline Vec select(Mask where, Vec a, Vec b) { return (Vec)((where & (Mask)a) | (~where & (Mask)b)); }
-
-inline float sum(Vec x) {
-  typedef float Half __attribute__((vector_size(16)));
-  Half low, high;
-  std::memcpy(&low, &x, 16);
-  std::memcpy(&high, reinterpret_cast<const char*>(&x) + 16, 16);
-  low += high;
-  return (low[0] + low[2]) + (low[1] + low[3]);
-}
-
-// exp(x) for x <= 0, to 2e-7 of it; 0 below the smallest normal number; NaN stays. The polynomial is
-// that of Cephes' expf.
-inline Vec exponential(Vec x) {
-  constexpr float SMALLEST = -87.3f;
-  const Mask is_zero = x < all(SMALLEST);
-  const Vec bounded = select(is_zero, all(SMALLEST), x);
-  const Vec shift = all(12582912.0f);  // adding 1.5 * 2^23 rounds to a whole number
-  const Vec whole = (bounded * all(1.44269504f) + shift) - shift;
-  const Vec r = (bounded - whole * all(0.693359375f)) + whole * all(2.12194440e-4f);
-  Vec p = all(1.9875691500e-4f);
-  p = p * r + all(1.3981999507e-3f);
-  p = p * r + all(8.3334519073e-3f);
-  p = p * r + all(4.1665795894e-2f);
-  p = p * r + all(1.6666665459e-1f);
-  p = p * r + all(5.0000001201e-1f);
-  p = p * r * r + r + all(1.0f);
-  const Mask exponent = (__builtin_convertvector(whole, Mask) + 127) << 23;
-  return select(is_zero, Vec{}, p * (Vec)exponent);
-}
+inline int64_t whole(int64_t count) { return padded(static_cast<int>(count), P::lanes); }
 
 // ---- one block of Q queries of a cache ----------------------------------------------------------
 
@@ -97,10 +61,10 @@ inline void products(const float* const* q, const float* key, int64_t dim, float
   for (; d + LANES <= dim; d += LANES) {
     Vec x[Q];
 #pragma GCC unroll 8
-    for (int i = 0; i < Q; ++i) x[i] = load(q[i] + d);
+    for (int i = 0; i < Q; ++i) x[i] = P::load(q[i] + d);
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j) {
-      const Vec k = load(key + j * dim + d);
+      const Vec k = P::load(key + j * dim + d);
 #pragma GCC unroll 8
       for (int i = 0; i < Q; ++i) sums[j][i] += k * x[i];
     }
@@ -109,7 +73,7 @@ inline void products(const float* const* q, const float* key, int64_t dim, float
   for (int j = 0; j < J; ++j)
 #pragma GCC unroll 8
     for (int i = 0; i < Q; ++i) {
-      float product = sum(sums[j][i]);
+      float product = sum<float>(sums[j][i]);
       for (int64_t rest = d; rest < dim; ++rest) product += key[j * dim + rest] * q[i][rest];
       out[i * stride + j] = product * scale;
     }
@@ -126,7 +90,7 @@ void score(const float* const* q, const Keys& keys, int64_t dim, float scale, fl
     products<Q, 1>(q, keys.key + j * dim, dim, scale, out + j, stride);
   for (int i = 0; i < Q; ++i) {
     for (int64_t b = 0; keys.bias && b < keys.biased; ++b) out[i * stride + b] += keys.bias[b];
-    for (int64_t k = keys.count; k < padded(keys.count); ++k) out[i * stride + k] = -INFINITY;
+    for (int64_t k = keys.count; k < whole(keys.count); ++k) out[i * stride + k] = -INFINITY;
   }
 }
 
@@ -138,10 +102,10 @@ inline void add_values(const float* weight, int64_t stride, const float* value, 
   for (int64_t j = 0; j < keys; ++j) {
     Vec w[Q];
 #pragma GCC unroll 8
-    for (int i = 0; i < Q; ++i) w[i] = all(weight[i * stride + j]);
+    for (int i = 0; i < Q; ++i) w[i] = P::all(weight[i * stride + j]);
 #pragma GCC unroll 8
     for (int n = 0; n < W; ++n) {
-      const Vec v = load(value + j * width + n * LANES);
+      const Vec v = P::load(value + j * width + n * LANES);
 #pragma GCC unroll 8
       for (int i = 0; i < Q; ++i) sums[i][n] += w[i] * v;
     }
@@ -149,7 +113,7 @@ inline void add_values(const float* weight, int64_t stride, const float* value, 
   for (int i = 0; i < Q; ++i)
     for (int n = 0; n < W; ++n) {
       float* p = total + i * width + n * LANES;
-      store(p, load(p) + sums[i][n]);
+      P::store(p, P::load(p) + sums[i][n]);
     }
 }
 
@@ -171,10 +135,10 @@ void weigh(const float* weight, int64_t stride, const float* value, int64_t keys
 
 // The largest of padded scores; 0 if every key is hidden
 inline float largest(const float* scores, int64_t count) {
-  Vec most = all(-INFINITY);
+  Vec most = P::all(-INFINITY);
   for (int64_t k = 0; k < count; k += LANES) {
-    const Vec x = load(scores + k);
-    most = select(x > most, x, most);
+    const Vec x = P::load(scores + k);
+    most = x > most ? x : most;
   }
   float result = most[0];
   for (int lane = 1; lane < LANES; ++lane) result = std::max(result, most[lane]);
@@ -185,11 +149,11 @@ inline float largest(const float* scores, int64_t count) {
 inline float weights(float* scores, int64_t count, float most) {
   Vec total{};
   for (int64_t k = 0; k < count; k += LANES) {
-    const Vec w = exponential(load(scores + k) - all(most));
-    store(scores + k, w);
+    const Vec w = exponential(P::load(scores + k) - P::all(most));
+    P::store(scores + k, w);
     total += w;
   }
-  return sum(total);
+  return sum<float>(total);
 }
 
 class Cache {
@@ -228,7 +192,7 @@ class Cache {
       last = std::max(last, row);
     }
     places_[1].count = s_.slots + s_.first + last + 1;
-    const int64_t later = padded(places_[0].count), stride = later + padded(places_[1].count);
+    const int64_t later = whole(places_[0].count), stride = later + whole(places_[1].count);
     scratch_.resize(Q * (stride + s_.width));
     float *scores = scratch_.data(), *total = scores + Q * stride;
     std::fill(total, total + Q * s_.width, 0.0f);
@@ -243,7 +207,7 @@ class Cache {
     for (const Keys& keys : places_) {
       for (int64_t k = 0; k < keys.count; k += TILE) {
         const int64_t count = std::min(TILE, keys.count - k);
-        for (int i = 0; i < Q; ++i) mass[i] += weights(scores + i * stride + k, padded(count), most[i]);
+        for (int i = 0; i < Q; ++i) mass[i] += weights(scores + i * stride + k, whole(count), most[i]);
         weigh<Q>(scores + k, stride, keys.value + k * s_.width, count, s_.width, total);
       }
       scores += later;
