@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.attention import varlen
 from transformers import DynamicCache
 
 from tests.hugging_face.models import sharp
@@ -19,8 +20,7 @@ from value_aware_attention import native
 from value_aware_attention.caches import Recent
 from value_aware_attention.decoding import compressed, fused, later_token
 from value_aware_attention.decoding.kept_layer import KeptLayer
-from value_aware_attention.decoding.pages import Slots
-from value_aware_attention.decoding.room import ROOM
+from value_aware_attention.decoding.pages import ROOM, Slots
 from value_aware_attention.hugging_face import compressed_cache
 from value_aware_attention.kernels import Exponential, Polynomial
 
@@ -30,20 +30,20 @@ KERNEL = Exponential(0.3)
 
 def of_sequences(
     query: Tensor, key: Tensor, value: Tensor, query_bounds: Tensor, key_bounds: Tensor,
-    most_queries: int, most_keys: int, used: Tensor, scale: float,
+    most_queries: int, most_keys: int, *, seqused_k: Tensor, return_aux: object, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Computes what `fused.varlen` does, with FlashAttention's zeros and inf of no keys."""
-    assert query_bounds.dtype == key_bounds.dtype == used.dtype == torch.int32
-    assert used.max() <= most_keys and query_bounds.diff().max() <= most_queries
-    assert (used <= key_bounds.diff()).all() and key_bounds[-1] == len(key)
+    """Computes `varlen_attn` of one head, with FlashAttention's zeros and inf of no keys."""
+    assert query_bounds.dtype == key_bounds.dtype == seqused_k.dtype == torch.int32
+    assert seqused_k.max() <= most_keys and query_bounds.diff().max() <= most_queries
+    assert (seqused_k <= key_bounds.diff()).all() and key_bounds[-1] == len(key)
     outputs, totals = [], []
-    for number, count in enumerate(used.tolist()):
+    for number, count in enumerate(seqused_k.tolist()):
         q = query[query_bounds[number] : query_bounds[number + 1], 0]
         keys = slice(int(key_bounds[number]), int(key_bounds[number]) + count)
-        scores = scale * q.float() @ key[keys, 0].float().mT
-        outputs.append((scores.softmax(dim=-1) @ value[keys, 0].float()).to(value.dtype))
+        scores = scale * q @ key[keys, 0].mT
+        outputs.append(scores.softmax(dim=-1) @ value[keys, 0])
         totals.append(scores.logsumexp(dim=-1) if count else scores.new_full((len(q),), torch.inf))
-    return torch.cat(outputs)[:, None], torch.cat(totals)
+    return torch.cat(outputs)[:, None], torch.cat(totals)[None]
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def computed_by(form: str) -> Iterator[None]:
             changed.setattr(fused, "is_fused", lambda x: True)
             changed.setattr(fused, "WASTE", 1.0 if form == "padded" else -1e-9)
             changed.setattr(fused, "has_varlen", lambda *_: True)
-            changed.setattr(fused, "varlen", of_sequences)
+            changed.setattr(varlen, "varlen_attn", of_sequences)
         yield
 
 

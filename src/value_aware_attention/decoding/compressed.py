@@ -3,13 +3,11 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from threading import current_thread
 from typing import Any, cast
 
-from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -24,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.arguments import check_share, described
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.call import Arguments, uncompiled
+from value_aware_attention.call import uncompiled
 from value_aware_attention.decoding.filling import (
     Choices,
     CompressedCaches,
@@ -32,7 +30,7 @@ from value_aware_attention.decoding.filling import (
     Filling,
     Prompt,
 )
-from value_aware_attention.decoding.kept_layer import KeptLayer, filled
+from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.decoding.prompt_attention import attention_and_state
 from value_aware_attention.decoding.refusals import (
     cache_argument,
@@ -122,7 +120,8 @@ class _Compression(Context):
         self.report = CompressedCaches()
         self.thread = current_thread()
         self.kernels: dict[tuple[nn.Module, float | None], Kernel] = {}
-        self.last: _LastCall | None = None
+        # The last call over kept keys, the later keys that it sees, its mask and options
+        self.last: tuple[tuple[object, ...], Tensor | None, object] | None = None
 
     @contextmanager
     def opened(self) -> Iterator[CompressedCaches]:
@@ -246,12 +245,14 @@ class _Compression(Context):
             kernel = self.kernels[module, scaling] = layer_kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
             check_unchanged(module, layer, key, value)
-            call = layer.later, attention_mask, dropout, options
-            if self.last is None or not self.last.is_of(*call):
+            # An identity is told by the object, which the third entry keeps from being freed.
+            call = layer.later, dropout, id(attention_mask), *options, *map(id, options.values())
+            if self.last is None or self.last[0] != call:  # else another layer of this pass did it
                 check_call(dropout, options)
-                visible = _visible(layer, query, attention_mask)
-                self.last = _LastCall(*call, _identities(options), visible)
-            output = layer.serve(query, kernel, self.last.visible)
+                mask = None if attention_mask is None else attention_mask[..., -layer.later :]
+                visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
+                self.last = call, visible, (attention_mask, options)
+            output = layer.serve(query, kernel, self.last[1])
             return output.transpose(1, 2).contiguous(), None
         outputs, state = attention_and_state(
             _attention_of(module, self.attention), module, query, key, value, attention_mask,
@@ -265,46 +266,6 @@ class _Compression(Context):
             if not self.is_chunked:
                 self.filling.observe(place)
         return outputs
-
-
-@dataclass(frozen=True)
-class _LastCall:
-    """Holds what all layers of a pass over kept keys have in common, so that one of them checks it.
-
-    It holds the mask and the options, because the identity of a freed object may be another's.
-    """
-
-    later: int
-    mask: Tensor | None
-    dropout: float
-    options: Arguments
-    identities: dict[str, int]
-    """`id` of each option"""
-    visible: Bool[Tensor, "#B #heads #N L"] | None
-    """The later keys that each query sees; None = all up to its own"""
-
-    def is_of(self, later: int, mask: Tensor | None, dropout: float, options: Arguments) -> bool:
-        """Returns whether another layer's call has the same later keys, mask and options."""
-        return (
-            mask is self.mask
-            and later == self.later
-            and dropout == self.dropout
-            and _identities(options) == self.identities
-        )
-
-
-def _identities(options: Arguments) -> dict[str, int]:
-    return dict(zip(options, map(id, options.values()), strict=True))
-
-
-def _visible(
-    layer: KeptLayer, query: Tensor, attention_mask: Tensor | None
-) -> Bool[Tensor, "#B #heads #N L"] | None:
-    """Returns the later keys that a mask shows each query; None = all up to its own."""
-    if attention_mask is None:
-        return None
-    key = filled(layer)[0][:, :, layer.slots :]
-    return split_mask(attention_mask[..., -layer.later :], query, key, is_causal=True)[0]
 
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:

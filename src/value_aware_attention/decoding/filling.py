@@ -18,9 +18,8 @@ from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import Arguments, Layer, seconds_now
 from value_aware_attention.decoding.after_prefix import AfterPrefix
-from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, filled
+from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, Slots, filled
 from value_aware_attention.decoding.padding import Parts
-from value_aware_attention.decoding.pages import Slots
 from value_aware_attention.hugging_face.masks import split_mask
 from value_aware_attention.hugging_face.sharing import grouped
 from value_aware_attention.hugging_face.traits import Traits

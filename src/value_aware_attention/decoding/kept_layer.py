@@ -12,8 +12,8 @@ from value_aware_attention.attention import attention_state, without_autocast, w
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.call import uncompiled
 from value_aware_attention.decoding import fused, later_token
-from value_aware_attention.decoding.pages import Pages, Slots
-from value_aware_attention.decoding.room import ROOM, Room
+from value_aware_attention.decoding.pages import ROOM, Pages, Room
+from value_aware_attention.decoding.pages import Slots as Slots
 from value_aware_attention.kernels import Kernel
 
 
@@ -108,9 +108,13 @@ class KeptLayer(DynamicLayer):
         first: int,
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention of queries that start `first` tokens after the prefix."""
-        key, value = (x[:, :, : self.slots + first + query.shape[2]] for x in filled(self))
-        held = {"pages": self.pages, "bias": self.bias, "slots": self.slots}
-        output = later_token.attend(query, key, value, kernel, visible, first, **held)
+        key, value = filled(self)
+        if (last := self.slots + first + query.shape[2]) < key.shape[2]:  # not in any later token
+            key, value = key[:, :, :last], value[:, :, :last]
+        output = later_token.attend(
+            query, key, value, kernel, visible, first, pages=self.pages, bias=self.bias,
+            slots=self.slots,
+        )  # fmt: skip
         if output is not None:
             return output
         pairs = _later_pairs(query, visible, first)

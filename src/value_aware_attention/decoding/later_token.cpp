@@ -22,12 +22,12 @@ struct Call {
   const float* bias;                         // (caches, slots) of the first keys, or null
   const float *page_key, *page_value;        // rows of all caches, or null
   const float* page_bias;                    // a number for each row, or null
-  const int64_t *page_first, *page_count;    // (caches) where the rows begin, and their number
+  const int64_t* page_spans;                 // (2, caches) where rows begin, and their number
   const bool* visible;                       // of later keys, by strides, or null
   float* output;                             // (texts, rows, heads * groups, width)
   int64_t query_strides[3];                  // of a text, a query head and a row
   int64_t visible_strides[4];                // and of a later key
-  int64_t key_stride, value_stride;          // of a cache
+  int64_t key_strides[2], value_strides[2];  // of a text and a head
   int64_t texts, heads, groups, rows, dim, width;
   int64_t slots;                             // keys before the later ones, in the same buffer
   int64_t first;                             // later keys before those of these queries
@@ -161,12 +161,13 @@ class Cache {
   Cache(const Call& call, int64_t number, std::vector<float>& scratch)
       : s_(call), text_(number / call.heads), head_(number % call.heads), scratch_(scratch) {
     if (s_.page_key) {
-      const int64_t row = s_.page_first[number];
+      const int64_t row = s_.page_spans[number];
+      const int64_t count = s_.page_spans[call.texts * call.heads + number];
       places_[0] = {s_.page_key + row * s_.dim, s_.page_value + row * s_.width,
-                    s_.page_bias ? s_.page_bias + row : nullptr, s_.page_count[number],
-                    s_.page_count[number]};
+                    s_.page_bias ? s_.page_bias + row : nullptr, count, count};
     }
-    places_[1] = {s_.key + number * s_.key_stride, s_.value + number * s_.value_stride,
+    places_[1] = {s_.key + text_ * s_.key_strides[0] + head_ * s_.key_strides[1],
+                  s_.value + text_ * s_.value_strides[0] + head_ * s_.value_strides[1],
                   s_.bias ? s_.bias + number * s_.slots : nullptr, 0, s_.slots};
   }
 

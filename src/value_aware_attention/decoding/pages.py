@@ -17,9 +17,8 @@ from value_aware_attention.attention import (
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.kernels import Kernel
 
-PAGES = 32
-"""Pages of a head of average size, if heads keep different numbers of keys; each head wastes half a
-page"""
+PAGES = 32  # of a head of average size; each head wastes half a page
+ROOM = 64  # least number of later keys that a head gets room for when a buffer is full
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,7 @@ class Pages:
     cache: Int[Tensor, " P"]
     """The cache of each page, ascending"""
     caches: int
-    longest: int
-    """Most keys of a cache, or more"""
-    is_weighted: bool
-    """Whether a key has a log-weight other than 0"""
+    is_weighted: bool  # whether a key has a log-weight other than 0
 
     @classmethod
     def of(cls, held: "Slots") -> Self:
@@ -55,11 +51,14 @@ class Pages:
         cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
         at = cache[:, None], slots[cache, number]
         key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
-        is_unused = ~is_used[cache, number]
-        is_weighted = bool((bias.masked_fill(is_unused, 0) != 0).any())
-        bias = bias.masked_fill(is_unused, -torch.inf)
-        bias = bias if is_weighted or is_unused.any() else None
-        return cls(key, value, bias, cache, len(used), int(counts.max()), is_weighted)
+        used_slots = is_used[cache, number]
+        is_weighted = bool(((bias != 0) & used_slots).any())
+        bias = (
+            None
+            if used_slots.all() and not is_weighted
+            else bias.masked_fill(~used_slots, -torch.inf)
+        )
+        return cls(key, value, bias, cache, len(used), is_weighted)
 
     def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
         """Returns the pages of some texts; repeats are allowed."""
@@ -92,6 +91,14 @@ class Pages:
         )
         return torch.stack([taken.cumsum(dim=0) - taken, counts])
 
+    def moved(self, key: Float[Tensor, "T D"], value: Float[Tensor, "T V"]) -> Self:
+        """Returns the pages whose keys and values are the first rows of buffers."""
+        return replace(
+            self,
+            key=key[: self.slots].view_as(self.key),
+            value=value[: self.slots].view_as(self.value),
+        )
+
     @property
     def slots(self) -> int:
         """Counts the slots of all pages."""
@@ -101,6 +108,68 @@ class Pages:
     def nbytes(self) -> int:
         """Counts the bytes of all tensors."""
         return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Holds pages and the later keys of C = B H caches in one buffer, and values in another.
+
+    The slots of all pages come first, then each cache's later keys, with room for L of them. So a
+    later key is appended without a copy of the others.
+    """
+
+    key: Float[Tensor, "T D"]
+    value: Float[Tensor, "T V"]
+    later_key: Float[Tensor, "B H L D"]
+    later_value: Float[Tensor, "B H L V"]
+    pages: Pages | None  # the same pages, as views of the buffers
+
+    @classmethod
+    def of(
+        cls,
+        key: Float[Tensor, "B H M D"],
+        value: Float[Tensor, "B H M V"],
+        pages: Pages | None,
+        spare: int,
+    ) -> Self:
+        """Copies later keys and pages into buffers with room for `spare` more keys a cache."""
+        slots = 0 if pages is None else pages.slots
+        paged = (key[:0], value[:0]) if pages is None else (pages.key, pages.value)
+        room = [
+            torch.cat([x, x.new_empty(*x.shape[:2], spare, x.shape[3])], 2) for x in (key, value)
+        ]
+        buffers = [
+            torch.cat([x.reshape(-1, y.shape[3]), y.flatten(0, 2)])
+            for x, y in zip(paged, room, strict=True)
+        ]
+        later = (x[slots:].view(y.shape) for x, y in zip(buffers, room, strict=True))
+        return cls(*buffers, *later, pages and pages.moved(*buffers))
+
+    def has(self, key: Float[Tensor, "B H M D"], tokens: int) -> bool:
+        """Returns whether `key` lies in this buffer, which can take this many tokens after it."""
+        return (
+            key.data_ptr() == self.later_key.data_ptr()
+            and key.shape[2] + tokens <= self.later_key.shape[2]
+            and (torch.is_inference_mode_enabled() or not self.key.is_inference())
+        )
+
+    def append(
+        self, length: int, key: Float[Tensor, "B H N D"], value: Float[Tensor, "B H N V"]
+    ) -> tuple[Float[Tensor, "B H M D"], Float[Tensor, "B H M V"]]:
+        """Writes keys and values after the first `length`; returns all up to these."""
+        tokens = key.shape[2]
+        self.later_key.narrow(2, length, tokens).copy_(key)
+        self.later_value.narrow(2, length, tokens).copy_(value)
+        after = length + tokens
+        return self.later_key.narrow(2, 0, after), self.later_value.narrow(2, 0, after)
+
+    @cached_property
+    def bounds(self) -> Int[Tensor, " 2C+1"]:
+        """Returns the rows of the buffers where the pages, then the later keys of caches begin."""
+        assert self.pages is not None
+        ends = torch.arange(self.pages.caches + 1, device=self.key.device)
+        ends = self.pages.slots + ends * self.later_key.shape[2]
+        return torch.cat([self.pages.spans[0], ends]).int()
 
 
 @dataclass(frozen=True)

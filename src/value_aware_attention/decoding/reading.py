@@ -18,8 +18,7 @@ from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import seconds_now
 from value_aware_attention.decoding.after_prefix import OF_MODEL, AfterPrefix
-from value_aware_attention.decoding.kept_layer import KeptLayer
-from value_aware_attention.decoding.pages import Slots
+from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
 from value_aware_attention.hugging_face.adapter import replace_attention
 from value_aware_attention.hugging_face.attending import set_implementation
 from value_aware_attention.hugging_face.contexts import named_attention
