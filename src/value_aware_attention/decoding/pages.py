@@ -51,14 +51,11 @@ class Pages:
         cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
         at = cache[:, None], slots[cache, number]
         key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
-        used_slots = is_used[cache, number]
-        is_weighted = bool(((bias != 0) & used_slots).any())
-        bias = (
-            None
-            if used_slots.all() and not is_weighted
-            else bias.masked_fill(~used_slots, -torch.inf)
-        )
-        return cls(key, value, bias, cache, len(used), is_weighted)
+        is_used = is_used[cache, number]
+        is_weighted = bool(((bias != 0) & is_used).any())
+        needs_bias = is_weighted or not is_used.all()
+        bias = bias.masked_fill(~is_used, -torch.inf)
+        return cls(key, value, bias if needs_bias else None, cache, len(used), is_weighted)
 
     def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
         """Returns the pages of some texts; repeats are allowed."""
