@@ -167,12 +167,9 @@ class KeptLayer(DynamicLayer):
     @property
     def nbytes(self) -> int:
         """Counts the bytes of all keys, values and bookkeeping tensors, and of room for keys."""
-        held: list[Tensor | Pages | Room | None] = [self.bias, self.counts, self.pages]
-        if self.room is None:
-            held += [self.keys, self.values]
-        else:
-            held += [self.room.later_key, self.room.later_value]
-        return sum(x.nbytes for x in held if x is not None)
+        pages, room = 0 if self.pages is None else self.pages.nbytes, self.room
+        later = (self.keys, self.values) if room is None else (room.later_key, room.later_value)
+        return pages + sum(x.nbytes for x in (*later, self.bias, self.counts) if x is not None)
 
     def get_seq_length(self) -> int:
         return self.prefix + self.later

@@ -133,14 +133,15 @@ class Room:
         slots = 0 if pages is None else pages.slots
         paged = (key[:0], value[:0]) if pages is None else (pages.key, pages.value)
         room = [
-            torch.cat([x, x.new_empty(*x.shape[:2], spare, x.shape[3])], 2) for x in (key, value)
+            torch.cat([x, x.new_empty(*x.shape[:2], spare, x.shape[3])], dim=2)
+            for x in (key, value)
         ]
-        buffers = [
+        keys, values = (
             torch.cat([x.reshape(-1, y.shape[3]), y.flatten(0, 2)])
             for x, y in zip(paged, room, strict=True)
-        ]
-        later = (x[slots:].view(y.shape) for x, y in zip(buffers, room, strict=True))
-        return cls(*buffers, *later, pages and pages.moved(*buffers))
+        )
+        later = keys[slots:].view_as(room[0]), values[slots:].view_as(room[1])
+        return cls(keys, values, *later, None if pages is None else pages.moved(keys, values))
 
     def has(self, key: Float[Tensor, "B H M D"], tokens: int) -> bool:
         """Returns whether `key` lies in this buffer, which can take this many tokens after it."""
