@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from threading import current_thread
 from typing import Any, cast
@@ -47,7 +47,6 @@ from value_aware_attention.hugging_face.contexts import named_attention
 from value_aware_attention.hugging_face.layers import attention_layers, check_call, layer_kernel
 from value_aware_attention.hugging_face.masks import split_mask
 from value_aware_attention.hugging_face.traits import traits_of
-from value_aware_attention.kernels import Kernel
 
 IMPLEMENTATIONS = ("eager", "sdpa", OWN)
 """Attention functions with supported masks"""
@@ -119,7 +118,7 @@ class _Compression(Context):
         self.model, self.attention = model, "sdpa" if attention in FUSED else attention
         self.report = CompressedCaches()
         self.thread = current_thread()
-        self.kernels: dict[tuple[nn.Module, float | None], Kernel] = {}
+        self.kernel = cache(layer_kernel)
         # The last call over kept keys, the later keys that it sees, its mask and options
         self.last: tuple[tuple[object, ...], Tensor | None, object] | None = None
 
@@ -240,9 +239,7 @@ class _Compression(Context):
         assert self.filling is not None  # set by `_see_cache` before the module runs
         place = cast(int, module.layer_idx)
         layer = self.filling.cache.layers[place]
-        kernel = self.kernels.get((module, scaling))
-        if kernel is None:
-            kernel = self.kernels[module, scaling] = layer_kernel(module, scaling)
+        kernel = self.kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
             check_unchanged(module, layer, key, value)
             # An identity is told by the object, which the third entry keeps from being freed.

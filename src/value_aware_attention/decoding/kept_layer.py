@@ -117,7 +117,11 @@ class KeptLayer(DynamicLayer):
         )  # fmt: skip
         if output is not None:
             return output
-        pairs = _later_pairs(query, visible, first)
+        rows, pairs = query.shape[2], visible
+        if visible is not None or rows > 1:
+            past = torch.ones(rows, first + rows, dtype=torch.bool, device=query.device).tril(first)
+            pairs = past if visible is None else past & visible[..., : first + rows]
+            pairs = pairs.expand(*query.shape[:3], -1)
         with without_autocast(query):
             if fused.is_fused(query):
                 if self.pages is None:
@@ -213,19 +217,6 @@ class KeptLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.move(lambda x: x[indices.to(x.device)])
-
-
-def _later_pairs(
-    query: Float[Tensor, "B heads N D"], visible: Bool[Tensor, "#B #heads #N L"] | None, first: int
-) -> Bool[Tensor, "B heads N M"] | None:
-    """Returns the later keys that each query sees, up to its own; None = all."""
-    rows = query.shape[2]
-    if visible is None and rows == 1:
-        return None
-    pairs = torch.ones(rows, first + rows, dtype=torch.bool, device=query.device).tril(first)
-    if visible is not None:
-        pairs = pairs & visible[..., : first + rows]
-    return pairs.expand(*query.shape[:3], -1)
 
 
 class GrowingLayer(KeptLayer):

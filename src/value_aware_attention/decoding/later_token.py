@@ -54,10 +54,10 @@ def attend(
 ) -> Float[Tensor, "B heads N V"] | None:
     """Computes `KeptLayer.attend`; returns None where torch has to."""
     paged = () if pages is None else (pages.key, pages.value)
-    if not _is_served(kernel, query, key, value, *paged):
-        return None
-    library = native.library(TOKEN_SOURCE, *CONSTANTS)
-    if library is None:
+    if (
+        not _is_served(kernel, query, key, value, *paged)
+        or (library := native.library(TOKEN_SOURCE, *CONSTANTS)) is None
+    ):
         return None
     (texts, query_heads, rows, dim), (_, heads, _, width) = query.shape, value.shape
     query = query if query.stride(3) == 1 else query.contiguous()
