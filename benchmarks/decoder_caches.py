@@ -55,8 +55,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        lengths = (128,) if asked.quick else LENGTHS
-        measured = timed(lengths, few=True, limit=asked.seconds)
+        measured = timed(LENGTHS, few=True, limit=asked.seconds)
+        if asked.quick:
+            measured = timed((128,), few=True, rounds=2, limit=0.0)
         if asked.long:
             measured = chain(measured, timed((LONG,), few=True, rounds=0, limit=asked.seconds))
         rows += [{"threads": threads} | row for row in tqdm(measured)]
@@ -157,7 +158,7 @@ def timed(
             else:
                 reading = {name: [work()] for name, work in works.items()}
             works = {name: reader.token for name, reader in readers.items()}
-            token = in_rounds(works, pairs, limit, max(ROUNDS, rounds))
+            token = in_rounds(works, pairs, limit, rounds or ROUNDS)
             for name, reader in readers.items():
                 row = {"tokens": tokens, "cache": name, "MiB held": reader.held}
                 yield row | compared(name, reading, token)
