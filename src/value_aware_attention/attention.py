@@ -93,7 +93,7 @@ def attention_over(
     """Computes `attention` of inputs that are known to fit, by the fastest way for the kernel."""
     if isinstance(kernel, Exponential):
         return _fused(query, key, value, kernel, visible)
-    with _without_autocast(value):
+    with without_autocast(value):
         query, key, values = map(working_precision, promoted(query, key, value))
         return (kernel_weights(query, key, kernel, visible) @ values).to(value.dtype)
 
@@ -105,7 +105,7 @@ def weights_over(
     visible: Bool[Tensor, "*#batch #N #M"] | None,
 ) -> Float[Tensor, "*batch N M"]:
     """Computes `attention_weights` of inputs that are known to fit."""
-    with _without_autocast(query):
+    with without_autocast(query):
         query, key = map(working_precision, promoted(query, key))
         return kernel_weights(query, key, kernel, visible)
 
@@ -141,7 +141,7 @@ def _fused(
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
     scale = kernel.scale_for(query.shape[-1])
     backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()
-    with backends, _without_autocast(value):
+    with backends, without_autocast(value):
         output = scaled_dot_product_attention(q, k, v, scale=scale, **options)
     return output[(0,) * missing].to(value.dtype)
 
@@ -157,7 +157,7 @@ def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#
     return visible.tril() if is_causal else visible
 
 
-def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disables autocast, which would compute products of fp32 factors in bf16."""
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):
         return nullcontext()

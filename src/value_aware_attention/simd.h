@@ -14,6 +14,7 @@ template <class T, int BYTES = 32> struct Pack {
   static constexpr int lanes = BYTES / sizeof(T);
   static type load(const T* p) { return *reinterpret_cast<const loose*>(p); }
   static void store(T* p, type x) { *reinterpret_cast<loose*>(p) = x; }
+  static type all(T x) { return x - type{}; }  // a broadcast; type{} + x would be an addition
 };
 
 inline int padded(int count, int lanes) { return (count + lanes - 1) / lanes * lanes; }
@@ -29,6 +30,27 @@ template <class T, int BYTES = 32> T sum(typename Pack<T, BYTES>::type x) {
   } else {
     return (x[0] + x[2]) + (x[1] + x[3]);
   }
+}
+
+// exp(x) for x <= 0 with a relative error of 1e-7; 0 below -87, where exp leaves normal numbers.
+// x = n log 2 + rest, and exp(rest) is a polynomial of degree 6 (coefficients of Cephes' expf).
+template <int BYTES = 32>
+typename Pack<float, BYTES>::type exponential(typename Pack<float, BYTES>::type x) {
+  using P = Pack<float, BYTES>;
+  typedef typename P::type Vec;
+  typedef int32_t Bits __attribute__((vector_size(BYTES)));
+  const Vec lowest = P::all(-87.0f), magic = P::all(12582912.0f);  // 1.5 * 2^23 rounds to an integer
+  const Vec bounded = x < lowest ? lowest : x;  // NaN stays NaN
+  const Vec rounded = bounded * P::all(1.44269504f) + magic;
+  const Vec n = rounded - magic;
+  const Vec rest = bounded - n * P::all(0.693359375f) + n * P::all(2.12194440e-4f);
+  Vec y = P::all(1.9875691500e-4f);
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                  5.0000001201e-1f})
+    y = y * rest + P::all(c);
+  y = y * rest * rest + rest + P::all(1.0f);
+  const Vec scaled = (Vec)((Bits)y + ((Bits)rounded << 23));
+  return x < lowest ? Vec{} : scaled;
 }
 
 template <class T> T dot(const T* a, const T* b, int n) {

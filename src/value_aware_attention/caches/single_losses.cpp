@@ -49,26 +49,9 @@ struct Call {             // mirrored by compiled_losses.py
 
 static_assert(sizeof(Call) == SIZE_OF_CALL, "compiled_losses.py lays it out otherwise");
 
-inline Vec all(float x) { return x - Vec{}; }  // a broadcast; Vec{} + x would be an addition
+inline Vec all(float x) { return P::all(x); }
 
 inline Vec larger(Vec x, Vec y) { return y > x ? y : x; }
-
-// exp(x) for x <= 0 with a relative error of 1e-7; 0 below LOWEST, where exp leaves normal numbers.
-// x = n log 2 + rest, and exp(rest) is a polynomial of degree 6 (coefficients of Cephes' expf).
-inline Vec exponential(Vec x) {
-  const Vec lowest = all(-87.0f), magic = all(12582912.0f);  // 1.5 * 2^23 rounds to an integer
-  const Vec bounded = larger(lowest, x);
-  const Vec rounded = bounded * all(1.44269504f) + magic;
-  const Vec n = rounded - magic;
-  const Vec rest = bounded - n * all(0.693359375f) + n * all(2.12194440e-4f);
-  Vec y = all(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                  5.0000001201e-1f})
-    y = y * rest + all(c);
-  y = y * rest * rest + rest + all(1.0f);
-  const Vec scaled = (Vec)((Bits)y + ((Bits)rounded << 23));
-  return x < lowest ? Vec{} : scaled;  // NaN stays NaN
-}
 
 // out (M x TILE) = or += sum_k a[i * row + k * step] b[k * b_step ...]
 template <int M, bool ADDS>
@@ -195,8 +178,8 @@ class Losses {
     const Vec shift = all(scale);
     Vec left{}, right{};
     for (int64_t j = 0; j < c_.padded; j += TILE) {
-      const Vec first = exponential(P::load(x + j) - shift);
-      const Vec second = exponential(P::load(x + j + LANES) - shift);
+      const Vec first = exponential<BYTES>(P::load(x + j) - shift);
+      const Vec second = exponential<BYTES>(P::load(x + j + LANES) - shift);
       P::store(x + j, first), P::store(x + j + LANES, second);
       left += first, right += second;
     }

@@ -3,12 +3,11 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from threading import current_thread
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -119,6 +118,9 @@ class _Compression(Context):
         self.model, self.attention = model, "sdpa" if attention in FUSED else attention
         self.report = CompressedCaches()
         self.thread = current_thread()
+        self.kernel = cache(layer_kernel)
+        # The last call over kept keys, the later keys that it sees, its mask and options
+        self.last: tuple[tuple[object, ...], Tensor | None, object] | None = None
 
     @contextmanager
     def opened(self) -> Iterator[CompressedCaches]:
@@ -162,12 +164,14 @@ class _Compression(Context):
         self, name: str, module: nn.Module, _: tuple[object, ...], options: dict[str, object]
     ) -> None:
         """Starts a filling at the first layer that is called with a cache."""
+        cache = options.get(name)
+        if self.filling is not None and self.filling.cache is cache and not self.filling.prompts:
+            return  # a later layer of a pass over kept keys
         if current_thread() is not self.thread:
             raise ValueError(
                 "another thread has opened this compressed_cache: open it in the thread that "
                 "generates, or make a copy of the model for each"
             )
-        cache = options.get(name)
         if cache is None and any(
             module.training and getattr(module, "gradient_checkpointing", False)
             for module in self.model.modules()
@@ -212,7 +216,7 @@ class _Compression(Context):
             return
         if self.filling is not None and self.filling.prompts:
             self.report.caches.append(self.filling.finished())
-        self.filling = None
+        self.filling = self.last = None
 
     @uncompiled
     def attend(
@@ -224,7 +228,7 @@ class _Compression(Context):
         attention_mask: Tensor | None,
         scaling: float | None = None,
         dropout: float = 0.0,
-        **options: object,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Computes attention with the signature of transformers."""
         if module not in self.numbers:
@@ -233,15 +237,19 @@ class _Compression(Context):
                 f"compressed_cache: give each model a config of its own"
             )
         assert self.filling is not None  # set by `_see_cache` before the module runs
-        place, kernel = cast(int, module.layer_idx), layer_kernel(module, scaling)
+        place = cast(int, module.layer_idx)
         layer = self.filling.cache.layers[place]
+        kernel = self.kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
-            check_call(dropout, options)
             check_unchanged(module, layer, key, value)
-            mask = None if attention_mask is None else attention_mask[..., -layer.later :]
-            visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
-            with torch.autocast(query.device.type, enabled=False):
-                output = layer.serve(query, kernel, visible)
+            # An identity is told by the object, which the third entry keeps from being freed.
+            call = layer.later, dropout, id(attention_mask), *options, *map(id, options.values())
+            if self.last is None or self.last[0] != call:  # else another layer of this pass did it
+                check_call(dropout, options)
+                mask = None if attention_mask is None else attention_mask[..., -layer.later :]
+                visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
+                self.last = call, visible, (attention_mask, options)
+            output = layer.serve(query, kernel, self.last[1])
             return output.transpose(1, 2).contiguous(), None
         outputs, state = attention_and_state(
             _attention_of(module, self.attention), module, query, key, value, attention_mask,

@@ -1,8 +1,6 @@
 """Holds a layer of a key-value cache after most keys were dropped, once or repeatedly."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,129 +8,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
-from value_aware_attention.attention import (
-    AttentionState,
-    attention_state,
-    finite,
-    working_precision,
-)
+from value_aware_attention.attention import attention_state, without_autocast, working_precision
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.call import uncompiled
+from value_aware_attention.decoding import fused, later_token
+from value_aware_attention.decoding.pages import ROOM, Pages, Room
+from value_aware_attention.decoding.pages import Slots as Slots
 from value_aware_attention.kernels import Kernel
-
-PAGES = 32
-"""Pages of a head of average size, if heads keep different numbers of keys; each head wastes half a
-page"""
-
-
-@dataclass(frozen=True)
-class Pages:
-    """Holds the kept keys of C = B H caches as P pages of S slots; a page belongs to one cache.
-
-    A cache has as many pages as it needs, so memory and time are proportional to its kept keys.
-    """
-
-    key: Float[Tensor, "P S D"]
-    value: Float[Tensor, "P S V"]
-    bias: Float[Tensor, "P S"] | None
-    """Added to log kappa: the log-weight of a key, -inf in an unused slot; None = all 0."""
-    cache: Int[Tensor, " P"]
-    """The cache of each page, ascending"""
-    caches: int
-
-    @classmethod
-    def of(cls, held: "Slots") -> Self:
-        """Cuts the used slots of each cache into pages."""
-        used = held.used.flatten(0, 1)
-        counts = used.sum(dim=-1)
-        order = used.int().argsort(dim=-1, descending=True, stable=True)
-        size = max(1, int(counts.float().mean()) // PAGES)
-        places = torch.arange(-(-int(counts.max()) // size) * size, device=used.device)
-        is_used = (places < counts[:, None]).unflatten(-1, (-1, size))
-        slots = order[:, places.clamp_max(order.shape[-1] - 1)].unflatten(-1, (-1, size))
-        cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
-        at = cache[:, None], slots[cache, number]
-        key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
-        bias = bias.masked_fill(~is_used[cache, number], -torch.inf)
-        return cls(key, value, bias if (bias != 0).any() else None, cache, len(used))
-
-    def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
-        """Returns the pages of some texts; repeats are allowed."""
-        of_text = [(self.cache // heads == text).nonzero()[:, 0] for text in texts]
-        sizes = torch.tensor([len(pages) for pages in of_text], device=self.cache.device)
-        at = torch.cat(of_text)
-        cache = self.cache[at] % heads
-        cache += torch.arange(len(texts), device=at.device).repeat_interleave(sizes) * heads
-        bias = None if self.bias is None else self.bias[at]
-        return replace(
-            self, key=self.key[at], value=self.value[at], bias=bias, cache=cache,
-            caches=len(texts) * heads,
-        )  # fmt: skip
-
-    def state(self, query: Float[Tensor, "C N D"], kernel: Kernel) -> AttentionState:
-        """Computes the attention state of each cache's queries over its keys."""
-        scores = kernel.log_similarity(query[self.cache], working_precision(self.key))
-        if self.bias is not None:
-            scores = scores + self.bias[:, None].to(scores.dtype)
-        state = attention_state(scores, working_precision(self.value))
-        return _summed(state, self.cache, self.caches)
-
-    @property
-    def slots(self) -> int:
-        """Counts the slots of all pages."""
-        return self.key[..., 0].numel()
-
-    @property
-    def nbytes(self) -> int:
-        """Counts the bytes of all tensors."""
-        return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Holds copies of the kept keys of a layer's caches, in R slots each."""
-
-    key: Float[Tensor, "B H R D"]
-    value: Float[Tensor, "B H R V"]
-    bias: Float[Tensor, "B H R"]
-    """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
-
-    @classmethod
-    def of(
-        cls, choice: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]
-    ) -> Self:
-        """Copies the kept keys of a layer, with refitted values if there are any."""
-        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
-        at = indices[..., None]
-        values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
-        shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
-        if choice.value is not None and taken.requires_grad:
-            taken.register_hook(_refuse_gradient)
-        return cls(taken, values.reshape(shape).to(value.dtype), bias)
-
-    @property
-    def used(self) -> Bool[Tensor, "B H R"]:
-        """Returns a mask of the slots that hold a key."""
-        return self.bias > -torch.inf
-
-
-def _refuse_gradient(_: Tensor) -> None:
-    raise ValueError("refitted values have no gradients; choose keys without a refit to train")
-
-
-def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> AttentionState:
-    """Merges the states of the pages of each cache."""
-    shape = (caches, *state.log_scale.shape[1:])
-    largest = state.log_scale.new_full(shape, -torch.inf)
-    at = cache[:, None, None].expand_as(state.log_scale)
-    largest = largest.scatter_reduce(0, at, state.log_scale, "amax")
-    factor = (state.log_scale - finite(largest)[cache]).exp()
-    values = state.values.new_zeros(caches, *state.values.shape[1:])
-    return AttentionState(
-        values.index_add(0, cache, factor * state.values),
-        torch.zeros_like(largest).index_add(0, cache, factor * state.total),
-        largest,
-    )
 
 
 def filled(layer: object) -> tuple[Float[Tensor, "B H M D"], Float[Tensor, "B H M V"]]:
@@ -145,8 +27,9 @@ class KeptLayer(DynamicLayer):
     """Holds the kept keys of a prefix, and the keys of all later tokens.
 
     If all caches keep equally many keys, `keys` and `values` hold the kept keys, then the later
-    ones. Otherwise they hold the later keys, and `pages` the kept ones. Positions and lengths count
-    all tokens read. Only the attention of the `compressed_cache` that made the layer can read it,
+    ones. Otherwise they hold the later keys, and `pages` the kept ones. Without gradients they are
+    views of a `room`, so that later keys are appended in place. Positions and lengths count all
+    tokens read. Only the attention of the `compressed_cache` that made the layer can read it,
     while open; any other attention would see wrong keys.
     """
 
@@ -162,6 +45,7 @@ class KeptLayer(DynamicLayer):
         self.counts: Int[Tensor, "B H"] = held.used.sum(dim=-1)
         self.bias: Float[Tensor, "B H R"] | None = None
         self.pages: Pages | None = None
+        self.room: Room | None = None
         if self.is_even(self.counts, slots := held.bias.shape[-1]):
             self.slots, self.keys, self.values = slots, held.key, held.value
             self.bias = held.bias if (held.bias != 0).any() else None
@@ -170,8 +54,12 @@ class KeptLayer(DynamicLayer):
             self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
-        """Returns whether `keys` stores the kept keys, because no cache has an unused slot."""
-        return bool((counts == slots).all())
+        """Returns whether `keys` stores the kept keys: no cache has an unused slot, or few have.
+
+        The few are padding for the fused attention of a GPU.
+        """
+        waste = fused.WASTE if fused.is_fused(counts) else 0.0
+        return int(counts.sum()) >= (1 - waste) * counts.numel() * slots
 
     @property
     def is_filled(self) -> bool:
@@ -188,7 +76,17 @@ class KeptLayer(DynamicLayer):
                 "this cache was compressed in a compressed_cache that is closed, or of another "
                 "model; a model can read it only within that context"
             )
-        return super().update(key_states, value_states, *args, **options)
+        if not self.is_filled or torch.is_grad_enabled() or key_states.dtype != self.dtype:
+            self.room = None  # of keys with gradients none may be overwritten
+            return super().update(key_states, value_states, *args, **options)
+        key, value = filled(self)
+        length, tokens = key.shape[2], key_states.shape[2]
+        if self.room is None or not self.room.has(key, tokens):
+            spare = tokens + max(ROOM, (length - self.slots) // 4)
+            self.room = Room.of(key, value, self.pages, spare)
+            self.pages = self.room.pages
+        self.keys, self.values = self.room.append(length, key_states, value_states)
+        return self.keys, self.values
 
     def serve(
         self,
@@ -210,25 +108,55 @@ class KeptLayer(DynamicLayer):
         first: int,
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention of queries that start `first` tokens after the prefix."""
-        rows, heads = query.shape[2], self.counts.shape[1]
-        last = self.slots + first + rows
-        grouped = working_precision(query).unflatten(1, (heads, -1))
+        key, value = filled(self)
+        if (last := self.slots + first + query.shape[2]) < key.shape[2]:  # not in any later token
+            key, value = key[:, :, :last], value[:, :, :last]
+        output = later_token.attend(
+            query, key, value, kernel, visible, first, pages=self.pages, bias=self.bias,
+            slots=self.slots,
+        )  # fmt: skip
+        if output is not None:
+            return output
+        rows, pairs = query.shape[2], visible
+        if visible is not None or rows > 1:
+            past = torch.ones(rows, first + rows, dtype=torch.bool, device=query.device).tril(first)
+            pairs = past if visible is None else past & visible[..., : first + rows]
+            pairs = pairs.expand(*query.shape[:3], -1)
+        with without_autocast(query):
+            if fused.is_fused(query):
+                if self.pages is None:
+                    output = fused.padded(query, key, value, kernel, pairs, self.bias)
+                elif pairs is None:
+                    output = fused.of_sequences(query, first + 1, kernel, self.room)
+            output = (
+                self._over_states(query, key, value, kernel, pairs) if output is None else output
+            )
+        return output.to(value.dtype)
+
+    def _over_states(
+        self,
+        query: Float[Tensor, "B heads N D"],
+        key: Float[Tensor, "B H M D"],
+        value: Float[Tensor, "B H M V"],
+        kernel: Kernel,
+        pairs: Bool[Tensor, "B heads N L"] | None,
+    ) -> Float[Tensor, "B heads N V"]:
+        """Computes attention by states of the pages and of the other keys, in at least fp32."""
+        grouped = working_precision(query).unflatten(1, (self.counts.shape[1], -1))
         grouped = grouped.flatten(0, 1).flatten(1, 2)  # (C, G N, D)
-        key, value = (working_precision(x[:, :, :last].flatten(0, 1)) for x in filled(self))
+        key, value = (working_precision(x.flatten(0, 1)) for x in (key, value))
         scores = kernel.log_similarity(grouped, key)
         if self.bias is not None:
             bias = self.bias.flatten(0, 1)[:, None].to(scores.dtype)
             scores[..., : self.slots].add_(bias)
-        if visible is not None or rows > 1:
-            past = torch.ones(rows, first + rows, dtype=torch.bool, device=query.device).tril(first)
-            if visible is not None:
-                past = past & visible[..., : first + rows]
-            past = past.expand(*query.shape[:3], -1).reshape(*scores.shape[:2], -1)
-            scores[..., self.slots :].masked_fill_(~past, -torch.inf)
+        if pairs is not None:
+            scores[..., self.slots :].masked_fill_(
+                ~pairs.reshape(*scores.shape[:2], -1), -torch.inf
+            )
         state = attention_state(scores, value)
         if self.pages is not None:
             state = state.merge(self.pages.state(grouped, kernel))
-        return state.output().view(*query.shape[:-1], -1).to(filled(self)[1].dtype)
+        return state.output().view(*query.shape[:-1], -1)
 
     @property
     def later(self) -> int:
@@ -242,10 +170,10 @@ class KeptLayer(DynamicLayer):
 
     @property
     def nbytes(self) -> int:
-        """Counts the bytes of all keys, values and bookkeeping tensors."""
-        pages = 0 if self.pages is None else self.pages.nbytes
-        held = (self.keys, self.values, self.bias, self.counts)
-        return pages + sum(x.nbytes for x in held if x is not None)
+        """Counts the bytes of all keys, values and bookkeeping tensors, and of room for keys."""
+        pages, room = 0 if self.pages is None else self.pages.nbytes, self.room
+        later = (self.keys, self.values) if room is None else (room.later_key, room.later_value)
+        return pages + sum(x.nbytes for x in (*later, self.bias, self.counts) if x is not None)
 
     def get_seq_length(self) -> int:
         return self.prefix + self.later
@@ -266,7 +194,7 @@ class KeptLayer(DynamicLayer):
     def reset(self) -> None:
         """Empties the layer, as if it had never been filled."""
         super().reset()
-        self.bias = self.pages = None
+        self.bias = self.pages = self.room = None
         self.slots = self.prefix = 0
 
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
@@ -279,7 +207,7 @@ class KeptLayer(DynamicLayer):
             self.pages = None if self.pages is None else self.pages.take(moved, heads)
             self.bias = None if self.bias is None else move(self.bias)
             self.counts = move(self.counts)
-        self.keys, self.values = move(self.keys), move(self.values)
+        self.keys, self.values, self.room = move(self.keys), move(self.values), None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.move(lambda x: x.index_select(0, beam_idx.to(x.device)))

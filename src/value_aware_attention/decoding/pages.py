@@ -1,0 +1,217 @@
+"""Holds the kept keys of a layer's caches, of which each may keep another number."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from value_aware_attention.attention import (
+    AttentionState,
+    attention_state,
+    finite,
+    working_precision,
+)
+from value_aware_attention.caches.kept import KeptKeys
+from value_aware_attention.kernels import Kernel
+
+PAGES = 32  # of a head of average size; each head wastes half a page
+ROOM = 64  # least number of later keys that a head gets room for when a buffer is full
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Holds the kept keys of C = B H caches as P pages of S slots; a page belongs to one cache.
+
+    A cache has as many pages as it needs, so memory and time are proportional to its kept keys. Its
+    pages lie one after another, and only the last slots of its last page are unused.
+    """
+
+    key: Float[Tensor, "P S D"]
+    value: Float[Tensor, "P S V"]
+    bias: Float[Tensor, "P S"] | None
+    """Added to log kappa: the log-weight of a key, -inf in an unused slot; None = all 0."""
+    cache: Int[Tensor, " P"]
+    """The cache of each page, ascending"""
+    caches: int
+    is_weighted: bool  # whether a key has a log-weight other than 0
+
+    @classmethod
+    def of(cls, held: "Slots") -> Self:
+        """Cuts the used slots of each cache into pages."""
+        used = held.used.flatten(0, 1)
+        counts = used.sum(dim=-1)
+        order = used.int().argsort(dim=-1, descending=True, stable=True)
+        size = max(1, int(counts.float().mean()) // PAGES)
+        places = torch.arange(-(-int(counts.max()) // size) * size, device=used.device)
+        is_used = (places < counts[:, None]).unflatten(-1, (-1, size))
+        slots = order[:, places.clamp_max(order.shape[-1] - 1)].unflatten(-1, (-1, size))
+        cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
+        at = cache[:, None], slots[cache, number]
+        key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
+        is_used = is_used[cache, number]
+        is_weighted = bool(((bias != 0) & is_used).any())
+        needs_bias = is_weighted or not is_used.all()
+        bias = bias.masked_fill(~is_used, -torch.inf)
+        return cls(key, value, bias if needs_bias else None, cache, len(used), is_weighted)
+
+    def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
+        """Returns the pages of some texts; repeats are allowed."""
+        of_text = [(self.cache // heads == text).nonzero()[:, 0] for text in texts]
+        sizes = torch.tensor([len(pages) for pages in of_text], device=self.cache.device)
+        at = torch.cat(of_text)
+        cache = self.cache[at] % heads
+        cache += torch.arange(len(texts), device=at.device).repeat_interleave(sizes) * heads
+        bias = None if self.bias is None else self.bias[at]
+        return replace(
+            self, key=self.key[at], value=self.value[at], bias=bias, cache=cache,
+            caches=len(texts) * heads,
+        )  # fmt: skip
+
+    def state(self, query: Float[Tensor, "C N D"], kernel: Kernel) -> AttentionState:
+        """Computes the attention state of each cache's queries over its keys."""
+        scores = kernel.log_similarity(query[self.cache], working_precision(self.key))
+        if self.bias is not None:
+            scores = scores + self.bias[:, None].to(scores.dtype)
+        state = attention_state(scores, working_precision(self.value))
+        return _summed(state, self.cache, self.caches)
+
+    @cached_property
+    def spans(self) -> Int[Tensor, "2 C"]:
+        """Holds the slot where each cache begins, and the number of its keys."""
+        sizes = torch.full_like(self.cache, self.key.shape[1])
+        used = sizes if self.bias is None else (self.bias > -torch.inf).sum(dim=-1)
+        taken, counts = (
+            sizes.new_zeros(self.caches).index_add(0, self.cache, x) for x in (sizes, used)
+        )
+        return torch.stack([taken.cumsum(dim=0) - taken, counts])
+
+    def moved(self, key: Float[Tensor, "T D"], value: Float[Tensor, "T V"]) -> Self:
+        """Returns the pages whose keys and values are the first rows of buffers."""
+        return replace(
+            self,
+            key=key[: self.slots].view_as(self.key),
+            value=value[: self.slots].view_as(self.value),
+        )
+
+    @property
+    def slots(self) -> int:
+        """Counts the slots of all pages."""
+        return self.key[..., 0].numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Counts the bytes of all tensors."""
+        return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
+
+
+@dataclass(frozen=True)
+class Room:
+    """Holds pages and the later keys of C = B H caches in one buffer, and values in another.
+
+    The slots of all pages come first, then each cache's later keys, with room for L of them. So a
+    later key is appended without a copy of the others.
+    """
+
+    key: Float[Tensor, "T D"]
+    value: Float[Tensor, "T V"]
+    later_key: Float[Tensor, "B H L D"]
+    later_value: Float[Tensor, "B H L V"]
+    pages: Pages | None  # the same pages, as views of the buffers
+
+    @classmethod
+    def of(
+        cls,
+        key: Float[Tensor, "B H M D"],
+        value: Float[Tensor, "B H M V"],
+        pages: Pages | None,
+        spare: int,
+    ) -> Self:
+        """Copies later keys and pages into buffers with room for `spare` more keys a cache."""
+        slots = 0 if pages is None else pages.slots
+        paged = (key[:0], value[:0]) if pages is None else (pages.key, pages.value)
+        room = [
+            torch.cat([x, x.new_empty(*x.shape[:2], spare, x.shape[3])], dim=2)
+            for x in (key, value)
+        ]
+        keys, values = (
+            torch.cat([x.reshape(-1, y.shape[3]), y.flatten(0, 2)])
+            for x, y in zip(paged, room, strict=True)
+        )
+        later = keys[slots:].view_as(room[0]), values[slots:].view_as(room[1])
+        return cls(keys, values, *later, None if pages is None else pages.moved(keys, values))
+
+    def has(self, key: Float[Tensor, "B H M D"], tokens: int) -> bool:
+        """Returns whether `key` lies in this buffer, which can take this many tokens after it."""
+        return (
+            key.data_ptr() == self.later_key.data_ptr()
+            and key.shape[2] + tokens <= self.later_key.shape[2]
+            and (torch.is_inference_mode_enabled() or not self.key.is_inference())
+        )
+
+    def append(
+        self, length: int, key: Float[Tensor, "B H N D"], value: Float[Tensor, "B H N V"]
+    ) -> tuple[Float[Tensor, "B H M D"], Float[Tensor, "B H M V"]]:
+        """Writes keys and values after the first `length`; returns all up to these."""
+        tokens = key.shape[2]
+        self.later_key.narrow(2, length, tokens).copy_(key)
+        self.later_value.narrow(2, length, tokens).copy_(value)
+        after = length + tokens
+        return self.later_key.narrow(2, 0, after), self.later_value.narrow(2, 0, after)
+
+    @cached_property
+    def bounds(self) -> Int[Tensor, " 2C+1"]:
+        """Returns the rows of the buffers where the pages, then the later keys of caches begin."""
+        assert self.pages is not None
+        ends = torch.arange(self.pages.caches + 1, device=self.key.device)
+        ends = self.pages.slots + ends * self.later_key.shape[2]
+        return torch.cat([self.pages.spans[0], ends]).int()
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Holds copies of the kept keys of a layer's caches, in R slots each."""
+
+    key: Float[Tensor, "B H R D"]
+    value: Float[Tensor, "B H R V"]
+    bias: Float[Tensor, "B H R"]
+    """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
+
+    @classmethod
+    def of(
+        cls, choice: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"]
+    ) -> Self:
+        """Copies the kept keys of a layer, with refitted values if there are any."""
+        indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
+        at = indices[..., None]
+        values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
+        shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
+        if choice.value is not None and taken.requires_grad:
+            taken.register_hook(_refuse_gradient)
+        return cls(taken, values.reshape(shape).to(value.dtype), bias)
+
+    @property
+    def used(self) -> Bool[Tensor, "B H R"]:
+        """Returns a mask of the slots that hold a key."""
+        return self.bias > -torch.inf
+
+
+def _refuse_gradient(_: Tensor) -> None:
+    raise ValueError("refitted values have no gradients; choose keys without a refit to train")
+
+
+def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> AttentionState:
+    """Merges the states of the pages of each cache."""
+    shape = (caches, *state.log_scale.shape[1:])
+    largest = state.log_scale.new_full(shape, -torch.inf)
+    at = cache[:, None, None].expand_as(state.log_scale)
+    largest = largest.scatter_reduce(0, at, state.log_scale, "amax")
+    factor = (state.log_scale - finite(largest)[cache]).exp()
+    values = state.values.new_zeros(caches, *state.values.shape[1:])
+    return AttentionState(
+        values.index_add(0, cache, factor * state.values),
+        torch.zeros_like(largest).index_add(0, cache, factor * state.total),
+        largest,
+    )
