@@ -1,12 +1,11 @@
 """Computes the loss from dropping each key alone, by the form that suits the device."""
 
-import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.batched_losses import batched_losses
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.caches.triton_losses import selected, triton_losses
 
 
 def single_losses(
@@ -18,4 +17,6 @@ def single_losses(
     other key loses its output. `projected` measures outputs after W_o, if it is known. Losses are
     returned in fp64, computed in at least fp32 with the memory of a block of queries.
     """
+    if scores := selected(observed):
+        return triton_losses(observed, projected=projected, scores=scores)
     return batched_losses(observed, projected=projected)
