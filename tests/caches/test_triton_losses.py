@@ -1,4 +1,4 @@
-"""The fused kernels give the losses of fp64 under Triton's interpreter, and are never in the way."""
+"""The fused kernels give the losses of fp64 under Triton's interpreter, and are optional."""
 
 import math
 import os

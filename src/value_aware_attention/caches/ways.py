@@ -44,7 +44,7 @@ class Choice:
         """
         count = min(self.rows, len(among))
         if count == len(among):
-            return torch.tensor(among, device=self.pool.device)
+            return torch.arange(among.start, among.stop, among.step, device=self.pool.device)
         cuts = torch.arange(count + 1) * len(among) // count
         drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
         places = cuts[:-1] + (drawn * cuts.diff()).long()
