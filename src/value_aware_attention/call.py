@@ -28,7 +28,7 @@ uncompiled = torch._disable_dynamo
 """Excludes a function from compilation. `torch.compiler.disable` does the same, but imports the
 compiler when the function is defined"""
 Rotary = Callable[[Tensor, Tensor], Tensor]
-"""(queries (..., N, D), shift (N)) -> the queries rotated to positions `shift` later."""
+"""(queries (..., N, D), shift (N or 1)) -> the queries rotated to positions `shift` later."""
 Arguments = dict[str, Any]
 """Arguments of a call by their names"""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)

@@ -14,6 +14,9 @@ from pathlib import Path
 from value_aware_attention.files import checksum, write_text
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
+log = logging.getLogger(__name__)
+SHARED_HEADER = Path(__file__).with_name("simd.h")
+"""Vectors for all sources, which include it"""
 
 
 @cache
@@ -23,25 +26,29 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
     A library is code, so it is loaded only if unchanged and from a folder that nobody else can
     write. Without such a folder, each process builds its own copy.
     """
-    log = logging.getLogger(__name__)
-    compiler = (
-        shlex.split(os.environ.get("CXX", ""))
-        or [path for name in ("c++", "clang++") if (path := shutil.which(name))][:1]
-    )
-    if not compiler:
-        log.warning("no C++ compiler: value-aware search runs in torch")
+    if not (command := compiler()):
         return None
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(_build([*compiler, *FLAGS, *constants], source, Path(scratch))))
+            return ctypes.CDLL(str(_build([*command, *FLAGS, *constants], source, Path(scratch))))
     except subprocess.CalledProcessError as error:
         message = error.stderr.decode(errors="replace").strip()
-        log.warning(
-            "%s cannot build the value-aware search, which runs in torch: %s", compiler[0], message
-        )
+        log.warning("%s cannot build %s, which runs in torch: %s", command[0], source.stem, message)
     except OSError as error:
-        log.warning("the value-aware search runs in torch: %s", error)
+        log.warning("%s runs in torch: %s", source.stem, error)
     return None
+
+
+@cache
+def compiler() -> list[str]:
+    """Returns the command of a C++ compiler; [], with a warning, if there is none."""
+    command = (
+        shlex.split(os.environ.get("CXX", ""))
+        or [path for name in ("c++", "clang++") if (path := shutil.which(name))][:1]
+    )
+    if not command:
+        log.warning("no C++ compiler: compiled code runs in torch instead, slower")
+    return command
 
 
 def _build(command: list[str], source: Path, scratch: Path) -> Path:
@@ -52,7 +59,8 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
     # The macros name the compiler's version and the instruction sets that "native" stands for.
     macros = [*command, "-dM", "-E", "-x", "c++", os.devnull]
     kind = subprocess.run(macros, capture_output=True, check=True).stdout
-    digest = sha256(source.read_bytes() + kind + " ".join(command).encode()).hexdigest()[:16]
+    content = source.read_bytes() + SHARED_HEADER.read_bytes()
+    digest = sha256(content + kind + " ".join(command).encode()).hexdigest()[:16]
     name = f"{source.stem}-{digest}.so"
     try:
         folder = _cache()
@@ -69,11 +77,10 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
         write_text(written, line)
         return target
     except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
-        logging.getLogger(__name__).warning(
-            "%s: the value-aware search is compiled again in every process; set XDG_CACHE_HOME to "
-            "a folder of yours",
-            error,
-        )
+        log.warning(
+            "%s: %s is compiled again in every process; set XDG_CACHE_HOME to a folder of yours",
+            error, source.stem,
+        )  # fmt: skip
         return _compile(command, source, scratch / name)
 
 

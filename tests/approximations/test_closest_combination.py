@@ -437,11 +437,16 @@ def test_the_compiled_engine_needs_the_cpu() -> None:
         solve(elsewhere, 2, "fast", "compiled")
 
 
+def forget_builds() -> None:
+    native.library.cache_clear()
+    native.compiler.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
-        ("PATH", "no C++ compiler: value-aware search runs in torch"),
-        ("CXX", "the value-aware search runs in torch: [Errno 2] No such file or directory"),
+        ("PATH", "no C++ compiler: compiled code runs in torch instead, slower"),
+        ("CXX", "active_set runs in torch: [Errno 2] No such file or directory"),
     ],
 )
 def test_without_a_compiler_the_search_runs_in_torch_and_says_so(
@@ -449,7 +454,7 @@ def test_without_a_compiler_the_search_runs_in_torch_and_says_so(
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv(variable, "/nowhere/c++")
-    native.library.cache_clear()
+    forget_builds()
     try:
         assert compiled.library() is None and engine() == engine() == "torch"
         instance = problem(torch.randn(1, 9, 3), torch.full((1, 2, 9), 1 / 9))
@@ -457,7 +462,7 @@ def test_without_a_compiler_the_search_runs_in_torch_and_says_so(
         with pytest.raises(RuntimeError, match="engine='torch'"):
             solve(instance, 2, "fast", "compiled")
     finally:
-        native.library.cache_clear()
+        forget_builds()
     (record,) = caplog.records
     assert record.getMessage().startswith(message)
 
@@ -561,7 +566,7 @@ def test_a_compiler_that_fails_is_named_with_what_it_said(
     compiler = cached.parents[1] / "c++"
     compiler.write_text(f"{compiler.read_text().splitlines()[0]}\necho no room >&2\nexit 1\n")
     assert engine() == "torch"
-    said = "cannot build the value-aware search, which runs in torch: no room"
+    said = "cannot build active_set, which runs in torch: no room"
     assert [record.getMessage() for record in caplog.records] == [f"{compiler} {said}"]
 
 

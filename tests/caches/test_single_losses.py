@@ -1,17 +1,21 @@
 """The losses of single keys are those of dropping each key from the exact output, in any blocks."""
 
+import math
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies
 from torch import Tensor
 
 from tests.caches.seen import kinds, observed
 from value_aware_attention.attention import AttentionState, attention_state
-from value_aware_attention.caches import Observed
+from value_aware_attention.caches import Observed, compiled_losses
 from value_aware_attention.caches import batched_losses as module
+from value_aware_attention.caches.compiled_losses import is_compiled
 from value_aware_attention.caches.single_losses import single_losses
+from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
 quick = settings(deadline=None, max_examples=20)
 
@@ -76,3 +80,78 @@ def test_state_beside_alone_is_an_output() -> None:
     assert isinstance(seen.beside, AttentionState)
     losses, output = single_losses(seen)
     assert (losses == 0).all() and torch.equal(output, torch.ones_like(output))
+
+
+@pytest.mark.parametrize("kernel", [Exponential(), Polynomial(2), Polynomial(0), Elu()])
+@pytest.mark.parametrize("projected", [False, True])
+@quick
+@given(data=strategies.data())
+def test_compiled_losses_are_those_of_fp64(
+    kernel: Kernel, projected: bool, data: strategies.DataObject
+) -> None:
+    """Several texts and blocks, padding, masks and what lies beside the keys."""
+    exact = data.draw(kinds(kernel=kernel, dtype=torch.float64, batch=(2, 2), rows=13, keys=40))
+    if exact.visible is not None and exact.visible.all():
+        exact = replace(exact, visible=None, available=None)
+    projection = torch.randn(2, 2, 2, 3, 5, generator=torch.Generator().manual_seed(1)).double()
+    exact = replace(exact, projection=projection)
+    beside = None if exact.beside is None else exact.beside.rearranged(Tensor.float)
+    single = {name: getattr(exact, name).float() for name in ("query", "key", "value")}
+    seen = replace(exact, **single, projection=projection.float(), beside=beside)
+    assert is_compiled(seen)
+    with patch.object(compiled_losses, "BLOCK", 500):  # of twelve queries
+        losses, output = single_losses(seen, projected=projected)
+    expected, output_expected = single_losses(exact, projected=projected)
+    largest = float(exact.value.abs().max())
+    torch.testing.assert_close(output.double(), output_expected, rtol=1e-4, atol=1e-5 * largest)
+    scale = expected.amax(dim=-1, keepdim=True)
+    assert ((losses - expected).abs() <= 1e-5 * scale + 1e-4 * expected).all()
+
+
+def test_a_sink_of_nearly_all_weight_is_measured_in_fp32() -> None:
+    """A weight rounded near 1 would give a loss that is wrong by a factor of 1e5."""
+    seen = observed(20, group=1, rows=30, sharpness=0.1)
+    query = seen.query.float()
+    query[..., 0] = 1.0
+    key = seen.key.float()
+    key[..., 0, :] = torch.tensor([math.log(1e6 * 19) * 2, 0, 0, 0])
+    single = replace(seen, query=query, key=key, value=seen.value.float(), visible=None)
+    exact = replace(single, query=query.double(), key=key.double(), value=seen.value)
+    assert is_compiled(single) and 1 - exact.weights[..., 0].max() < 1e-5
+    torch.testing.assert_close(
+        single_losses(single)[0], single_losses(exact)[0], rtol=1e-4, atol=0.0
+    )
+
+
+def test_threads_change_nothing() -> None:
+    seen = observed(30, batch=(2, 3), rows=20, dtype=torch.float32)
+    once = single_losses(seen)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        again = single_losses(seen)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, once, again))
+
+
+@pytest.mark.parametrize("change", ["gradient", "double", "kernel"])
+def test_torch_computes_what_the_compiled_code_does_not_serve(change: str) -> None:
+    seen = observed(dtype=torch.float32)
+    assert is_compiled(seen)
+    match change:
+        case "gradient":
+            seen = replace(seen, value=seen.value.requires_grad_())
+        case "double":
+            seen = replace(seen, query=seen.query.double())
+        case _:
+            seen = replace(seen, kernel=type("Own", (Exponential,), {})())
+    assert not is_compiled(seen)
+
+
+def test_without_a_compiler_torch_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = observed(30, beside=True, padding=2, rows=9, dtype=torch.float32)
+    compiled = single_losses(seen, projected=True)
+    monkeypatch.setattr(compiled_losses, "library", lambda: None)
+    for ours, torchs in zip(compiled, single_losses(seen, projected=True), strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)

@@ -20,10 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import finite, working_precision
-from value_aware_attention.caches.method import available
+from value_aware_attention.caches.compiled_losses import centred
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.ways import ELSEWHERE
-from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential
 
 BLOCK = {"cpu": 2**19}
@@ -55,11 +54,11 @@ class Heads:
     def of(cls, observed: Observed, projected: bool) -> "Heads":
         """Prepares the losses after W_o, if it is known, or those of the outputs themselves."""
         caches, groups = observed.batch.numel(), observed.query.shape[-3]
-        query, key, value = (
+        query, key = (
             working_precision(x).reshape(caches, *x.shape[-own:])
-            for x, own in ((observed.query, 3), (observed.key, 2), (observed.value, 2))
+            for x, own in ((observed.query, 3), (observed.key, 2))
         )
-        value, centre, unit = _centred(observed, value)
+        value, centre, unit = centred(observed)
         cache = torch.arange(caches * groups, device=value.device) // groups
         origin, beside = centre.neg().index_select(0, cache), None
         if (state := observed.beside) is not None:
@@ -187,19 +186,3 @@ def _metric(observed: Observed) -> Float[Tensor, "H V V"] | None:
     flat = projection.flatten(0, -3)
     metric = torch.bmm(flat, flat.mT).view(*projection.shape[:-1], -1)
     return metric.expand(*observed.query.shape[:-2], -1, -1).reshape(-1, *metric.shape[-2:])
-
-
-def _centred(
-    observed: Observed, value: Float[Tensor, "C M V"]
-) -> tuple[Float[Tensor, "C M V"], Float[Tensor, "C 1 V"], Float[Tensor, "C 1 1"]]:
-    """Returns the centred values of each cache, their mean, both in a unit, and the unit."""
-    if observed.available is None:
-        centre = value.mean(dim=-2, keepdim=True)
-        value = value - centre
-    else:
-        allowed = available(observed).reshape(*value.shape[:2], 1)
-        count = allowed.sum(dim=1, keepdim=True).clamp_min(1)
-        centre = value.where(allowed, 0.0).sum(dim=1, keepdim=True) / count
-        value = (value - centre).where(allowed, 0.0)
-    unit = typical_unit(value)  # squares of values may leave the range of fp32
-    return value / unit, centre / unit, unit

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from value_aware_attention.attention import (
     AttentionState,
@@ -156,7 +157,7 @@ class Observed:
         if self.projection is not None:  # for all heads at once
             projection = working_precision(self.projection).expand(*output.shape[:-2], -1, -1)
             output = output.movedim(-2, 1).flatten(2) @ projection.flatten(1, -2)
-        norm = output.double().square().flatten(1).sum(dim=-1)
+        norm = vector_norm(output.flatten(1), dim=-1, dtype=torch.float64).square()
         return norm.where(norm > 0, 1.0)
 
     def error(self, choice: KeptKeys) -> Float[Tensor, " *batch"]:

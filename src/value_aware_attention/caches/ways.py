@@ -28,6 +28,8 @@ class Choice:
     """Position of the first later key; such keys are kept for every query"""
     rows: int
     seed: int = 0
+    own_past: AttentionState | None = None
+    """State of each past query over the keys up to its own, heads in any shape; None = unknown"""
 
     def attending(self, rows: Int[Tensor, " W"]) -> Arguments:
         """Returns queries of the text and the pool keys that they see."""
@@ -69,7 +71,7 @@ def noncausal(choice: Choice) -> Arguments:
     if choice.past == choice.served:  # encoder: there is no later position
         return choice.attending(rows)
     if choice.call.layer.rotary is not None:
-        query = choice.call.layer.rotary(query, torch.full_like(rows, choice.start))
+        query = choice.call.layer.rotary(query, torch.full_like(rows[:1], choice.start))
     return {"query": query, "positions": rows + choice.start}
 
 
@@ -79,7 +81,11 @@ def continued(choice: Choice) -> Arguments:
     In this second copy, distances are the true ones: neither queries nor keys are rotated.
     """
     rows, call = choice.spaced(choice.past), choice.call
-    beside = own_past(choice, call.query[..., rows, :], call.key, call.value, rows)
+    query = call.query[..., rows, :]
+    if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]:
+        beside = choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
+    else:
+        beside = own_past(choice, query, call.key, call.value, rows)
     return noncausal(choice) | {"beside": beside}
 
 

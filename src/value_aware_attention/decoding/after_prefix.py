@@ -16,7 +16,12 @@ from value_aware_attention.arguments import (
     check_choice,
     check_seed,
 )
-from value_aware_attention.attention import attention, attention_state, working_precision
+from value_aware_attention.attention import (
+    AttentionState,
+    attention,
+    attention_state,
+    working_precision,
+)
 from value_aware_attention.caches.budgets import Ranking, first_of
 from value_aware_attention.caches.groups import Groups, visible_pairs
 from value_aware_attention.caches.kept import KeptKeys, kept_state
@@ -453,11 +458,17 @@ class AfterPrefix(Approximation):
         ]
 
     @torch.no_grad()
-    def observe_part(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Observed:
-        """Returns the method's input for a choice before row `start`."""
+    def observe_part(
+        self, call: Call, pool: Int[Tensor, "*own K"], start: int,
+        own_past: AttentionState | None = None,
+    ) -> Observed:  # fmt: skip
+        """Returns the method's input for a choice before row `start`.
+
+        `own_past` is the state of all past queries over the keys up to their own, if known.
+        """
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        choice = Choice(call, pool, past, served, start, self.rows, self.seed)
+        choice = Choice(call, pool, past, served, start, self.rows, self.seed, own_past)
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
         if pool.shape[-1] < start:  # else the pool has all keys before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))

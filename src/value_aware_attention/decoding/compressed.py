@@ -32,6 +32,7 @@ from value_aware_attention.decoding.filling import (
     Prompt,
 )
 from value_aware_attention.decoding.kept_layer import KeptLayer
+from value_aware_attention.decoding.prompt_attention import attention_and_state
 from value_aware_attention.decoding.refusals import (
     cache_argument,
     check_continued,
@@ -242,14 +243,15 @@ class _Compression(Context):
             with torch.autocast(query.device.type, enabled=False):
                 output = layer.serve(query, kernel, visible)
             return output.transpose(1, 2).contiguous(), None
-        outputs = _attention_of(module, self.attention)(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
-        )
+        outputs, state = attention_and_state(
+            _attention_of(module, self.attention), module, query, key, value, attention_mask,
+            scaling=scaling, dropout=dropout, **options,
+        )  # fmt: skip
         if not isinstance(layer, DynamicSlidingWindowLayer):
             check_call(dropout, options)
             check_layer(module, layer, key, value, options.get("sliding_window"))
             prompt = self.filling.prompts.setdefault(place, Prompt(self, module, kernel))
-            prompt.read(query, key, attention_mask)
+            prompt.read(query, key, attention_mask, state)
             if not self.is_chunked:
                 self.filling.observe(place)
         return outputs

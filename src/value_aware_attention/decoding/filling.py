@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from value_aware_attention.arguments import check_at_least, check_choice, described
+from value_aware_attention.attention import AttentionState
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import CacheMethod
@@ -213,6 +214,8 @@ class Prompt:
     queries: list[Tensor] = field(default_factory=list)
     visible: Tensor | None = None
     """The keys that the last query sees (all except padding); None = all"""
+    state: AttentionState | None = None
+    """State (B, heads, N, V) of its queries over their own past; None = the attention gave none"""
     parts: Parts | None = None
     """Its texts without padding"""
     ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)
@@ -234,7 +237,10 @@ class Prompt:
             self.report.was_read = True
         return self.context.filling is not None
 
-    def read(self, query: Tensor, key: Tensor, attention_mask: Tensor | None) -> None:
+    def read(
+        self, query: Tensor, key: Tensor, attention_mask: Tensor | None,
+        state: AttentionState | None = None,
+    ) -> None:  # fmt: skip
         """Reads a prompt or a chunk of one; ValueError if the cache already held other tokens."""
         earlier = key.shape[2] - query.shape[2]
         if earlier and not self.queries:
@@ -252,7 +258,7 @@ class Prompt:
                     "not tell which keys later tokens see"
                 )
             mask = mask[..., -1:, :].repeat(len(query) // len(mask), 1, 1, 1)
-        self.visible = mask
+        self.visible, self.state = mask, state
 
     def call(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Arguments:
         """Returns the arguments of an `AfterPrefix` for this layer."""
@@ -319,13 +325,14 @@ class Filling:
                 start=key.shape[2], **prompt.call(query, key, value, prompt.visible)
             )
             for_parts = [(self.after[texts[0].keys], texts) for texts in cut]
+            state, prompt.state = prompt.state, None  # without a mask, there is one part
             if after.pool == "model":
                 prompt.ranked = [
-                    each.ranked(each.observe_part(*texts)) for each, texts in for_parts
+                    each.ranked(each.observe_part(*texts, state)) for each, texts in for_parts
                 ]
             else:
                 choices = [
-                    each.choose_layer(each.observe_part(*texts)) for each, texts in for_parts
+                    each.choose_layer(each.observe_part(*texts, state)) for each, texts in for_parts
                 ]
                 self._replace(place, prompt.parts.joined(choices), query)
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from value_aware_attention.approximations import Exact
+from value_aware_attention.attention import working_precision
 from value_aware_attention.call import Call, Rotary
 from value_aware_attention.hugging_face.attending import exact
 from value_aware_attention.hugging_face.contexts import attending_by
@@ -110,20 +111,30 @@ def _changes(module: Any, layer_type: str, kind: str) -> bool:
 
 def _rotated(
     module: nn.Module, layer_type: str, apply: Callable[..., Any],
-    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, " N"],
+    query: Float[Tensor, "*batch N D"], shift: Int[Tensor, "#N"],
 ) -> Float[Tensor, "*batch N D"]:  # fmt: skip
-    """Rotates each query by a number of positions, with the rotary embedding of a layer type."""
+    """Rotates queries by their numbers of positions, with the rotary embedding of a layer type.
+
+    A single number for all queries is one rotation, which needs no more than their precision.
+    """
     scaling = f"{layer_type}_attention_scaling".lstrip("_")
     tensors = list(signature(apply).parameters).index("cos")  # it takes queries and keys, or either
 
     def turned(query: Tensor, shift: Tensor) -> Tensor:
         angles = module(query.float(), shift[None], *filter(None, [layer_type]))
         cos, sin = (x.double() / getattr(module, scaling, 1.0) for x in angles)
-        part = query[..., : cos.shape[-1]].double()  # some models rotate only a part of each head
-        rotated = apply(*[part] * tensors, cos[0], sin[0], unsqueeze_dim=0)
-        rotated = rotated if isinstance(rotated, Tensor) else rotated[0]
-        return torch.cat([rotated.to(query.dtype), query[..., cos.shape[-1] :]], dim=-1)
+        precision = working_precision(query).dtype if len(shift) == 1 else torch.float64
+        cos, sin = cos.to(precision), sin.to(precision)
+        part = query[..., : cos.shape[-1]].to(precision)  # some models rotate a part of each head
+        as_key = part[(slice(1),) * (part.ndim - 2)]  # its rotation is not used
+        rotated = apply(*[part, as_key][:tensors], cos[0], sin[0], unsqueeze_dim=0)
+        rotated = (rotated if isinstance(rotated, Tensor) else rotated[0]).to(query.dtype)
+        if cos.shape[-1] == query.shape[-1]:
+            return rotated
+        return torch.cat([rotated, query[..., cos.shape[-1] :]], dim=-1)
 
+    if len(shift) == 1:
+        return turned(query, shift)
     blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
     return torch.cat([turned(*block) for block in blocks], dim=-2)
 

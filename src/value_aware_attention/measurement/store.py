@@ -29,6 +29,9 @@ def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
     return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
 
 
+NATIVE = ("*.cpp", "*.h")
+
+
 def code_hashes(
     *modules: str, packages: tuple[str, ...] = LIBRARY, without: Collection[str] = ()
 ) -> dict[str, str]:
@@ -38,7 +41,8 @@ def code_hashes(
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
-    beside = {source for file in files.values() for source in file.parent.glob("*.cpp")}
+    folders = {file.parent for file in files.values()}
+    beside = {source for folder in folders for kind in NATIVE for source in folder.glob(kind)}
     return hashes | {source.name: sha256(source.read_bytes()).hexdigest() for source in beside}
 
 

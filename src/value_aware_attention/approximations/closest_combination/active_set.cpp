@@ -17,6 +17,8 @@
 #include <limits>
 #include <vector>
 
+#include "../../simd.h"
+
 namespace {
 
 constexpr int TOGETHER = 6;  // queries that share one pass over the values
@@ -25,38 +27,6 @@ constexpr int KEY_GROUPS = TILE;  // compiled.py defines TILE; a tile holds a ke
 enum Search { FAST = 0, DEFAULT = 1, BEST = 2 };
 
 // ---- vectors of 32 bytes; every row is padded with zeros to a multiple of them ----------------
-
-template <class T> struct Pack {
-  typedef T type __attribute__((vector_size(32)));
-  typedef T loose __attribute__((vector_size(32), aligned(sizeof(T)), may_alias));
-  static constexpr int lanes = 32 / sizeof(T);
-  static type load(const T* p) { return *reinterpret_cast<const loose*>(p); }
-  static void store(T* p, type x) { *reinterpret_cast<loose*>(p) = x; }
-};
-
-inline int padded(int count, int lanes) { return (count + lanes - 1) / lanes * lanes; }
-
-template <class T> T sum(typename Pack<T>::type x) {
-  typedef T half __attribute__((vector_size(16)));
-  half low, high;
-  std::memcpy(&low, &x, 16);
-  std::memcpy(&high, reinterpret_cast<const char*>(&x) + 16, 16);
-  low += high;
-  if constexpr (Pack<T>::lanes == 4) return low[0] + low[1];
-  else return (low[0] + low[2]) + (low[1] + low[3]);
-}
-
-template <class T> T dot(const T* a, const T* b, int n) {
-  using P = Pack<T>;
-  typename P::type even{}, odd{};
-  int i = 0;
-  for (; i + 2 * P::lanes <= n; i += 2 * P::lanes) {
-    even += P::load(a + i) * P::load(b + i);
-    odd += P::load(a + i + P::lanes) * P::load(b + i + P::lanes);
-  }
-  if (i < n) even += P::load(a + i) * P::load(b + i);
-  return sum<T>(even + odd);
-}
 
 // out[i] = <rows_i, x>
 template <class T> void multiply(const T* rows, int count, int stride, const T* x, T* out) {
