@@ -327,7 +327,7 @@ class Stopwatch:
         self.pieces.append((begun, _now()))
 
     def seconds(self) -> float:
-        """Returns the seconds of all pieces."""
+        """Returns the seconds of all pieces, once they are done."""
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
             return sum(begun.elapsed_time(ended) for begun, ended in self.pieces) / 1000

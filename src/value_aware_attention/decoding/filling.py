@@ -304,8 +304,12 @@ class Filling:
 
     def observe(self, place: int) -> None:
         """Chooses a layer's keys, or only ranks them if those of all layers are chosen together."""
-        with self.watch.running(), collecting(self.refusals):
-            self._observe(place)
+        try:
+            with self.watch.running(), collecting(self.refusals):
+                self._observe(place)
+        except Exception:  # NaN of an earlier layer may be the cause, and is then named
+            read_refusals(self.refusals)
+            raise
 
     def _observe(self, place: int) -> None:
         prompt = self.prompts[place]
