@@ -68,7 +68,7 @@ from value_aware_attention.approximations import (
     Strided,
 )
 from value_aware_attention.attention import attention, attention_weights, working_precision
-from value_aware_attention.caches.triton_losses import PRECISIONS, VARIABLE
+from value_aware_attention.caches.triton_losses import SCORES, VARIABLE
 from value_aware_attention.call import seconds_now
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
@@ -109,7 +109,7 @@ class Eager(nn.Module):
 def choosing(device: str, quick: bool) -> Rows:
     """Compares reading a prompt while keys are chosen with reading alone."""
     model, text = decoder_caches.prompt_of(64 if quick else max(PROMPTS))
-    losses = ("PyTorch", *(() if quick or find_spec("triton") is None else PRECISIONS))
+    losses = ("PyTorch", *(() if quick or find_spec("triton") is None else SCORES))
     for tokens in (64,) if quick else PROMPTS:
         full = partial(reading_seconds, model, text[:, :tokens], decoder_caches.FULL, "")
         works = {"full": full} | {

@@ -52,7 +52,7 @@ def test_they_are_those_of_hiding_each_key(projected: bool, seen: Observed) -> N
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     seen = observed(group=3, rows=7, causal=True, beside=True, padding=2)
     whole = single_losses(seen)
-    monkeypatch.setitem(module.BLOCK, "cpu", rows * 6 * seen.keys)
+    monkeypatch.setitem(module.WEIGHTS, "cpu", rows * 6 * seen.keys)
     for once, again in zip(whole, single_losses(seen), strict=True):
         torch.testing.assert_close(once, again)
 

@@ -25,7 +25,7 @@ from value_aware_attention.caches.observed import Observed
 from value_aware_attention.caches.ways import ELSEWHERE
 from value_aware_attention.kernels import Exponential
 
-BLOCK = {"cpu": 2**19}
+WEIGHTS = {"cpu": 2**19}
 """Weights computed at once, so that they fit a CPU's cache"""
 Losses = tuple[Float[Tensor, "*batch M"], Float[Tensor, "*batch G W V"]]
 
@@ -140,7 +140,7 @@ def batched_losses(observed: Observed, *, projected: bool = False) -> Losses:
     """Computes the losses and outputs of `single_losses`, in blocks of queries of all heads."""
     heads = Heads.of(observed, projected)
     queries, (caches, keys, width) = heads.query.shape[2], heads.value.shape
-    weights = BLOCK.get(heads.value.device.type, ELSEWHERE)
+    weights = WEIGHTS.get(heads.value.device.type, ELSEWHERE)
     rows = max(1, weights // max(1, len(heads.cache) * keys))
     sums = heads.value.new_zeros(len(heads.cache), keys, width + 2)
     of_largest = heads.value.new_zeros(caches * keys)

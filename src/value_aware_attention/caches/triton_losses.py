@@ -11,6 +11,7 @@ variable VALUE_AWARE_TRITON selects these: "ieee" or "tf32x3", the precision of 
 
 import os
 import warnings
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -19,12 +20,12 @@ from value_aware_attention.caches.batched_losses import Heads, Losses, batched_l
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.kernels import Exponential
 
-VARIABLE, PRECISIONS = "VALUE_AWARE_TRITON", ("ieee", "tf32x3")
+VARIABLE, SCORES = "VALUE_AWARE_TRITON", ("ieee", "tf32x3")
 TILE = 64
 """Queries and keys of a tile"""
 WIDEST = 256
 """Largest head size: a tile of it must fit a processor's shared memory"""
-TOLERANCE = 1e-2
+LARGEST_ERROR = 1e-2
 """Largest error of a first head, relative to its largest loss; tf32 has three digits"""
 
 
@@ -36,8 +37,8 @@ def selected(observed: Observed) -> str:
     """
     if not (scores := os.environ.get(VARIABLE, "")) or find_spec("triton") is None:
         return ""
-    if scores not in PRECISIONS:
-        raise ValueError(f"{VARIABLE} is {scores!r}; it must be one of {', '.join(PRECISIONS)}")
+    if scores not in SCORES:
+        raise ValueError(f"{VARIABLE} is {scores!r}; it must be one of {', '.join(SCORES)}")
     sizes = observed.query.shape[-1], observed.value.shape[-1]
     is_served = (
         type(observed.kernel) is Exponential
@@ -81,15 +82,14 @@ def _difference(observed: Observed, scores: str) -> str:
         for x, y in ((losses, exact), (outputs, exact_outputs))
     )
     largest = max(errors)
-    return "" if largest <= TOLERANCE else f"a relative difference of {largest:.1e}"
+    return "" if largest <= LARGEST_ERROR else f"a relative difference of {largest:.1e}"
 
 
 def triton_losses(
     observed: Observed, *, projected: bool = False, scores: str = "ieee", sums: str = "tf32"
 ) -> Losses:
     """Computes the losses and outputs of `single_losses`, in these precisions of products."""
-    from value_aware_attention.caches import triton_kernels as kernels  # PyTorch may lack Triton
-
+    kernels = import_module("value_aware_attention.caches.triton_kernels")  # may lack Triton
     heads = Heads.of(observed, projected)
     (caches, groups, queries, dim), (_, keys, width) = heads.query.shape, heads.value.shape
     assert isinstance(observed.kernel, Exponential)
