@@ -1,9 +1,13 @@
 """Measures everything that needs a GPU, on one machine.
 
-    python -m benchmarks.gpu                       # seven parts of at most 8 minutes each
+    python -m benchmarks.gpu                       # nine parts of at most 8 minutes each
     python -m benchmarks.gpu --parts training      # one part alone
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
+choosing: SmolLM2 in fp32, 2,048 and 8,064 tokens of which a quarter is kept: the time of reading
+          while keys are chosen over that of reading alone, in paired rounds, with PyTorch's losses
+          of single keys and with the Triton kernels of each precision
+token:    the time of a later token over that of the full cache, for the same prompts
 layer:    the survey's benchmark (`benchmarks.survey`) in bf16, to 32,768 tokens
 patterns: fixed patterns beside SDPA and eager attention, bf16, 4,096 to 32,768 tokens
 steps:    100 steps of every model of scale=gpu in the pipeline, on docstrings: the medians of
@@ -17,7 +21,8 @@ caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarte
           of choosing beside that of reading, and of a token beside that of the full cache
 
 Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
-one that runs out of its minutes keeps the rows it has. $PEAK_FLOPS, for example 989e12, gives the
+one that runs out of its minutes keeps the rows it has; --resume leaves out parts that this code
+has completed in the same folder. $PEAK_FLOPS, for example 989e12, gives the
 bf16 peak of a GPU whose name is not known. Caches and
 patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has steps
 of pipelines.train_causal and train_masked there, the long model's not, and losses, timed by a
@@ -33,8 +38,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from types import ModuleType
@@ -46,10 +52,12 @@ from torch import Tensor, nn
 from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import cross_entropy, linear_cross_entropy, scaled_dot_product_attention
 from torch.utils.benchmark import Timer
+from transformers import DynamicCache
 
 from benchmarks import decoder_caches, survey
 from benchmarks.memory import tensor_peak
 from benchmarks.record import FOLDER, header, markdown, setting, write
+from benchmarks.rounds import in_rounds, ratio
 from benchmarks.training_step import ADAMW, KERNELS
 from pipelines import train_causal, train_masked
 from pipelines.app.training import StepLogger
@@ -60,6 +68,8 @@ from value_aware_attention.approximations import (
     Strided,
 )
 from value_aware_attention.attention import attention, attention_weights, working_precision
+from value_aware_attention.caches.triton_losses import SCORES, VARIABLE
+from value_aware_attention.call import seconds_now
 from value_aware_attention.error import relative_output_error
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
@@ -79,6 +89,10 @@ PATTERNS: Mapping[str, Callable[..., nn.Module]] = {
     "strided, stride 64": partial(Strided, 64),
     "Longformer, window 256": partial(Longformer, 256, 1, (0,)),
 }
+PROMPTS = (2048, 8064)
+"""Tokens of SmolLM2's prompts; it has 8,192 positions"""
+ROUNDS_SECONDS = 15.0
+"""Seconds of rounds at a prompt length; a part takes less than 90 seconds"""
 RUN_TIME = 1.0
 """Least seconds for which a call is repeated."""
 LAYER_SECONDS = 20.0
@@ -97,6 +111,64 @@ class Eager(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         weights = attention_weights(query, key, **options)
         return (weights @ working_precision(value)).to(value.dtype)
+
+
+def choosing(device: str, quick: bool) -> Rows:
+    """Compares reading a prompt while keys are chosen with reading alone."""
+    model, text = decoder_caches.prompt_of(64 if quick else max(PROMPTS))
+    losses = ("PyTorch", *(() if quick or find_spec("triton") is None else SCORES))
+    for tokens in (64,) if quick else PROMPTS:
+        full = partial(reading_seconds, model, text[:, :tokens], decoder_caches.FULL, "")
+        works = {"full": full} | {
+            name: partial(
+                reading_seconds, model, text[:, :tokens], decoder_caches.BEST,
+                "" if name == "PyTorch" else name,
+            )
+            for name in losses
+        }  # fmt: skip
+        spent = in_rounds(works, [(losses[0], "full")], 0.0 if quick else ROUNDS_SECONDS)
+        for name in losses:
+            over = ratio(spent, name, "full")
+            yield {
+                "tokens": tokens, "losses": name, "reading ms": 1000 * median(spent["full"]),
+                "choosing / reading": over.median - 1, "interval": str(over),
+                "rounds": len(spent[name]),
+            }  # fmt: skip
+
+
+@torch.inference_mode()
+def reading_seconds(model: nn.Module, prompt: Tensor, name: str, scores: str) -> float:
+    """Times reading a prompt with a cache of this name, and its choice of keys."""
+    context = decoder_caches.opened(model, name, prompt.shape[1])
+    with patch.dict(os.environ, {VARIABLE: scores}), context():
+        begun = seconds_now()
+        model(prompt, past_key_values=DynamicCache(config=model.config), logits_to_keep=1)
+        return seconds_now() - begun
+
+
+def token(device: str, quick: bool) -> Rows:
+    """Compares a later token over the kept keys with one over the full cache."""
+    model, text = decoder_caches.prompt_of(64 if quick else max(PROMPTS))
+    names = (decoder_caches.FULL, decoder_caches.BEST)
+    for tokens in (64,) if quick else PROMPTS:
+        prompt = text[:, :tokens]
+        works = {
+            name: partial(token_seconds, model, prompt, decoder_caches.opened(model, name, tokens))
+            for name in names
+        }
+        spent = in_rounds(works, [names[::-1]], 0.0 if quick else ROUNDS_SECONDS)
+        over = ratio(spent, names[1], names[0])
+        yield {
+            "tokens": tokens, "full ms": 1000 * median(spent[names[0]]),
+            "token / full": over.median, "interval": str(over), "rounds": len(spent[names[0]]),
+        }  # fmt: skip
+
+
+def token_seconds(
+    model: nn.Module, prompt: Tensor, context: Callable[[], AbstractContextManager[object]]
+) -> float:
+    """Times a later token, the median of some."""
+    return decoder_caches.read_and_decoded(model, prompt, context)[1] / 1000
 
 
 def layer(device: str, quick: bool) -> Rows:
@@ -337,7 +409,7 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
     measure.__name__: measure
-    for measure in (caches, steps, training, loss, solver, patterns, layer)
+    for measure in (choosing, token, steps, caches, training, loss, solver, patterns, layer)
 }
 
 
@@ -352,14 +424,23 @@ def main() -> None:
     file = Path(folder, "gpu.json")
     parts = json.loads(file.read_text())["parts"] if folder and file.exists() else {}
     head = header("gpu") | {"device": arguments.device, "quick": arguments.quick}
+    record = head | {"parts": parts}
     for name in arguments.parts:
+        if arguments.resume and is_complete(parts.get(name), head):
+            continue
         parts[name] = head | run_part(name, arguments)  # others stay, with their machine and code
-        record = head | {"parts": parts}
         if folder:
             write("gpu", record, page(record), file.parent)
     print(page(record))
     if early := [name for name in arguments.parts if parts[name]["stopped"]]:
         sys.exit(f"error: incomplete: {', '.join(early)}; the rows that there are were kept")
+
+
+def is_complete(part: Row | None, head: Row) -> bool:
+    """Returns whether a part has all its rows from this code, at these sizes and on this device."""
+    if part is None or part["stopped"]:
+        return False
+    return all(part[name] == head[name] for name in ("source", "device", "quick"))
 
 
 def run_part(name: str, arguments: argparse.Namespace) -> Row:
@@ -418,6 +499,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--minutes", type=float, default=8.0, help="for each part")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--quick", action="store_true", help="tiny sizes")
+    options.add_argument("--resume", action="store_true", help="leave out completed parts")
     options.add_argument(
         "--folder", help=f"where gpu.json and gpu.md are written; default {FOLDER}"
     )

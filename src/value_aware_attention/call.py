@@ -32,6 +32,7 @@ Rotary = Callable[[Tensor, Tensor], Tensor]
 Arguments = dict[str, Any]
 """Arguments of a call by their names"""
 _MAX_ELEMENTS: ContextVar[int] = ContextVar("max_elements", default=2**24)
+_COLLECTED: ContextVar["Collected | None"] = ContextVar("collected", default=None)
 BYTES_PER_ELEMENT = 64
 """Peak memory of a method in bytes, per element of a block's largest matrix."""
 
@@ -282,6 +283,64 @@ class Call:
             return
         for first in range(0, queries, rows):
             yield self.take(slice(first, first + rows))
+
+
+Collected = list[tuple[Bool[Tensor, ""], Callable[[], str]]]
+"""Conditions under which a call is refused, and the messages"""
+
+
+@contextmanager
+def collecting(refusals: Collected) -> Iterator[None]:
+    """Lets `refuse` collect its conditions within the context: reading one waits for a GPU."""
+    token = _COLLECTED.set(refusals)
+    try:
+        yield
+    finally:
+        _COLLECTED.reset(token)
+
+
+def refuse(is_refused: Bool[Tensor, ""], message: Callable[[], str]) -> None:
+    """Raises ValueError if a condition on the device holds, unless it is to be collected."""
+    if (collected := _COLLECTED.get()) is not None:
+        collected.append((is_refused, message))
+    elif is_refused:
+        raise ValueError(message())
+
+
+def read_refusals(refusals: Collected) -> None:
+    """Reads all collected conditions at once; raises ValueError for the first that holds."""
+    if refusals and torch.stack([x.to(refusals[0][0].device) for x, _ in refusals]).any():
+        raise ValueError(next(message() for is_refused, message in refusals if is_refused))
+
+
+class Stopwatch:
+    """Times pieces of work. It does not wait for a GPU until the seconds are read."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts the time within the context."""
+        begun = _now()
+        yield
+        self.pieces.append((begun, _now()))
+
+    def seconds(self) -> float:
+        """Returns the seconds of all pieces, once they are done."""
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+            return sum(begun.elapsed_time(ended) for begun, ended in self.pieces) / 1000
+        return sum(ended - begun for begun, ended in self.pieces)
+
+
+def _now() -> Any:
+    """Returns the time on the clock of what computes: an event of a GPU, or seconds."""
+    if not torch.accelerator.is_available():
+        return perf_counter()
+    event = torch.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def seconds_now() -> float:

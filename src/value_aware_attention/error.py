@@ -53,9 +53,9 @@ def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 
     In this unit, squares of values neither over- nor underflow. The median is robust: a distant
     value does not change the unit of the others.
     """
-    sizes = value.detach().abs().amax(dim=-1).sort(dim=-1).values
-    median = sizes.shape[-1] - 1 - (sizes > 0).sum(dim=-1, keepdim=True) // 2
-    return power_of_two(sizes.gather(-1, median))[..., None]
+    sizes = value.detach().abs().amax(dim=-1)
+    sizes = sizes.where(sizes > 0, torch.nan)
+    return power_of_two(sizes.nanmedian(dim=-1, keepdim=True).values)[..., None]
 
 
 def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.caches.seen import kinds, observed
 from value_aware_attention.attention import AttentionState, attention_state
 from value_aware_attention.caches import Observed, compiled_losses
-from value_aware_attention.caches import single_losses as module
+from value_aware_attention.caches import batched_losses as module
 from value_aware_attention.caches.compiled_losses import is_compiled
 from value_aware_attention.caches.single_losses import single_losses
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
@@ -52,7 +52,7 @@ def test_they_are_those_of_hiding_each_key(projected: bool, seen: Observed) -> N
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     seen = observed(group=3, rows=7, causal=True, beside=True, padding=2)
     whole = single_losses(seen)
-    monkeypatch.setitem(module.BLOCK, "cpu", rows * 3 * seen.keys)
+    monkeypatch.setitem(module.WEIGHTS, "cpu", rows * 6 * seen.keys)
     for once, again in zip(whole, single_losses(seen), strict=True):
         torch.testing.assert_close(once, again)
 

@@ -1,6 +1,7 @@
 """Defines the interface of approximations, and of sparse ones, which keep a few keys per query."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from value_aware_attention.approximations.sparse_weights import SparseWeights, rows_in_fp64
 from value_aware_attention.arguments import arguments_shown, check_at_least
-from value_aware_attention.call import Call
+from value_aware_attention.call import Call, refuse
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import weighted_sum
@@ -185,15 +186,23 @@ class SparseApproximation(Approximation):
 
 def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N #M"] | None) -> None:
     """Raises ValueError for NaN or infinity in visible keys and values and in queries that see."""
-    tensors = {"query": call.query, "key": call.key, "value": call.value}
-    # Sums are several times faster; if they are finite, so are all elements.
-    if torch.stack([x.sum().float() for x in tensors.values()]).isfinite().all():
-        return
-    if visible is not None:
+    tensors = [call.query, call.key, call.value]
+    is_bad = _are_non_finite(tensors)
+    if visible is not None and is_bad.any():
         of_keys, of_queries = visible.any(dim=-2).unsqueeze(-1), visible.any(dim=-1, keepdim=True)
-        masks = {"query": of_queries, "key": of_keys, "value": of_keys}
-        tensors = {name: x.where(masks[name], 0.0) for name, x in tensors.items()}
-    for name, x in tensors.items():
-        if not x.isfinite().all():
-            place = "" if call.layer.number is None else f" of layer {call.layer.number}"
-            raise ValueError(f"{name}{place} holds NaN or infinity; it must be finite")
+        masks = of_queries, of_keys, of_keys
+        is_bad = _are_non_finite([x.where(m, 0.0) for x, m in zip(tensors, masks, strict=True)])
+    place = "" if call.layer.number is None else f" of layer {call.layer.number}"
+
+    def message() -> str:
+        name = ("query", "key", "value")[is_bad.tolist().index(True) // 2]
+        return f"{name}{place} holds NaN or infinity; it must be finite"
+
+    refuse(is_bad.any(), message)
+
+
+def _are_non_finite(tensors: Sequence[Tensor]) -> Bool[Tensor, " T"]:
+    """Returns whether the smallest and largest number of each tensor are NaN or infinite."""
+    pairs = [x.aminmax() if x.numel() else x.new_zeros(2).unbind() for x in tensors]
+    bounds = torch.stack([bound for pair in pairs for bound in pair])
+    return bounds - bounds != 0

@@ -33,8 +33,7 @@ class Ranking:
         NaN becomes the lowest loss. In a layer with zero output, relative losses are 0 / 0, and
         torch would sort NaN above all numbers.
         """
-        lowest = torch.finfo(self.loss.dtype).min
-        return self.loss.masked_fill(self.loss.isnan(), lowest).flatten(1, -2)
+        return _without_nan(self.loss.flatten(1, -2))
 
 
 def pooled_counts(
@@ -46,14 +45,18 @@ def pooled_counts(
     Each head keeps the first keys of its ranking, so a cheap key goes only after costlier keys
     ranked below it.
     """
-    costs = [ranking.by_head.flip(-1).cummax(dim=-1).values.flip(-1) for ranking in rankings]
-    for cost in costs:
-        cost[..., :least] = torch.inf
-    of_all = torch.cat([cost.flatten(1).to(costs[0].device) for cost in costs], dim=-1)
-    order = of_all.argsort(dim=-1, descending=True, stable=True)
+    losses = [ranking.loss.flatten(1, -2) for ranking in rankings]
+    cost = _without_nan(torch.cat([loss.to(losses[0].device) for loss in losses], dim=1))
+    cost = cost.flip(-1).cummax(dim=-1).values.flip(-1)
+    cost[..., :least] = torch.inf
+    order = cost.flatten(1).argsort(dim=-1, descending=True, stable=True)
     chosen = first_of(order, torch.as_tensor(total, device=order.device).expand(len(order)))
-    parts = chosen.split([cost[0].numel() for cost in costs], dim=-1)
-    return [mask.view_as(cost).sum(dim=-1) for mask, cost in zip(parts, costs, strict=True)]
+    counts = chosen.view_as(cost).sum(dim=-1)
+    return list(counts.split([loss.shape[1] for loss in losses], dim=-1))
+
+
+def _without_nan(loss: Float[Tensor, "B H M"]) -> Float[Tensor, "B H M"]:
+    return loss.masked_fill(loss.isnan(), torch.finfo(loss.dtype).min)
 
 
 def proportional_counts(

@@ -34,6 +34,11 @@ class Groups:
         separate = tuple(d for d in range(len(leading)) if d not in shared)
         return cls(leading, separate, shared)
 
+    @property
+    def _has_last(self) -> bool:
+        """Returns whether the last dimension alone is shared, so that nothing is to be moved."""
+        return self.shared == (len(self.leading) - 1,)
+
     def call(self, call: Call) -> Call:
         """Returns the call as query (*own, G, N, D), key (*own, 1, M, D), value (*own, 1, M, V)."""
         query = call.query.expand(*self.leading, -1, -1)
@@ -57,6 +62,8 @@ class Groups:
 
         A broadcast dimension keeps size 1.
         """
+        if self._has_last and x.shape[:-2] == self.leading:
+            return x
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
         if any(x.shape[d] > 1 for d in self.shared):
             sizes = [self.leading[d] if d in self.shared else x.shape[d] for d in range(x.ndim - 2)]
@@ -66,6 +73,8 @@ class Groups:
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Drops the shared dimensions, of size 1, from keys or values: (*own, M, .)."""
+        if self._has_last and x.shape[:-2] == (*self.leading[:-1], 1):
+            return x[..., 0, :, :]
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
         sizes = [self.leading[d] for d in self.separate]
         x = x.permute(*self.separate, *self.shared, -2, -1)

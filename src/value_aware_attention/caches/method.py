@@ -10,6 +10,7 @@ from value_aware_attention.arguments import arguments_shown, check_at_least, des
 from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
+from value_aware_attention.call import refuse
 from value_aware_attention.kernels import check_kernel
 
 
@@ -48,9 +49,8 @@ class CacheMethod(nn.Module):
         """
         self.check(observed)
         first = self.leading(observed, self.scores(observed), self.r)
-        return self.pack(
-            observed, torch.zeros_like(available(observed)).scatter(-1, first, value=True)
-        )
+        chosen = torch.zeros_like(available(observed)).scatter(-1, first, value=True)
+        return self.pack(observed, chosen, self.r)
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:
@@ -61,8 +61,10 @@ class CacheMethod(nn.Module):
         self.check(observed)
         loss = self.losses(observed).double()
         keys = self.leading(observed, loss, observed.keys)
-        loss = loss.masked_fill(protected(observed), torch.inf)
-        loss = loss.masked_fill(~available(observed), -torch.inf)
+        if observed.protected is not None:
+            loss = loss.masked_fill(protected(observed), torch.inf)
+        if observed.available is not None:
+            loss = loss.masked_fill(~available(observed), -torch.inf)
         return Ranking(keys, loss.gather(-1, keys), self.preference(observed))
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -91,17 +93,12 @@ class CacheMethod(nn.Module):
         if self.kernels and not isinstance(observed.kernel, self.kernels):
             allowed = ", ".join(kernel.__name__ for kernel in self.kernels)
             raise ValueError(f"{name} got the kernel {observed.kernel}; it supports {allowed}")
-        largest = float(observed.value.abs().max()) if observed.value.numel() else 0.0
-        dtype = torch.promote_types(observed.value.dtype, torch.float32)
-        if largest * observed.keys > torch.finfo(dtype).max:
-            raise ValueError(
-                f"value holds {largest:.0e}; sums of {observed.keys} such numbers are too large "
-                f"for {dtype}"
-            )
+        _refuse_large(observed)
         if self.r > observed.keys:
             raise ValueError(f"{name} keeps r = {self.r} keys; there are {observed.keys}")
-        forced = 0 if observed.protected is None else int(protected(observed).sum(dim=-1).max())
-        if forced > self.r:
+        if observed.protected is None or observed.protected.shape[-1] <= self.r:
+            return
+        if (forced := int(protected(observed).sum(dim=-1).max())) > self.r:  # repeats count once
             raise ValueError(
                 f"{name} keeps r = {self.r} keys; {forced} are protected, so r must be at least "
                 f"{forced}"
@@ -114,20 +111,26 @@ class CacheMethod(nn.Module):
         """Returns the first r keys: protected, then by score, then padding."""
         largest = torch.finfo(scores.dtype).max
         first = scores.nan_to_num(nan=-largest, posinf=largest / 2, neginf=-largest)
-        first = first.masked_fill(protected(observed), largest)
-        first = first.masked_fill(~available(observed), -torch.inf)
+        if observed.protected is not None:
+            first = first.masked_fill(protected(observed), largest)
+        if observed.available is not None:
+            first = first.masked_fill(~available(observed), -torch.inf)
         return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
 
     @staticmethod
-    def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+    def pack(
+        observed: Observed, chosen: Bool[Tensor, "*batch M"], most: int | None = None
+    ) -> KeptKeys:
         """Packs sets of keys, unchanged, into slots.
 
-        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
+        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys. `most`
+        is the size of the largest set; None: it is counted, which waits for a GPU.
         """
-        slots = max(1, int(chosen.sum(dim=-1).max()))
+        slots = max(1, int(chosen.sum(dim=-1).max()) if most is None else most)
         indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
         indices = indices.sort(dim=-1).values
-        unused = ~(available(observed) & chosen).take_along_dim(indices, dim=-1)
+        used = chosen if observed.available is None else chosen & observed.available
+        unused = ~used.take_along_dim(indices, dim=-1)
         dtype = torch.promote_types(observed.key.dtype, torch.float32)
         weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
         return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
@@ -171,6 +174,21 @@ class Refinement(CacheMethod):
         return self.method.share(rankings, total, least)
 
 
+def _refuse_large(observed: Observed) -> None:
+    """Raises ValueError for values of which as many as there are keys have no finite sum."""
+    if not observed.value.numel():
+        return
+    keys, dtype = observed.keys, torch.promote_types(observed.value.dtype, torch.float32)
+    largest = observed.value.abs().max().to(dtype)
+    refuse(
+        largest > torch.finfo(dtype).max / keys,
+        lambda: (
+            f"value holds {float(largest):.0e}; sums of {keys} such numbers are too large for "
+            f"{dtype}"
+        ),
+    )
+
+
 def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns a mask of the keys that may be kept."""
     keys = torch.ones(
@@ -181,12 +199,12 @@ def available(observed: Observed) -> Bool[Tensor, "*batch M"]:
 
 def protected(observed: Observed) -> Bool[Tensor, "*batch M"]:
     """Returns a mask of the keys that must be kept, never padding."""
-    allowed = available(observed)
-    none = torch.zeros_like(allowed)
+    none = observed.key.new_zeros((*observed.batch, observed.keys), dtype=torch.bool)
     if observed.protected is None:
         return none
     positions = observed.protected.to(none.device).expand(*observed.batch, -1)
-    return none.scatter(-1, positions, value=True) & allowed
+    forced = none.scatter(-1, positions, value=True)
+    return forced if observed.available is None else forced & observed.available
 
 
 def candidates(observed: Observed) -> Bool[Tensor, "*batch M"]:

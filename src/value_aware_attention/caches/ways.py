@@ -45,6 +45,8 @@ class Choice:
         In a periodic text, evenly spaced rows would all fall on one kind of token, such as values.
         """
         count = min(self.rows, len(among))
+        if count == len(among):
+            return torch.arange(among.start, among.stop, among.step, device=self.pool.device)
         cuts = torch.arange(count + 1) * len(among) // count
         drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
         places = cuts[:-1] + (drawn * cuts.diff()).long()

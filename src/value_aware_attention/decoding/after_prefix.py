@@ -22,7 +22,7 @@ from value_aware_attention.attention import (
     attention_state,
     working_precision,
 )
-from value_aware_attention.caches.budgets import Ranking
+from value_aware_attention.caches.budgets import Ranking, first_of
 from value_aware_attention.caches.groups import Groups, visible_pairs
 from value_aware_attention.caches.kept import KeptKeys, kept_state
 from value_aware_attention.caches.method import CacheMethod, available, check_cache_method
@@ -396,9 +396,15 @@ class AfterPrefix(Approximation):
         if self.method.r > observed.keys:
             return observed, None
         ranking = self.method.rank(replace(observed))  # a copy, to free its derived tensors
-        if type(self.method).cut is CacheMethod.cut:
-            observed = observed.take(slice(0))
+        if self._cuts_by_rank:
+            empty = observed.query.new_empty(*observed.query.shape[:-2], 0, observed.key.shape[-1])
+            observed = replace(observed, query=empty, visible=None, positions=None, beside=None)
         return observed, ranking
+
+    @property
+    def _cuts_by_rank(self) -> bool:
+        """Returns whether the method keeps the first keys of its ranking, whatever the queries."""
+        return type(self.method).cut is CacheMethod.cut
 
     @torch.no_grad()
     def choose_model(
@@ -416,15 +422,39 @@ class AfterPrefix(Approximation):
         pooled = self.method.share(rankings, self.method.r * heads, self._least)
         equal = [torch.full_like(count, self.method.r) for count in pooled]
         return [
-            [
+            self._cut_all([observed for observed, _ in layers], rankings, counts)
+            for counts in (pooled, equal)[:ways]
+        ]
+
+    def _cut_all(
+        self,
+        layers: Sequence[Observed],
+        rankings: Sequence[Ranking],
+        counts: Sequence[Int[Tensor, "B H"]],
+    ) -> list[KeptKeys]:
+        """Keeps so many keys of each layer's heads; the largest numbers are read all at once."""
+        triples = list(zip(layers, rankings, counts, strict=True))
+        if not self._cuts_by_rank:
+            return [
                 self.method.cut(
                     replace(observed),
                     ranking,
                     count.to(ranking.keys.device).view(ranking.keys.shape[:-1]),
                 )
-                for (observed, _), ranking, count in zip(layers, rankings, counts, strict=True)
+                for observed, ranking, count in triples
             ]
-            for counts in (pooled, equal)[:ways]
+        sizes, device = [count.shape[1] for count in counts], counts[0].device
+        keys = torch.cat([ranking.keys.flatten(1, -2).to(device) for ranking in rankings], dim=1)
+        of_all = torch.cat(list(counts), dim=1)
+        chosen = first_of(keys, of_all).split(sizes, dim=1)
+        most = [max(layer) for layer in of_all.amax(dim=0).cpu().split(sizes)]
+        return [
+            self.method.pack(
+                observed,
+                mask.reshape(observed.key.shape[:-1]).to(observed.key.device),
+                int(slots),
+            )
+            for observed, mask, slots in zip(layers, chosen, most, strict=True)
         ]
 
     @torch.no_grad()

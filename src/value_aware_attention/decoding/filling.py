@@ -16,7 +16,15 @@ from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.caches.observed import Observed
-from value_aware_attention.call import Arguments, Layer, seconds_now
+from value_aware_attention.call import (
+    Arguments,
+    Collected,
+    Layer,
+    Stopwatch,
+    collecting,
+    read_refusals,
+    seconds_now,
+)
 from value_aware_attention.decoding.after_prefix import AfterPrefix
 from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, Slots, filled
 from value_aware_attention.decoding.padding import Parts
@@ -291,11 +299,20 @@ class Filling:
         self.prompts: dict[int, Prompt] = {}  # by layer index in the cache
         self.kept: dict[int, KeptLayer] = {}
         self.after: dict[int, AfterPrefix] = {}  # by number of tokens in a text
-        self.bytes_before, self.seconds = 0, 0.0
+        self.bytes_before, self.watch = 0, Stopwatch()
+        self.refusals: Collected = []
 
     def observe(self, place: int) -> None:
         """Chooses a layer's keys, or only ranks them if those of all layers are chosen together."""
-        begun, prompt = seconds_now(), self.prompts[place]
+        try:
+            with self.watch.running(), collecting(self.refusals):
+                self._observe(place)
+        except Exception:  # NaN of an earlier layer may be the cause, and is then named
+            read_refusals(self.refusals)
+            raise
+
+    def _observe(self, place: int) -> None:
+        prompt = self.prompts[place]
         layer = cast(DynamicLayer, self.cache.layers[place])
         key, value = filled(layer)
         query = prompt.queries[0] if len(prompt.queries) == 1 else torch.cat(prompt.queries, dim=2)
@@ -322,7 +339,6 @@ class Filling:
                     each.choose_layer(each.observe_part(*texts, state)) for each, texts in for_parts
                 ]
                 self._replace(place, prompt.parts.joined(choices), query)
-        self.seconds += seconds_now() - begun
 
     def _replace(self, place: int, choice: KeptKeys, query: Tensor | None = None) -> None:
         """Replaces a layer of the cache by one with the kept keys."""
@@ -344,19 +360,20 @@ class Filling:
         """Chooses all keys not yet chosen, and reports what was kept."""
         for place in [place for place, prompt in self.prompts.items() if prompt.queries]:
             self.observe(place)  # read in chunks
-        begun = seconds_now()
+        read_refusals(self.refusals)
         if self.context.choices.options["pool"] == "model":
-            self._choose_model()
+            with self.watch.running():
+                self._choose_model()
         layers = list(self.kept.values())
         others = [x for x in self.cache.layers if isinstance(x, DynamicSlidingWindowLayer)]
         report = CompressedCache(
             tokens=layers[0].prefix,
-            keys=torch.stack([layer.counts.float().mean(dim=0).cpu() for layer in layers]),
+            keys=_means([layer.counts for layer in layers]),
             slots=sum(layer.held for layer in layers),
             bytes_before=self.bytes_before,
             bytes_after=sum(layer.nbytes for layer in layers),
             bytes_of_queries=sum(x.query.nbytes for x in layers if isinstance(x, GrowingLayer)),
-            seconds=self.seconds + seconds_now() - begun,
+            seconds=self.watch.seconds(),
             layers=[prompt.number for prompt in self.prompts.values()],
             bytes_of_others=sum(x.nbytes for layer in others for x in filled(layer)),
         )
@@ -374,3 +391,8 @@ class Filling:
         for number, (place, prompt) in enumerate(self.prompts.items()):
             assert prompt.parts is not None
             self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))
+
+
+def _means(counts: Sequence[Int[Tensor, "B H"]]) -> Float[Tensor, "L H"]:
+    """Averages the numbers of keys over texts; all are read at once."""
+    return torch.stack([count.to(counts[0].device) for count in counts]).float().mean(dim=1).cpu()
