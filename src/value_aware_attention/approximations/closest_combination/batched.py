@@ -14,7 +14,7 @@ for the number of live rows once in several rounds. Once finished rows exceed th
 batch, the others are gathered into a smaller batch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, fields, replace
 
@@ -69,36 +69,36 @@ class _ActiveSets:
     """
 
     basis: Float[Tensor, "B K X"]
-    residual: Float[Tensor, "B X"]
-    target: Float[Tensor, "B X"]
-    frame: Float[Tensor, "B X"]
-    keys: Int[Tensor, "B K"]
-    mass: Float[Tensor, "B K"]
-    empty: Float[Tensor, "B K"]
-    place: Int[Tensor, "B K"]
-    size: Int[Tensor, "B 1"]
-    lift: Float[Tensor, "B 1"]
-    zero: Float[Tensor, "B 1"]
-    before: Float[Tensor, "B 1"]
-    largest: Int[Tensor, "B 1"]
-    taken_back: Int[Tensor, "B 1"]
-    stalled: Int[Tensor, "B 1"]
-    added: Bool[Tensor, "B 1"]
-    live: Bool[Tensor, "B 1"]
+    residual: Float[Tensor, "B 1 X"]
+    target: Float[Tensor, "B 1 X"]
+    frame: Float[Tensor, "B 1 X"]
+    keys: Int[Tensor, "B 1 K"]
+    mass: Float[Tensor, "B 1 K"]
+    empty: Float[Tensor, "B 1 K"]
+    place: Int[Tensor, "B 1 K"]
+    size: Int[Tensor, "B 1 1"]
+    lift: Float[Tensor, "B 1 1"]
+    zero: Float[Tensor, "B 1 1"]
+    before: Float[Tensor, "B 1 1"]
+    largest: Int[Tensor, "B 1 1"]
+    taken_back: Int[Tensor, "B 1 1"]
+    stalled: Int[Tensor, "B 1 1"]
+    added: Bool[Tensor, "B 1 1"]
+    live: Bool[Tensor, "B 1 1"]
 
     @classmethod
     def of_one(
-        cls, rows: "_Rows", key: Int[Tensor, "B 1"], live: Bool[Tensor, "B 1"]
+        cls, rows: "_Rows", key: Int[Tensor, "B 1 1"], live: Bool[Tensor, "B 1 1"]
     ) -> "_ActiveSets":
         """Creates sets of one key."""
-        atom = rows.atoms(key)[:, 0]
+        atom = rows.atoms(key)
         squared = atom.square().sum(-1, keepdim=True)
         lift = torch.maximum(squared, 1e-4 * rows.scale).sqrt()
         inverse = (squared + lift.square()).rsqrt()
         none, zero = torch.zeros_like(key), torch.zeros_like(lift)
-        basis = torch.cat([atom * inverse, lift * inverse, inverse], dim=1)[:, None]
-        target = torch.cat([torch.zeros_like(atom), lift, zero], dim=1)
-        frame = torch.cat([-rows.output, lift, zero], dim=1)
+        basis = torch.cat([atom * inverse, lift * inverse, inverse], dim=-1)
+        target = torch.cat([torch.zeros_like(atom), lift, zero], dim=-1)
+        frame = torch.cat([-rows.output, lift, zero], dim=-1)
         sets = cls(
             basis, target, target, frame, key, zero + 1, zero, none, none + 1, lift, rows.zero,
             zero + torch.inf, none + 1, none, none, none == 0, live,
@@ -106,7 +106,7 @@ class _ActiveSets:
         sets.project()
         return sets
 
-    def take(self, rows: Tensor) -> "_ActiveSets":
+    def take(self, rows: Tensor | slice) -> "_ActiveSets":
         """Copies the sets of some rows."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
@@ -117,100 +117,105 @@ class _ActiveSets:
 
     def reserve(self, slots: int) -> None:
         """Adds empty slots, up to this number of slots."""
-        more = (0, slots - self.keys.shape[1])
-        self.basis = pad(self.basis, more + more)
-        self.empty, self.place = pad(self.empty, more, value=1), pad(self.place, more, value=-1)
-        for name in ("residual", "target", "frame", "keys", "mass"):
-            setattr(self, name, pad(getattr(self, name), more))
+        more = (0, slots - self.keys.shape[-1])
+        if more[1] > 0:
+            self.basis = pad(self.basis, more + more)
+            self.empty, self.place = pad(self.empty, more, value=1), pad(self.place, more, value=-1)
+            for name in ("residual", "target", "frame", "keys", "mass"):
+                setattr(self, name, pad(getattr(self, name), more))
 
     def project(self) -> None:
         """Recomputes the residual: projects the target onto the span of Q."""
-        last = self.residual.shape[1] - self.keys.shape[1] - 1
-        step = (self.basis[:, :, last] * self.lift)[:, None]
-        self.residual = torch.baddbmm(self.target[:, None], step, self.basis, alpha=-1)[:, 0]
+        last = self.residual.shape[-1] - self.keys.shape[-1] - 1
+        step = (self.basis[:, :, last, None] * self.lift).mT
+        self.residual = torch.baddbmm(self.target, step, self.basis, alpha=-1)
 
-    def measure(self) -> tuple[Float[Tensor, "B 1"], Float[Tensor, "B 1"]]:
-        """Returns ||o - x||^2 and the sum of the unconstrained weights.
+    def measure(self) -> tuple[Float[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
+        """Returns ||o - x||^2 and minus the sum of the unconstrained weights.
 
         The lifted residual is o - x times this sum.
         """
-        slots = self.keys.shape[1]
-        total = self.residual[:, -slots:].sum(-1, keepdim=True).neg_()
-        lifted = self.residual[:, : -slots - 1]
+        slots = self.keys.shape[-1]
+        total = self.residual[..., -slots:].sum(-1, keepdim=True)
+        lifted = self.residual[..., : -slots - 1]
         return (vector_norm(lifted, dim=-1, keepdim=True) / total).square_(), total
 
-    def approach(self, total: Tensor) -> tuple[Int[Tensor, "B 1"], Bool[Tensor, "B 1"]]:
+    def approach(self, total: Tensor) -> tuple[Int[Tensor, "B 1 1"], Bool[Tensor, "B 1 1"]]:
         """Moves the weights towards the unconstrained ones until one of them reaches zero.
 
         Returns the slot of that weight, and whether there is one. The inner loop of Lawson & Hanson
         drops its atom and repeats this.
         """
-        share = self.residual[:, -self.keys.shape[1] :] / -total
-        stop = (share + self.empty) <= 0
+        share = self.residual[..., -self.keys.shape[-1] :] / total
         reachable = self.mass / (self.mass - share).clamp_min_(_tiny(share))
-        reach, slot = torch.where(stop, reachable, torch.inf).min(dim=-1, keepdim=True)
+        reachable = reachable.masked_fill_((share + self.empty) > 0, torch.inf)
+        reach, slot = reachable.min(dim=-1, keepdim=True)
         self.mass = self.mass.lerp(share, reach.clamp_max(1)).clamp_min_(0)
         return slot, reach < torch.inf
 
     def change(
         self,
-        atom: Float[Tensor, "B X"],
-        key: Int[Tensor, "B 1"],
-        slot: Int[Tensor, "B 1"],
-        drop: Bool[Tensor, "B 1"],
-        insert: Bool[Tensor, "B 1"],
+        value: Float[Tensor, "B 1 V"],
+        key: Int[Tensor, "B 1 1"],
+        slot: Int[Tensor, "B 1 1"],
+        drop: Bool[Tensor, "B 1 1"],
+        insert: Bool[Tensor, "B 1 1"],
     ) -> None:
-        """Inserts an atom into an empty slot by Gram-Schmidt, drops the one there, or does neither.
+        """Inserts a value into an empty slot by Gram-Schmidt, drops the one there, or does neither.
 
         A row rests for good if it does neither, or if the atom depends on those of the row. A
         reflection moves an atom to drop into the row of its slot, which is then emptied.
         """
-        basis, slots, share_of = self.basis, self.keys.shape[1], insert.to(atom.dtype)
-        width = basis.shape[2] - slots
-        column, Q, each = slot + width, basis[:, :, :width].mT, _each(slot)
-        vector = (atom * share_of).scatter_(1, column, 1.0)
+        basis, slots, inserted = self.basis, self.keys.shape[-1], insert.to(value.dtype)
+        width = basis.shape[-1] - slots
+        column = slot + width
+        atom = pad(value, (0, basis.shape[-1] - value.shape[-1])).add_(self.frame).mul_(inserted)
         # Where a slot is filled, the vector is 1 there alone, and selects its column of R_inverse.
-        share = torch.bmm(vector[:, None], basis.mT)
+        vector = atom.scatter(-1, column, 1.0)
+        share = torch.bmm(vector, basis.mT)
         norm = vector_norm(share, dim=-1, keepdim=True)
-        share = share / torch.where(drop[..., None], norm, 1.0)
-        rest = torch.baddbmm(vector[:, None], share, basis, alpha=-1)
-        again = torch.bmm(rest[:, :, :width], Q) * share_of[..., None]
-        rest = rest.baddbmm_(again, basis, alpha=-1)[:, 0]
-        length = vector_norm(rest[:, :width], dim=-1, keepdim=True)
-        before = vector_norm(vector[:, :width], dim=-1, keepdim=True)
-        insert = insert & (length > INDEPENDENCE[atom.dtype] * before)
-        pivot = share[:, 0].gather(1, slot)
-        turned = basis[each, slot[:, 0]] * torch.ones_like(pivot).copysign_(pivot) - rest
-        share = share * (drop / (pivot.abs() + 1))[..., None]
-        basis.baddbmm_(share.mT, turned[:, None], alpha=-1)
-        basis.scatter_(2, column[:, None].expand(-1, slots, 1), 0.0)
-        basis[each, slot[:, 0]] = rest * torch.where(insert, 1 / length, 0.0)
-        self.keys.scatter_(1, slot, key)
-        self.mass.scatter_(1, slot, 0.0)
-        self.empty.scatter_(1, slot, 1 - insert.to(atom.dtype))
+        share = share.div_(norm.masked_fill_(~drop, 1.0))
+        rest = vector.baddbmm_(share, basis, alpha=-1)
+        outside = rest[..., :width]
+        again = torch.bmm(outside, basis[..., :width].mT).mul_(inserted)
+        rest.baddbmm_(again, basis, alpha=-1)
+        length = vector_norm(outside, dim=-1, keepdim=True)
+        before = vector_norm(atom, dim=-1, keepdim=True)
+        insert = insert & (length > INDEPENDENCE[value.dtype] * before)
+        inserted = insert.to(value.dtype)
+        row, pivot = slot.expand(-1, 1, basis.shape[-1]), share.gather(-1, slot)
+        turned = basis.gather(1, row).mul_(torch.ones_like(pivot).copysign_(pivot)).sub_(rest)
+        share.mul_(drop / pivot.abs_().add_(1))
+        basis.baddbmm_(share.mT, turned, alpha=-1)
+        basis.scatter_(2, column.expand(-1, slots, 1), 0.0)
+        basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(_tiny(rest))))
+        self.keys.scatter_(-1, slot, key)
+        self.empty.scatter_(-1, slot, 1 - inserted)
         self.size, self.live = self.size + insert + drop * -1, drop | insert
         self.project()
 
     def order(self, slot: Tensor, drop: Tensor) -> None:
-        """Updates `place` after a change."""
-        old = self.place.gather(1, slot)
+        """Updates `place` after a change, and the weights after a removal of any atom."""
+        old = self.place.gather(-1, slot)
         self.place = torch.where((self.place == self.size) & drop, old, self.place)
-        self.place.scatter_(1, slot, torch.where(drop | ~self.live, -1, self.size - 1))
+        self.place.scatter_(-1, slot, (self.size - 1).masked_fill_(drop | ~self.live, -1))
+        self.mass.scatter_(-1, slot, 0.0)
+        self.mass.div_(self.mass.sum(-1, keepdim=True))
 
-    def cheapest(self, total: Tensor) -> tuple[Int[Tensor, "B 1"], Float[Tensor, "B 1"]]:
+    def cheapest(self, total: Tensor) -> tuple[Int[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
         """Finds the atom that costs least to remove, and the error if no weight turns negative.
 
         The last atom is spared right after an insertion.
         """
-        slots = self.keys.shape[1]
-        column = vector_norm(self.basis[:, :, -slots:], dim=1)
-        cost = (self.residual[:, -slots:] / column.clamp_min_(_tiny(total))).square_()
+        slots = self.keys.shape[-1]
+        column = vector_norm(self.basis[..., -slots:], dim=1, keepdim=True)
+        cost = (self.residual[..., -slots:] / column.clamp_min_(_tiny(total))).square_()
         spared = (self.place < 0) | ((self.place == self.size - 1) & self.added)
-        least, slot = torch.where(spared, torch.inf, cost).min(dim=-1, keepdim=True)
+        least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
         lift = self.lift.square()
-        left = total - least / lift
+        left = -(total + least / lift)
         error = lift * (1 / left - 1)
-        return slot, torch.where((left > 0) & (error > 0), error, torch.inf)
+        return slot, error.masked_fill_((left <= 0) | (error <= 0), torch.inf)
 
 
 def _tiny(x: Tensor) -> float:
@@ -237,15 +242,15 @@ class _BestSets:
     def record(
         self,
         rows: Int[Tensor, " B"],
-        which: Bool[Tensor, "B 1"],
+        which: Bool[Tensor, "B 1 1"],
         sets: _ActiveSets,
-        error: Float[Tensor, "B 1"],
+        error: Float[Tensor, "B 1 1"],
     ) -> None:
         """Records the sets among `which` that improve on the best set of their row and size."""
-        size, error = sets.size[:, 0], error[:, 0]
-        better = which[:, 0] & (size <= self.r) & (error < self.best[rows, size])
-        self.best[rows, torch.where(better, size, self.r + 2)] = error
-        self.write(rows, better, size - 1, sets.keys, sets.mass, error)
+        size, error = sets.size.flatten(), error.flatten()
+        better = which.flatten() & (size <= self.r) & (error < self.best[rows, size])
+        self.best[rows, size.masked_fill(~better, self.r + 2)] = error
+        self.write(rows, better, size - 1, sets.keys[:, 0], sets.mass[:, 0], error)
 
     def write(
         self, rows: Tensor, which: Tensor, column: Tensor, keys: Tensor, mass: Tensor, error: Tensor
@@ -253,7 +258,7 @@ class _BestSets:
         """Replaces recorded sets by those among `which` whose error is smaller."""
         column = column.clamp(0, self.sizes - 1)
         better = which & (error < self.error[rows, column])
-        column = torch.where(better, column, self.sizes)
+        column = column.masked_fill_(~better, self.sizes)
         more = (0, self.keys.shape[2] - keys.shape[1])
         self.error[rows, column] = error
         self.keys[rows, column], self.mass[rows, column] = pad(keys, more), pad(mass, more)
@@ -267,27 +272,24 @@ class _BestSets:
 class _Rows:
     """Holds the unfinished queries, equally many per head, so that one product scans them all."""
 
-    PER_ROW = ("row", "output", "scale", "zero", "inverse", "first", "enough")
+    PER_ROW = ("row", "output", "scale", "zero", "inverse", "first")
 
     def __init__(
         self,
-        value: Float[Tensor, "H M V"],
-        output: Float[Tensor, "B V"],
-        distance: Float[Tensor, "B M"],
-        scale: Float[Tensor, "B 1"],
-        zero: Float[Tensor, "B 1"],
-        enough: Float[Tensor, "B 1"] | None = None,
+        value: Float[Tensor, "H P V"],
+        output: Float[Tensor, "B 1 V"],
+        distance: Float[Tensor, "B 1 M"],
+        scale: Float[Tensor, "B 1 1"],
+        zero: Float[Tensor, "B 1 1"],
     ) -> None:
-        """Holds queries of H heads; a row stops once it provably ends with an error of `enough`."""
+        """Holds B queries of H heads; a hidden key has an infinite distance, and P may exceed M."""
         self.value, self.output, self.distance = value, output, distance
         self.heads, self.queries = len(value), len(output) // max(1, len(value))
-        self.scale, self.zero, self.enough, self.row = scale, zero, enough, _each(output)
+        self.scale, self.zero, self.row = scale, zero, _each(output)
         # Hidden keys and padding get slope 0.
         inverse = torch.maximum(distance, 1e-8 * scale).rsqrt_()
-        self.inverse = pad(inverse, (0, value.shape[1] - inverse.shape[1]))
-        self.first = (_each(value) * value.shape[1]).repeat_interleave(
-            self.queries, output_size=len(output)
-        )[:, None]
+        self.inverse = pad(inverse, (0, value.shape[1] - inverse.shape[-1]))
+        self.first = (self.row // max(1, self.queries) * value.shape[1])[:, None, None]
 
     @classmethod
     def of(cls, problem: Problem) -> "_Rows":
@@ -298,73 +300,62 @@ class _Rows:
         finite, visible = distance, problem.visible
         if visible is not None:
             finite, distance = distance.where(visible, 0.0), distance.where(visible, torch.inf)
-        scale = finite.amax(-1).flatten().clamp_min(_tiny(distance))[:, None]
+        scale = finite.amax(-1).clamp_min_(_tiny(distance)).view(-1, 1, 1)
         value = pad(problem.value, (0, 0, 0, -problem.value.shape[1] % KEY_GROUPS))
-        output, zero = problem.output.flatten(0, 1), problem.zero().flatten()[:, None]
-        return cls(value, output, distance.flatten(0, 1), scale, zero)
+        output, zero = problem.output.flatten(0, 1)[:, None], problem.zero().view(-1, 1, 1)
+        return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
 
-    def values(self, keys: Int[Tensor, "B C"]) -> Float[Tensor, "B C V"]:
+    def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns the values of the keys of each row."""
         index = (keys + self.first).flatten()
-        return self.value.flatten(0, 1).index_select(0, index).unflatten(0, keys.shape)
+        values = self.value.flatten(0, 1).index_select(0, index)
+        return values.view(len(keys), keys.shape[-1], values.shape[-1])
 
-    def atoms(self, keys: Int[Tensor, "B C"]) -> Float[Tensor, "B C V"]:
+    def atoms(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns v - o for the keys of each row."""
-        return self.values(keys) - self.output[:, None]
+        return self.values(keys) - self.output
 
-    def nearest(self) -> Int[Tensor, "B 1"]:
+    def nearest(self) -> Int[Tensor, "B 1 1"]:
         """Finds the key whose value is closest to o (Eq. 3); ties go to the first.
 
         Distances are first differences of squares; the smallest are then recomputed.
         """
-        few = min(NEAREST, self.distance.shape[1])
+        few = min(NEAREST, self.distance.shape[-1])
         least, keys = self.distance.topk(few, dim=-1, largest=False)
-        keys = keys.where(least < torch.inf, keys[:, :1]).sort(dim=-1).values
+        keys = keys.where(least < torch.inf, keys[..., :1]).sort(dim=-1).values
         closest = self.atoms(keys).square().sum(-1).argmin(-1, keepdim=True)
-        return keys.gather(-1, closest)
+        return keys.gather(-1, closest[:, None])
 
-    def descents(
-        self, sets: _ActiveSets, error: Tensor, total: Tensor
-    ) -> Float[Tensor, "B M"]:
+    def descents(self, sets: _ActiveSets, error: Tensor, total: Tensor) -> Float[Tensor, "B 1 P"]:
         """Computes <v - x, o - x> of every value, times the sum of the unconstrained weights."""
-        residual = sets.residual[:, : self.output.shape[1]]
-        shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total, value=-1)
+        residual = sets.residual[..., : self.output.shape[-1]]
+        shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
         shape = self.heads, self.queries, -1
-        residual, shift = residual.reshape(shape), shift.view(shape)
-        return torch.baddbmm(shift, residual, self.value.mT, beta=-1).flatten(0, 1)
+        product = torch.baddbmm(shift.view(shape), residual.view(shape), self.value.mT, beta=-1)
+        return product.view(len(residual), 1, product.shape[-1])
 
-    def steepest(self, descent: Float[Tensor, "B M"]) -> tuple[Tensor, Tensor]:
-        """Finds slope (B, G), descent / ||v - o||, and key of the steepest atom of every group."""
+    def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
+        """Finds slope (B, 1, G), descent / ||v - o||, and key of the steepest of every group."""
         slope = (descent * self.inverse).clamp_min_(0)
-        most, place = _largest(slope.unflatten(1, (-1, KEY_GROUPS)))
-        return most, place * KEY_GROUPS + torch.arange(KEY_GROUPS, device=place.device)
-
-    def hopeless(
-        self, descent: Tensor, error: Tensor, total: Tensor
-    ) -> Bool[Tensor, "B 1"]:
-        """Returns whether a hyperplane proves that no weights leave an error below `enough`."""
-        gap = descent.where(self.inverse > 0, -torch.inf).amax(-1, keepdim=True) / total
-        left = error - gap
-        return (left > 0) & (left.square() >= self.enough * error)
+        most, place = _largest(slope.view(len(slope), -1, KEY_GROUPS))
+        keys = place * KEY_GROUPS + torch.arange(KEY_GROUPS, device=place.device)
+        return most[:, None], keys[:, None]
 
     def widen(self, times: int) -> None:
         """Repeats every query `times` times, as neighbours."""
         self.queries *= times
-        self._replace(lambda x: x.repeat_interleave(times, dim=0))
+        for name in self.PER_ROW:
+            setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
-    def keep(self, live: Bool[Tensor, "B 1"], most: int) -> Tensor:
+    def keep(self, live: Bool[Tensor, "B 1 1"], most: int) -> Tensor:
         """Keeps only the live rows, padded to `most` per head; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
         first = _each(order)[:, None] * self.queries
         positions = (order[:, :most] + first).flatten()
         self.queries = most
-        self._replace(lambda x: x[positions])
-        return positions
-
-    def _replace(self, rows: Callable[[Tensor], Tensor]) -> None:
         for name in self.PER_ROW:
-            if (x := getattr(self, name)) is not None:
-                setattr(self, name, rows(x))
+            setattr(self, name, getattr(self, name)[positions])
+        return positions
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
@@ -431,29 +422,29 @@ def _search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[_BestSet
     heaviest = top_keys(weights, None, r)
     few = _take_few(weights, heaviest, width, best)
     all_rows = _Rows.of(problem)
-    undone = ~few & unresolved(all_rows.distance, all_rows.scale[:, 0], all_rows.output)[:, None]
+    undone = unresolved(all_rows.distance, all_rows.scale[..., 0], all_rows.output)[..., None]
+    undone = undone & ~few
     rows = copy(all_rows)
-    reach = r if effort == "fast" else r + 1
     sets = _ActiveSets.of_one(rows, rows.nearest(), ~(few | undone))
-    _grow(rows, sets, best, min(reach, capacity), effort)
+    _grow(rows, sets, best, min(r if effort == "fast" else r + 1, capacity), effort)
     if r > 1 and effort == "best":
         _beam(copy(all_rows), r, best, few | undone)
     if r > 1:
-        best.error.masked_fill_(undone, 0.0)
+        best.error.masked_fill_(undone[..., 0], 0.0)
         _guard(all_rows, weights, heaviest, best)
-    return best, undone[:, 0]
+    return best, undone.flatten()
 
 
 def _take_few(
     weights: Tensor, heaviest: Tensor, width: int, best: _BestSets
-) -> Bool[Tensor, "B 1"]:
+) -> Bool[Tensor, "B 1 1"]:
     """Records all weights of rows with few enough, at error 0; returns these finished rows."""
     positive, none = (weights > 0).sum(-1), torch.zeros_like(weights[:, 0])
     few = positive <= min(best.r, width + 1)
     mass, each = weights.gather(1, heaviest), _each(weights)
-    best.best[each, torch.where(few, positive.clamp_min(1), best.r + 2)] = 0
+    best.best[each, positive.clamp_min(1).masked_fill_(~few, best.r + 2)] = 0
     best.write(each, few, positive - 1, heaviest * (mass > 0), mass, none)
-    return (few if best.sizes == 1 else positive <= 1)[:, None]
+    return (few if best.sizes == 1 else positive <= 1)[:, None, None]
 
 
 def _grow(
@@ -462,28 +453,41 @@ def _grow(
     best: _BestSets,
     reach: int,
     effort: str,
-    patience: int = 3,
-    rounds: int | None = None,
+    enough: Float[Tensor, "B 1 1"] | None = None,
 ) -> None:
     """Adds keys one by one; unless the search is "fast", each step is followed by removals.
 
-    A row ends after `patience` insertions that hardly reduce its error. Of a fast search for one
-    size the last set is the best, so that it is recorded once.
+    A fast search for one size records the last set alone, which is the best. If `enough` is given,
+    the search is for the best weights on all keys: a row stops only where a hyperplane proves that
+    its error is at least that, and stalled rows go on for a number of rounds.
     """
-    often, slots, count = effort != "fast" or best.sizes > 1, 1, min(reach + 1, ROUNDS)
-    while rounds is None or rounds > 0:
+    often, slots, rounds = effort != "fast" or best.sizes > 1, 1, 0
+    count, limit = min(reach + 1, ROUNDS), 8 * reach + 16
+    while enough is None or rounds < limit:
         slots = min(slots + count, reach + 1)
         sets.reserve(slots)
         for _ in range(count):
-            error = _round(rows, sets, best if often else None, reach, effort, patience)
+            error = _round(rows, sets, best if often else None, reach, effort, enough is None)
         if not often:
             best.record(rows.row, ~sets.live, sets, error)
+        if enough is not None:
+            _give_up(rows, sets, best, enough)
         most = int(sets.live.view(rows.heads, -1).sum(1).max())  # live rows of the fullest head
         if not most:
             return
         if most < 0.7 * rows.queries:
             sets = sets.take(rows.keep(sets.live, most))
-        rounds, count = None if rounds is None else rounds - count, ROUNDS
+        rounds, count = rounds + count, ROUNDS // 2
+
+
+def _give_up(rows: _Rows, sets: _ActiveSets, best: _BestSets, enough: Tensor) -> None:
+    """Ends rows where a hyperplane proves that no weights leave an error below `enough`."""
+    error, total = sets.measure()
+    descent = rows.descents(sets, error, total).masked_fill(rows.inverse <= 0, -torch.inf)
+    left = error + descent.amax(-1, keepdim=True) / total
+    hopeless = sets.live & (left > 0) & (left.square() >= enough * error)
+    sets.live = sets.live & ~hopeless
+    best.best.masked_fill_(hopeless[..., 0], -torch.inf)  # the weights now are of another error
 
 
 def _round(
@@ -492,47 +496,44 @@ def _round(
     best: _BestSets | None,
     reach: int,
     effort: str,
-    patience: int,
-) -> Float[Tensor, "B 1"]:
+    may_stall: bool,
+) -> Float[Tensor, "B 1 1"]:
     """Lets every live row drop an atom, or insert one, or end; returns the errors before that."""
     error, total = sets.measure()
     slot, blocked = sets.approach(total)
     drop = sets.live & blocked
     insert = sets.live & ~blocked
-    stuck = error > (1 - 1e-4) * sets.before
-    sets.stalled = torch.where(insert & sets.added, (sets.stalled + 1) * stuck, sets.stalled)
+    if may_stall:
+        stuck = error > (1 - 1e-4) * sets.before
+        sets.stalled = torch.where(insert & sets.added, (sets.stalled + 1) * stuck, sets.stalled)
     if best is not None:
         best.record(rows.row, insert, sets, error)
-    if effort != "fast":
+    if effort != "fast" and best is not None:
         back, pays = _pays(rows, sets, best, error, total)
         pays = pays & insert
         slot, drop, insert = torch.where(pays, back, slot), drop | pays, insert & ~pays
         sets.taken_back, sets.added = sets.taken_back + pays, sets.added & ~pays
-    descent = rows.descents(sets, error, total)
+    excess = error - sets.zero
+    descent = rows.descents(sets, excess, total)
     if effort == "fast":
-        slope, key = (descent * rows.inverse).max(-1, keepdim=True)
+        slope, key = descent.mul_(rows.inverse).max(-1, keepdim=True)
     else:
-        slope, keys = rows.steepest(descent)
-        place = _place(rows, sets, slope, keys)
-        slope, key = slope.gather(1, place), keys.gather(1, place)
-    insert = insert & (slope > sets.zero * total * rows.inverse.gather(1, key))
-    insert = insert & (error > sets.zero) & (sets.size < reach) & (sets.stalled < patience)
-    if rows.enough is not None:
-        insert = insert & ~rows.hopeless(descent, error, total)
+        slope, key = _place(rows, sets, *rows.steepest(descent))
+    insert = insert & (torch.minimum(slope, excess) > 0) & (sets.size < reach)
+    if may_stall:
+        insert = insert & (sets.stalled < 3)
+        sets.before = torch.where(insert, error, sets.before)
     slot = torch.where(drop, slot, sets.empty.argmax(-1, keepdim=True))
-    sets.before = torch.where(insert, error, sets.before)
-    value = rows.values(key)[:, 0]
-    sets.change(pad(value, (0, sets.frame.shape[1] - value.shape[1])) + sets.frame, key, slot, drop, insert)
+    sets.change(rows.values(key), key, slot, drop, insert)
     if effort != "fast":
         sets.order(slot, drop)
         sets.added, sets.largest = sets.added | insert, torch.maximum(sets.largest, sets.size)
-        sets.mass = sets.mass / sets.mass.sum(-1, keepdim=True)
     return error
 
 
 def _pays(
     rows: _Rows, sets: _ActiveSets, best: _BestSets, error: Tensor, total: Tensor
-) -> tuple[Int[Tensor, "B 1"], Bool[Tensor, "B 1"]]:
+) -> tuple[Int[Tensor, "B 1 1"], Bool[Tensor, "B 1 1"]]:
     """Finds the atom to remove, and whether that improves on the best set of the smaller size.
 
     The number of removals is limited by the largest size so far. This bound does not depend on r,
@@ -541,85 +542,82 @@ def _pays(
     slot, after = sets.cheapest(total)
     resolved = 16 * torch.finfo(error.dtype).eps * sets.lift.square()
     may = (sets.size >= 3) & (error > resolved) & (sets.taken_back < sets.largest)
-    return slot, may & (after < 0.999 * best.best[rows.row[:, None], sets.size - 1])
+    return slot, may & (after < 0.999 * best.best[rows.row[:, None, None], sets.size - 1])
 
 
-def _place(
-    rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor
-) -> Int[Tensor, "B 1"]:
-    """Finds the key, among the steepest of each group, whose addition leaves least error."""
+def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds slope and key, among the steepest of each group, whose addition leaves least error."""
     gain = _gain(rows, sets, slope, keys)
     ordered = slope.sort(dim=-1, descending=True).values
-    looks = (LOOKS // sets.size).clamp(2, KEY_GROUPS)
-    least = torch.maximum(NEARLY * ordered[:, :1], ordered.gather(1, looks - 1))
-    return torch.where(slope >= least, gain, -1.0).argmax(-1, keepdim=True)
+    looks = (LOOKS // sets.size).clamp_(2, KEY_GROUPS) - 1
+    least = torch.maximum(NEARLY * ordered[..., :1], ordered.gather(-1, looks))
+    place = gain.masked_fill_(slope < least, -1.0).argmax(-1, keepdim=True)
+    return slope.gather(-1, place), keys.gather(-1, place)
 
 
-def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Float[Tensor, "B G"]:
-    """Computes descent^2 / ||atom outside the span||^2 for candidate keys (B, G)."""
-    lift = sets.lift[:, None].expand(-1, keys.shape[1], 1)
-    atoms = torch.cat([rows.atoms(keys), lift], dim=-1)
-    share = torch.bmm(atoms, sets.basis[:, :, : atoms.shape[-1]].mT)
+def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Float[Tensor, "B 1 G"]:
+    """Computes descent^2 / ||atom outside the span||^2 for candidate keys (B, 1, G)."""
+    atoms = torch.cat([rows.atoms(keys), sets.lift.expand(-1, keys.shape[-1], 1)], dim=-1)
+    share = torch.bmm(atoms, sets.basis[..., : atoms.shape[-1]].mT)
     whole = atoms.square().sum(-1)
-    left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)
-    descent = slope / rows.inverse.gather(1, keys).clamp_min(_tiny(slope))
-    return torch.where(slope > 0, descent.square() / left, 0.0)
+    left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)[:, None]
+    descent = slope / rows.inverse.gather(-1, keys).clamp_min(_tiny(slope))
+    return descent.square_().div_(left).masked_fill_(slope <= 0, 0.0)
 
 
 def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
     """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
     count, width = len(rows.row), BEAM
-    distance, first = rows.distance.topk(min(width, rows.distance.shape[1]), largest=False)
-    spare = (0, width - first.shape[1])
+    distance, first = rows.distance.topk(min(width, rows.distance.shape[-1]), largest=False)
+    spare = (0, width - first.shape[-1])
     distance, first = pad(distance, spare, value=torch.inf), pad(first, spare)
     rows.widen(width)
-    live = ((distance < torch.inf) & ~ended).view(-1, 1)
-    sets = _ActiveSets.of_one(rows, first.view(-1, 1), live)
-    for size in range(2, min(r, rows.output.shape[1] + 1, rows.distance.shape[1]) + 1):
+    live = ((distance < torch.inf) & ~ended).view(-1, 1, 1)
+    sets = _ActiveSets.of_one(rows, first.view(-1, 1, 1), live)
+    for size in range(2, min(r, rows.output.shape[-1] + 1, rows.distance.shape[-1]) + 1):
         error, total = sets.measure()
         slope, keys = rows.steepest(rows.descents(sets, error, total))
-        least = _child_errors(rows, sets, slope, keys, error, total)
+        least = _child_errors(rows, sets, slope, keys)
         least = least.masked_fill(~(sets.live & (error > sets.zero)), torch.inf)
         support = _hashed(sets.keys).where(sets.mass > 0, 0).sum(-1, keepdim=True) + _hashed(keys)
         child, live = _survivors(least.view(count, -1), support.view(count, -1), width)
         if not bool(live.any()):
             return
-        key = keys.view(count, -1).gather(1, child).view(-1, 1)
+        key = keys.view(count, -1).gather(1, child).view(-1, 1, 1)
         parent = child // KEY_GROUPS + width * _each(child)[:, None]
         sets = sets.take(parent.flatten())
         sets.reserve(size)
-        value, slot = rows.values(key)[:, 0], sets.empty.argmax(-1, keepdim=True)
-        atom = pad(value, (0, sets.frame.shape[1] - value.shape[1])) + sets.frame
-        live = live.view(-1, 1)
-        sets.change(atom, key, slot, torch.zeros_like(live), live)
-        _restore_feasibility(sets)
+        insert, slot = live.view(-1, 1, 1), sets.empty.argmax(-1, keepdim=True)
+        sets.change(rows.values(key), key, slot, torch.zeros_like(insert), insert)
+        _restore_feasibility(sets, rows)
         error, _ = sets.measure()
         for lane in range(width):  # one set per row at a time: each may improve on the last
             some = sets.take(slice(lane, None, width))
             best.record(rows.row[lane::width], some.live, some, error[lane::width])
 
 
-def _restore_feasibility(sets: _ActiveSets) -> None:
+def _restore_feasibility(sets: _ActiveSets, rows: _Rows) -> None:
     """Drops atoms whose weight reaches zero on the way to the unconstrained weights."""
-    rows = sets.live.nonzero()[:, 0]
-    while len(rows):
-        some = sets.take(rows)
+    which = sets.live.flatten().nonzero()[:, 0]
+    while len(which):
+        some = sets.take(which)
         slot, blocked = some.approach(some.measure()[1])
-        sets.mass[rows] = some.mass
-        which = blocked.nonzero()[:, 0]
-        rows, some, slot, drop = rows[which], some.take(which), slot[which], blocked[which]
-        some.change(some.frame, slot, slot, drop, ~drop)
-        sets.put(rows, some)
+        sets.mass[which] = some.mass
+        again = blocked.flatten().nonzero()[:, 0]
+        which, some, slot, blocked = which[again], some.take(again), slot[again], blocked[again]
+        some.change(rows.output[which], slot, slot, blocked, ~blocked)
+        sets.put(which, some)
 
 
 def _child_errors(
-    rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor, error: Tensor, total: Tensor
-) -> Tensor:
+    rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor
+) -> Float[Tensor, "B 1 G"]:
     """Computes the error after adding a key; exact if no weight turns negative."""
+    error, total = sets.measure()
     lift = sets.lift.square()
     missing = (error / (lift + error) - _gain(rows, sets, slope, keys) / lift).clamp_min(0)
-    pays = (slope > 0) & (slope > sets.zero * total * rows.inverse.gather(1, keys))
-    return torch.where(pays, lift * missing / (1 - missing), torch.inf)
+    pays = slope > -sets.zero * total * rows.inverse.gather(-1, keys)
+    return torch.where(pays & (slope > 0), lift * missing / (1 - missing), torch.inf)
 
 
 def _hashed(keys: Tensor) -> Tensor:
@@ -641,22 +639,31 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 
 def _guard(rows: _Rows, weights: Tensor, heaviest: Tensor, best: _BestSets) -> None:
     """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
-    every_share = weights.gather(1, heaviest)
+    shares = weights.gather(1, heaviest)
     for column in range(best.sizes):
         count = best.r if best.sizes == 1 else column + 1
-        least = best.error[:, : column + 1].amin(-1)
-        keys, share = heaviest[:, :count], every_share[:, :count]
-        atoms = rows.atoms(keys)
-        open_ = (least > rows.zero[:, 0]) & ~_separated(atoms, share, least)
-        which = open_.nonzero()[:, 0]
+        least, keys, share = (
+            best.error[:, : column + 1].amin(-1),
+            heaviest[:, :count],
+            shares[:, :count],
+        )
+        atoms = rows.atoms(keys[:, None])
+        open_rows = (least > rows.zero.flatten()) & ~_separated(atoms, share, least)
+        which = open_rows.nonzero()[:, 0]
         if not len(which):
             continue
-        scale, zero, enough = rows.scale[which], rows.zero[which], least[which]
-        solved = _solve_on(atoms[which], share[which] > 0, scale, zero, enough[:, None])
+        enough = least[which]
+        solved = _solve_on(
+            atoms[which],
+            share[which] > 0,
+            rows.scale[which],
+            rows.zero[which],
+            enough[:, None, None],
+        )
         slots, mass = solved.solution()
-        chosen, column_of = keys[which].gather(1, slots[:, 0]), torch.full_like(which, column)
-        error = solved.error[:, 0]
-        best.write(which, error < enough, column_of, chosen, mass[:, 0], error)
+        chosen, error = keys[which].gather(1, slots[:, 0]), solved.error[:, 0]
+        columns = torch.full_like(which, column)
+        best.write(which, error < enough, columns, chosen, mass[:, 0], error)
 
 
 def _separated(
@@ -684,22 +691,22 @@ def _separated(
 def _solve_on(
     atoms: Float[Tensor, "B C V"],
     usable: Bool[Tensor, "B C"],
-    scale: Float[Tensor, "B 1"],
-    zero: Float[Tensor, "B 1"],
-    enough: Float[Tensor, "B 1"] | None = None,
+    scale: Float[Tensor, "B 1 1"],
+    zero: Float[Tensor, "B 1 1"],
+    enough: Float[Tensor, "B 1 1"],
 ) -> _BestSets:
     """Finds the best weights on these keys, which are indices into `atoms`.
 
     A row stops once a hyperplane proves that its error is at least `enough`.
     """
     count, width = atoms.shape[1:]
-    distance = atoms.square().sum(-1).clamp_min(_tiny(atoms)).masked_fill(~usable, torch.inf)
-    rows = _Rows(atoms, torch.zeros_like(atoms[:, 0]), distance, scale, zero, enough)
+    distance = atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)
+    distance, live = distance[:, None], usable.any(-1)[:, None, None]
+    rows = _Rows(atoms, torch.zeros_like(atoms[:, :1]), distance, scale, zero)
     reach = min(count, width + 1)
     best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
-    sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), usable.any(-1, keepdim=True))
-    limit = 2 * (4 * count + 8)
-    _grow(rows, sets, best, reach, "fast", limit, limit)
+    sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), live)
+    _grow(rows, sets, best, reach, "fast", enough)
     return best
 
 
@@ -720,9 +727,9 @@ def weigh(
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
     distance = atoms.square().sum(-1)
     scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
-    keys, solved = _solve_on(
-        atoms, usable, scale[:, None], problem.zero().flatten()[:, None]
-    ).solution()
+    zero, enough = problem.zero().view(-1, 1, 1), torch.full_like(scale, torch.inf)
+    solution = _solve_on(atoms, usable, scale[:, None, None], zero, enough[:, None, None])
+    keys, solved = solution.solution()
     mass = torch.zeros_like(distance).scatter_add_(1, keys[:, 0], solved[:, 0])
     mass = (mass * usable.any(-1, keepdim=True)).view(indices.shape)
     distance = distance.masked_fill(~usable, torch.inf)
