@@ -76,7 +76,6 @@ class _ActiveSets:
     mass: Float[Tensor, "B 1 K"]
     empty: Float[Tensor, "B 1 K"]
     place: Int[Tensor, "B 1 K"]
-    size: Int[Tensor, "B 1 1"]
     lift: Float[Tensor, "B 1 1"]
     zero: Float[Tensor, "B 1 1"]
     before: Float[Tensor, "B 1 1"]
@@ -100,7 +99,7 @@ class _ActiveSets:
         target = torch.cat([torch.zeros_like(atom), lift, zero], dim=-1)
         frame = torch.cat([-rows.output, lift, zero], dim=-1)
         sets = cls(
-            basis, target, target, frame, key, zero + 1, zero, none, none + 1, lift, rows.zero,
+            basis, target, target, frame, key, zero + 1, zero, none, lift, rows.zero,
             zero + torch.inf, none + 1, none, none, none == 0, live,
         )  # fmt: skip
         sets.project()
@@ -112,7 +111,7 @@ class _ActiveSets:
 
     def put(self, rows: Tensor, sets: "_ActiveSets") -> None:
         """Replaces the sets of some rows."""
-        for name in ("basis", "residual", "keys", "mass", "empty", "size"):
+        for name in ("basis", "residual", "keys", "mass", "empty"):
             getattr(self, name)[rows] = getattr(sets, name)
 
     def reserve(self, slots: int) -> None:
@@ -123,6 +122,9 @@ class _ActiveSets:
             self.empty, self.place = pad(self.empty, more, value=1), pad(self.place, more, value=-1)
             for name in ("residual", "target", "frame", "keys", "mass"):
                 setattr(self, name, pad(getattr(self, name), more))
+
+    def size(self) -> Int[Tensor, "B 1 1"]:
+        return (self.empty == 0).sum(-1, keepdim=True)
 
     def project(self) -> None:
         """Recomputes the residual: projects the target onto the span of Q."""
@@ -164,7 +166,8 @@ class _ActiveSets:
         """Inserts a value into an empty slot by Gram-Schmidt, drops the one there, or does neither.
 
         A row rests for good if it does neither, or if the atom depends on those of the row. A
-        reflection moves an atom to drop into the row of its slot, which is then emptied.
+        reflection moves an atom to drop into the row in which it is largest. This row is then
+        replaced by the row of its slot, which is emptied.
         """
         basis, slots, inserted = self.basis, self.keys.shape[-1], insert.to(value.dtype)
         width = basis.shape[-1] - slots
@@ -183,26 +186,32 @@ class _ActiveSets:
         before = vector_norm(atom, dim=-1, keepdim=True)
         insert = insert & (length > INDEPENDENCE[value.dtype] * before)
         inserted = insert.to(value.dtype)
-        row, pivot = slot.expand(-1, 1, basis.shape[-1]), share.gather(-1, slot)
-        turned = basis.gather(1, row).mul_(torch.ones_like(pivot).copysign_(pivot)).sub_(rest)
+        largest = torch.where(drop, share.abs().argmax(-1, keepdim=True), slot)
+        row, pivot = slot.expand_as(rest), share.gather(-1, largest)
+        largest = largest.expand_as(rest)
+        turned = basis.gather(1, largest).mul_(torch.ones_like(pivot).copysign_(pivot)).sub_(rest)
         share.mul_(drop / pivot.abs_().add_(1))
-        basis.baddbmm_(share.mT, turned, alpha=-1)
+        basis.addcmul_(share.mT, turned, value=-1)
         basis.scatter_(2, column.expand(-1, slots, 1), 0.0)
+        basis.scatter_(1, largest, basis.gather(1, row))
         basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(_tiny(rest))))
         self.keys.scatter_(-1, slot, key)
         self.empty.scatter_(-1, slot, 1 - inserted)
-        self.size, self.live = self.size + insert + drop * -1, drop | insert
+        self.live = drop | insert
         self.project()
 
     def order(self, slot: Tensor, drop: Tensor) -> None:
         """Updates `place` after a change, and the weights after a removal of any atom."""
-        old = self.place.gather(-1, slot)
-        self.place = torch.where((self.place == self.size) & drop, old, self.place)
-        self.place.scatter_(-1, slot, (self.size - 1).masked_fill_(drop | ~self.live, -1))
+        old, size = self.place.gather(-1, slot), self.size()
+        self.place = torch.where((self.place == size) & drop, old, self.place)
+        self.place.scatter_(-1, slot, (size - 1).masked_fill_(drop | ~self.live, -1))
+        torch.maximum(self.largest, size, out=self.largest)
         self.mass.scatter_(-1, slot, 0.0)
         self.mass.div_(self.mass.sum(-1, keepdim=True))
 
-    def cheapest(self, total: Tensor) -> tuple[Int[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
+    def cheapest(
+        self, total: Tensor, size: Tensor
+    ) -> tuple[Int[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
         """Finds the atom that costs least to remove, and the error if no weight turns negative.
 
         The last atom is spared right after an insertion.
@@ -210,7 +219,7 @@ class _ActiveSets:
         slots = self.keys.shape[-1]
         column = vector_norm(self.basis[..., -slots:], dim=1, keepdim=True)
         cost = (self.residual[..., -slots:] / column.clamp_min_(_tiny(total))).square_()
-        spared = (self.place < 0) | ((self.place == self.size - 1) & self.added)
+        spared = (self.place < 0) | ((self.place == size - 1) & self.added)
         least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
         lift = self.lift.square()
         left = -(total + least / lift)
@@ -247,7 +256,7 @@ class _BestSets:
         error: Float[Tensor, "B 1 1"],
     ) -> None:
         """Records the sets among `which` that improve on the best set of their row and size."""
-        size, error = sets.size.flatten(), error.flatten()
+        size, error = sets.size().flatten(), error.flatten()
         better = which.flatten() & (size <= self.r) & (error < self.best[rows, size])
         self.best[rows, size.masked_fill(~better, self.r + 2)] = error
         self.write(rows, better, size - 1, sets.keys[:, 0], sets.mass[:, 0], error)
@@ -283,7 +292,8 @@ class _Rows:
         zero: Float[Tensor, "B 1 1"],
     ) -> None:
         """Holds B queries of H heads; a hidden key has an infinite distance, and P may exceed M."""
-        self.value, self.output, self.distance = value, output, distance
+        self.transposed, self.flat = value.mT, value.flatten(0, 1)
+        self.output, self.distance = output, distance
         self.heads, self.queries = len(value), len(output) // max(1, len(value))
         self.scale, self.zero, self.row = scale, zero, _each(output)
         # Hidden keys and padding get slope 0.
@@ -308,7 +318,7 @@ class _Rows:
     def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns the values of the keys of each row."""
         index = (keys + self.first).flatten()
-        values = self.value.flatten(0, 1).index_select(0, index)
+        values = self.flat.index_select(0, index)
         return values.view(len(keys), keys.shape[-1], values.shape[-1])
 
     def atoms(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
@@ -331,7 +341,7 @@ class _Rows:
         residual = sets.residual[..., : self.output.shape[-1]]
         shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
         shape = self.heads, self.queries, -1
-        product = torch.baddbmm(shift.view(shape), residual.view(shape), self.value.mT, beta=-1)
+        product = torch.baddbmm(shift.view(shape), residual.view(shape), self.transposed, beta=-1)
         return product.view(len(residual), 1, product.shape[-1])
 
     def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
@@ -389,7 +399,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     """Returns the number of queries searched together."""
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
-    numbers = 2 * size * (width + 1) + size**2 + 4 * keys
+    numbers = 2 * size * (width + 1 + size) + 4 * keys  # the basis is copied as it grows
     rows = BYTES_PER_ELEMENT // 4 * max_elements() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
@@ -519,7 +529,9 @@ def _round(
         slope, key = descent.mul_(rows.inverse).max(-1, keepdim=True)
     else:
         slope, key = _place(rows, sets, *rows.steepest(descent))
-    insert = insert & (torch.minimum(slope, excess) > 0) & (sets.size < reach)
+    insert = insert & (torch.minimum(slope, excess) > 0)
+    if sets.keys.shape[-1] > reach:
+        insert = insert & (sets.empty.sum(-1, keepdim=True) > 1)
     if may_stall:
         insert = insert & (sets.stalled < 3)
         sets.before = torch.where(insert, error, sets.before)
@@ -527,7 +539,7 @@ def _round(
     sets.change(rows.values(key), key, slot, drop, insert)
     if effort != "fast":
         sets.order(slot, drop)
-        sets.added, sets.largest = sets.added | insert, torch.maximum(sets.largest, sets.size)
+        sets.added = sets.added | insert
     return error
 
 
@@ -539,17 +551,18 @@ def _pays(
     The number of removals is limited by the largest size so far. This bound does not depend on r,
     so a search for more keys visits all sets that a search for fewer visits.
     """
-    slot, after = sets.cheapest(total)
+    size = sets.size()
+    slot, after = sets.cheapest(total, size)
     resolved = 16 * torch.finfo(error.dtype).eps * sets.lift.square()
-    may = (sets.size >= 3) & (error > resolved) & (sets.taken_back < sets.largest)
-    return slot, may & (after < 0.999 * best.best[rows.row[:, None, None], sets.size - 1])
+    may = (size >= 3) & (error > resolved) & (sets.taken_back < sets.largest)
+    return slot, may & (after < 0.999 * best.best[rows.row[:, None, None], size - 1])
 
 
 def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Finds slope and key, among the steepest of each group, whose addition leaves least error."""
     gain = _gain(rows, sets, slope, keys)
     ordered = slope.sort(dim=-1, descending=True).values
-    looks = (LOOKS // sets.size).clamp_(2, KEY_GROUPS) - 1
+    looks = (LOOKS // sets.size()).clamp_(2, KEY_GROUPS) - 1
     least = torch.maximum(NEARLY * ordered[..., :1], ordered.gather(-1, looks))
     place = gain.masked_fill_(slope < least, -1.0).argmax(-1, keepdim=True)
     return slope.gather(-1, place), keys.gather(-1, place)
@@ -674,18 +687,19 @@ def _separated(
     The proof is a plane between the keys and o. Its normal starts at the attention-weighted mean
     and turns towards the keys closest to o.
     """
-    share = share.masked_fill(share <= 0, 0.0)
-    mean = torch.bmm((share / share.sum(-1, keepdim=True))[:, None], atoms)[:, 0]
+    share, hidden = share[:, None].clamp_min(0), torch.zeros_like(share)[:, None]
+    hidden = hidden.masked_fill_(share <= 0, torch.inf)
+    mean = torch.bmm(share / share.sum(-1, keepdim=True), atoms)
+    transposed, enough = atoms.mT, enough[:, None, None]
     apart = torch.zeros_like(enough, dtype=torch.bool)
     for _ in range(6):
-        squared = mean.square().sum(-1)
-        depth = torch.bmm(mean[:, None], atoms.mT)[:, 0].masked_fill(share <= 0, torch.inf)
-        nearest, key = depth.min(-1)
-        apart |= (nearest > 0) & (nearest.square() >= enough * squared)
-        turn = atoms.take_along_dim(key[:, None, None], dim=1)[:, 0] - mean
-        step = (squared - nearest) / turn.square().sum(-1).clamp_min(_tiny(mean))
-        mean = mean + step.clamp(0, 1)[:, None] * turn
-    return apart
+        squared = mean.square().sum(-1, keepdim=True)
+        nearest, key = torch.baddbmm(hidden, mean, transposed).min(-1, keepdim=True)
+        apart |= nearest * nearest.abs() > enough * squared
+        turn = atoms.gather(1, key.expand_as(mean)).sub_(mean)
+        step = (squared - nearest).div_(turn.square().sum(-1, keepdim=True).clamp_min_(_tiny(mean)))
+        mean.addcmul_(step.clamp_(0, 1), turn)
+    return apart[:, 0, 0]
 
 
 def _solve_on(
