@@ -1,6 +1,6 @@
 """Measures everything that needs a GPU, on one machine.
 
-    python -m benchmarks.gpu                       # nine parts of at most 8 minutes each
+    python -m benchmarks.gpu                       # every part, at most 8 minutes each
     python -m benchmarks.gpu --parts training      # one part alone
     python -m benchmarks.gpu --quick --device cpu  # tiny sizes, to try the script without a GPU
 
@@ -16,6 +16,8 @@ training: a training step of the causal LM with each kernel at the paper's width
           compiled (as `trainer=bf16` does), and with eager attention: tokens/s and model-FLOP
           utilisation (MFU)
 loss:     the causal loss over a vocabulary, forward and backward, beside PyTorch's
+search:   optimal-v-aware-r in fp32 with 4, 16 and 65 keys, L = 2048, 8 heads, "fast" and "default":
+          time beside exact attention; under 90 seconds
 solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: time and error
 caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarter is kept: the time
           of choosing beside that of reading, and of a token beside that of the full cache
@@ -375,6 +377,19 @@ def solver(device: str, quick: bool) -> Rows:
             yield row | costs | {"relative output error": float(error)}
 
 
+def search(device: str, quick: bool) -> Rows:
+    """Times a call of optimal-v-aware-r beside exact attention, for few to many keys."""
+    length, heads = (64, 2) if quick else (2048, HEADS)
+    inputs = gaussian((3, 1, heads, length, HEAD_DIM), device, torch.float32)
+    exact = measured(partial(forward, attention, inputs), device)
+    yield {"r": None, "search": "exact attention", "length": length, "heads": heads} | exact
+    for effort, r in (("fast", 4), ("fast", 16), ("fast", 65), ("default", 4), ("default", 16)):
+        costs = measured(partial(forward, OptimalValueAware(r, search=effort), inputs), device)
+        ratio = costs["ms"] / exact["ms"] if costs["ms"] and exact["ms"] else None
+        row = {"r": r, "search": effort, "length": length, "heads": heads}
+        yield row | costs | {"exact attentions": ratio}
+
+
 def caches(device: str, quick: bool) -> Rows:
     """Times caches of the packaged decoder, on the GPU where there is one."""
     lengths = (256,) if quick else (2048, 4096, 8064)
@@ -409,7 +424,9 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
     measure.__name__: measure
-    for measure in (choosing, token, steps, caches, training, loss, solver, patterns, layer)
+    for measure in (
+        choosing, token, steps, search, caches, training, loss, solver, patterns, layer
+    )  # fmt: skip
 }
 
 

@@ -8,8 +8,10 @@ and target (0, c), for any lift c > 0. It is solved by the active-set method of 
 or removing an atom then costs O(size (size + V)) and stays accurate in fp32, unlike an inverted
 Gram matrix.
 
-Every query is a row of the batch. Finished rows stay in the batch until they exceed three tenths of
-it; the others are then gathered into a smaller batch.
+Every query is a row of the batch. In a round every row inserts an atom, drops one or rests, by the
+same operations on tensors of the same shape, so that a GPU never waits for the host. The host asks
+for the number of live rows once in several rounds. Once finished rows exceed three tenths of the
+batch, the others are gathered into a smaller batch.
 """
 
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import pad
 
 from value_aware_attention.approximations.closest_combination.problem import (
@@ -37,270 +40,316 @@ ROWS_AT_ONCE = 2048
 """Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
 """Number of values nearest to o whose distances are recomputed, to remove rounding"""
+ROUNDS = 8
+"""Most rounds before the host asks whether rows are still live"""
 
 
 @dataclass
 class _ActiveSets:
-    """Holds one set of keys per row with its optimal weights; slots from `size` on are empty.
+    """Holds one set of keys per row in slots. Some slots are empty.
 
     Attributes:
-        Q: Orthonormal rows: R_inverse @ the lifted atoms.
-        Q_transposed: Q in the only layout in which a batch of row vectors times a matrix is fast.
+        basis: [Q | R_inverse], where Q = R_inverse @ the lifted atoms has orthonormal rows. An
+            empty slot has a row of zeros, and a column of zeros in R_inverse.
+        residual: [residual of the lifted target | minus the least squares solution]: the target
+            minus its projection onto the basis. The solution is neither normalised nor bounded
+            at 0.
+        target: [0, lift | 0].
+        frame: [-o, lift | 0]; [v, 0 | 0] + frame is the atom of a value.
         mass: The weights beta.
-        unconstrained: The least squares solution on these keys, neither normalised nor bounded at
-            0.
-        lifted: Residual of the lifted target.
-        residual: o - x, where x is the combination.
+        empty: 1 for an empty slot, else 0.
+        place: Position of the atom in active_set.cpp, where the last atom fills a gap; or -1.
         zero: Largest error that counts as zero.
+        before: Error before the last insertion.
         largest: Largest size so far.
+        taken_back: Number of removals that were chosen to improve on a smaller set.
+        stalled: Number of insertions in a row that hardly reduced the error.
+        added: Whether no such removal followed the last insertion.
+        live: Whether the row is still searched.
     """
 
-    Q: Float[Tensor, "B K W"]
-    Q_transposed: Float[Tensor, "B W K"]
-    R_inverse: Float[Tensor, "B K K"]
-    keys: Int[Tensor, "B K"]
-    mass: Float[Tensor, "B K"]
-    unconstrained: Float[Tensor, "B K"]
-    lifted: Float[Tensor, "B W"]
-    residual: Float[Tensor, "B V"]
-    size: Int[Tensor, " B"]
-    lift: Float[Tensor, " B"]
-    error: Float[Tensor, " B"]
-    zero: Float[Tensor, " B"]
-    largest: Int[Tensor, " B"]
-    taken_back: Int[Tensor, " B"]
-    stalled: Int[Tensor, " B"]
+    basis: Float[Tensor, "B K X"]
+    residual: Float[Tensor, "B 1 X"]
+    target: Float[Tensor, "B 1 X"]
+    frame: Float[Tensor, "B 1 X"]
+    keys: Int[Tensor, "B 1 K"]
+    mass: Float[Tensor, "B 1 K"]
+    empty: Float[Tensor, "B 1 K"]
+    place: Int[Tensor, "B 1 K"]
+    lift: Float[Tensor, "B 1 1"]
+    zero: Float[Tensor, "B 1 1"]
+    before: Float[Tensor, "B 1 1"]
+    largest: Int[Tensor, "B 1 1"]
+    taken_back: Int[Tensor, "B 1 1"]
+    stalled: Int[Tensor, "B 1 1"]
+    added: Bool[Tensor, "B 1 1"]
+    live: Bool[Tensor, "B 1 1"]
 
     @classmethod
     def of_one(
-        cls, atom: Tensor, key: Tensor, scale: Tensor, zero: Tensor, capacity: int
+        cls, rows: "_Rows", key: Int[Tensor, "B 1 1"], live: Bool[Tensor, "B 1 1"]
     ) -> "_ActiveSets":
-        """Creates sets of one key; atom (B, V) is its value - o, scale the largest ||v - o||^2."""
-        squared = atom.square().sum(-1)
-        lift = torch.maximum(squared, 1e-4 * scale).sqrt()
+        """Creates sets of one key."""
+        atom = rows.atoms(key)
+        squared = atom.square().sum(-1, keepdim=True)
+        lift = torch.maximum(squared, 1e-4 * rows.scale).sqrt()
         inverse = (squared + lift.square()).rsqrt()
-        direction = torch.cat([atom, lift[:, None]], dim=1) * inverse[:, None]
-        Q = pad(direction[:, None], (0, 0, 0, capacity))
-        R_inverse = pad(inverse[:, None, None], (0, capacity, 0, capacity))
-        mass = pad(torch.ones_like(inverse)[:, None], (0, capacity))
-        keys = pad(key[:, None], (0, capacity))
-        count = torch.ones_like(key)
+        none, zero = torch.zeros_like(key), torch.zeros_like(lift)
+        basis = torch.cat([atom * inverse, lift * inverse, inverse], dim=-1)
+        target = torch.cat([torch.zeros_like(atom), lift, zero], dim=-1)
+        frame = torch.cat([-rows.output, lift, zero], dim=-1)
         sets = cls(
-            Q, Q.mT.contiguous(), R_inverse, keys, mass, torch.zeros_like(mass),
-            torch.zeros_like(direction), -atom, count, lift, squared, zero, count.clone(),
-            count * 0, count * 0,
+            basis, target, target, frame, key, zero + 1, zero, none, lift, rows.zero,
+            zero + torch.inf, none + 1, none, none, none == 0, live,
         )  # fmt: skip
-        sets.rebuild(torch.arange(len(atom), device=atom.device))
+        sets.project()
         return sets
 
-    def take(self, rows: Tensor) -> "_ActiveSets":
+    def take(self, rows: Tensor | slice) -> "_ActiveSets":
         """Copies the sets of some rows."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
-    def done(self) -> Bool[Tensor, " B"]:
-        return self.error <= self.zero
+    def put(self, rows: Tensor, sets: "_ActiveSets") -> None:
+        """Replaces the sets of some rows."""
+        for name in ("basis", "residual", "keys", "mass", "empty"):
+            getattr(self, name)[rows] = getattr(sets, name)
 
-    def insert(
-        self, atom: Float[Tensor, "B V"], key: Int[Tensor, " B"], live: Bool[Tensor, " B"]
-    ) -> tuple[Bool[Tensor, " B"], Int[Tensor, " S"]]:
-        """Adds an atom by Gram-Schmidt to the live rows where it is independent of the others.
+    def reserve(self, slots: int) -> None:
+        """Adds empty slots, up to this number of slots."""
+        more = (0, slots - self.keys.shape[-1])
+        if more[1] > 0:
+            self.basis = pad(self.basis, more + more)
+            self.empty, self.place = pad(self.empty, more, value=1), pad(self.place, more, value=-1)
+            for name in ("residual", "target", "frame", "keys", "mass"):
+                setattr(self, name, pad(getattr(self, name), more))
 
-        Returns these rows as a mask and as indices.
+    def size(self) -> Int[Tensor, "B 1 1"]:
+        return (self.empty == 0).sum(-1, keepdim=True)
+
+    def project(self) -> None:
+        """Recomputes the residual: projects the target onto the span of Q."""
+        last = self.residual.shape[-1] - self.keys.shape[-1] - 1
+        step = (self.basis[:, :, last, None] * self.lift).mT
+        self.residual = torch.baddbmm(self.target, step, self.basis, alpha=-1)
+
+    def measure(self) -> tuple[Float[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
+        """Returns ||o - x||^2 and minus the sum of the unconstrained weights.
+
+        The lifted residual is o - x times this sum.
         """
-        used = min(self.Q.shape[1], int(self.size.max()))
-        atom = torch.cat([atom, self.lift[:, None]], dim=1)
-        before = atom.square().sum(-1)
-        Q, Q_transposed = self.Q[:, :used], self.Q_transposed[:, :, :used]
-        share = torch.bmm(atom[:, None], Q_transposed)
-        rest = atom - torch.bmm(share, Q)[:, 0]
-        if bool((live & (rest.square().sum(-1) < 0.05 * before)).any()):
-            again = torch.bmm(rest[:, None], Q_transposed)
-            rest -= torch.bmm(again, Q)[:, 0]
-            share = share + again
-        length = rest.norm(dim=-1)
-        live = live & (length > INDEPENDENCE[atom.dtype] * before.sqrt())
-        inverse = torch.where(live, 1 / length, 0.0)[:, None]
-        direction = torch.where(live[:, None], rest * inverse, 0.0)
-        row = torch.zeros_like(self.unconstrained)
-        row[:, :used] = torch.bmm(share, self.R_inverse[:, :used, :used])[:, 0] * -inverse
-        row.scatter_(1, self.size[:, None], inverse)
-        where = live.nonzero()[:, 0]
-        slot = self.size[where]
-        self.Q[where, slot] = direction[where]
-        self.Q_transposed[where, :, slot] = direction[where]
-        self.R_inverse[where, slot] = row[where]
-        self.keys[where, slot] = key[where]
-        self.mass[where, slot] = 0
-        step = (self.lift * direction[:, -1])[:, None]
-        self.unconstrained += step * row
-        self.lifted -= step * direction
-        self.size += live
-        torch.maximum(self.largest, self.size, out=self.largest)
-        self.residual, self.error = _measure(self.lifted, self.lift)
-        return live, where
+        slots = self.keys.shape[-1]
+        total = self.residual[..., -slots:].sum(-1, keepdim=True)
+        lifted = self.residual[..., : -slots - 1]
+        return (vector_norm(lifted, dim=-1, keepdim=True) / total).square_(), total
 
-    def rebuild(self, rows: Tensor) -> None:
-        """Recomputes unconstrained weights and residuals: projects (0, lift) onto the span of Q."""
-        lift = self.lift[rows]
-        step = lift[:, None] * self.Q[rows, :, -1]
-        self.unconstrained[rows] = torch.bmm(step[:, None], self.R_inverse[rows])[:, 0]
-        lifted = -torch.bmm(step[:, None], self.Q[rows])[:, 0]
-        lifted[:, -1] += lift
-        self.lifted[rows] = lifted
-        self.residual[rows], self.error[rows] = _measure(lifted, lift)
+    def approach(self, total: Tensor) -> tuple[Int[Tensor, "B 1 1"], Bool[Tensor, "B 1 1"]]:
+        """Moves the weights towards the unconstrained ones until one of them reaches zero.
 
-    def restore_feasibility(self, live: Bool[Tensor, " B"]) -> None:
-        """Drops atoms whose weight reaches zero on the way to the unconstrained weights.
-
-        This is the inner loop of Lawson & Hanson.
+        Returns the slot of that weight, and whether there is one. The inner loop of Lawson & Hanson
+        drops its atom and repeats this.
         """
-        slots = torch.arange(self.unconstrained.shape[1], device=live.device)
-        while True:  # on all rows: few are blocked, and selecting them costs more
-            share = self.unconstrained / self.unconstrained.sum(-1, keepdim=True)
-            stop = (share <= 0) & (slots < self.size[:, None])
-            blocked = live & stop.any(-1) & (self.size > 1)
-            self.mass = torch.where((live & ~blocked)[:, None], share, self.mass)
-            rows = blocked.nonzero()[:, 0]
-            if not len(rows):
-                return
-            mass, share = self.mass[rows], share[rows]
-            reachable = mass / (mass - share).clamp_min(_tiny(mass))
-            reach, slot = torch.where(stop[rows], reachable, torch.inf).min(dim=-1)
-            self.mass[rows] = (mass + reach[:, None] * (share - mass)).clamp_min(0)
-            self.drop(rows, slot)
-            live = blocked
+        share = self.residual[..., -self.keys.shape[-1] :] / total
+        reachable = self.mass / (self.mass - share).clamp_min_(_tiny(share))
+        reachable = reachable.masked_fill_((share + self.empty) > 0, torch.inf)
+        reach, slot = reachable.min(dim=-1, keepdim=True)
+        self.mass = self.mass.lerp(share, reach.clamp_max(1)).clamp_min_(0)
+        return slot, reach < torch.inf
 
-    def drop(self, rows: Tensor, slot: Tensor) -> None:
-        """Removes an atom: a reflection moves it into the last row of Q, which is then dropped."""
-        each = torch.arange(len(rows), device=rows.device)
-        R_inverse, Q, last = self.R_inverse[rows], self.Q[rows], self.size[rows] - 1
-        column = R_inverse[each, :, slot]
-        column = column / column.norm(dim=-1, keepdim=True).clamp_min(_tiny(column))
-        column[each, last] += torch.where(column[each, last] >= 0, 1.0, -1.0).to(column)
-        share = (-2 / column.square().sum(-1, keepdim=True) * column)[:, :, None]
-        Q += share * torch.bmm(column[:, None], Q)
-        R_inverse += share * torch.bmm(column[:, None], R_inverse)
-        Q[each, last] = 0
-        R_inverse[each, last] = 0
-        R_inverse[each, :, slot] = R_inverse[each, :, last]
-        R_inverse[each, :, last] = 0
-        self.Q[rows], self.Q_transposed[rows], self.R_inverse[rows] = Q, Q.mT, R_inverse
-        mass = self.mass[rows]
-        self.keys[rows, slot] = self.keys[rows, last]
-        mass[each, slot] = mass[each, last]
-        mass[each, last] = 0
-        self.mass[rows] = mass / mass.sum(-1, keepdim=True).clamp_min(_tiny(mass))
-        self.size[rows] -= 1
-        self.rebuild(rows)
+    def change(
+        self,
+        value: Float[Tensor, "B 1 V"],
+        key: Int[Tensor, "B 1 1"],
+        slot: Int[Tensor, "B 1 1"],
+        drop: Bool[Tensor, "B 1 1"],
+        insert: Bool[Tensor, "B 1 1"],
+    ) -> None:
+        """Inserts a value into an empty slot by Gram-Schmidt, drops the one there, or does neither.
 
-    def cheapest(self, rows: Tensor, spare_last: bool) -> tuple[Tensor, Tensor]:
-        """Finds the atom that costs least to remove, and the error if no weight turns negative."""
-        unconstrained, size = self.unconstrained[rows], self.size[rows, None]
-        slots = torch.arange(unconstrained.shape[1], device=rows.device)
-        cost = unconstrained.square() / self.R_inverse[rows].square().sum(1).clamp_min(
-            _tiny(unconstrained)
-        )
-        cost = torch.where(slots < (size - 1 if spare_last else size), cost, torch.inf)
-        least, slot = cost.min(dim=-1)
-        lift = self.lift[rows].square()
-        left = unconstrained.sum(-1) - least / lift
-        error = torch.where(left > 0, lift * (1 / left - 1), torch.inf)
-        return slot, torch.where(error > 0, error, torch.inf)
+        A row rests for good if it does neither, or if the atom depends on those of the row. A
+        reflection moves an atom to drop into the row in which it is largest. This row is then
+        replaced by the row of its slot, which is emptied.
+        """
+        basis, slots, inserted = self.basis, self.keys.shape[-1], insert.to(value.dtype)
+        width = basis.shape[-1] - slots
+        column = slot + width
+        atom = pad(value, (0, basis.shape[-1] - value.shape[-1])).add_(self.frame).mul_(inserted)
+        # Where a slot is filled, the vector is 1 there alone, and selects its column of R_inverse.
+        vector = atom.scatter(-1, column, 1.0)
+        share = torch.bmm(vector, basis.mT)
+        norm = vector_norm(share, dim=-1, keepdim=True)
+        share = share.div_(norm.masked_fill_(~drop, 1.0))
+        rest = vector.baddbmm_(share, basis, alpha=-1)
+        outside = rest[..., :width]
+        again = torch.bmm(outside, basis[..., :width].mT).mul_(inserted)
+        rest.baddbmm_(again, basis, alpha=-1)
+        length = vector_norm(outside, dim=-1, keepdim=True)
+        before = vector_norm(atom, dim=-1, keepdim=True)
+        insert = insert & (length > INDEPENDENCE[value.dtype] * before)
+        inserted = insert.to(value.dtype)
+        largest = torch.where(drop, share.abs().argmax(-1, keepdim=True), slot)
+        row, pivot = slot.expand_as(rest), share.gather(-1, largest)
+        largest = largest.expand_as(rest)
+        turned = basis.gather(1, largest).mul_(torch.ones_like(pivot).copysign_(pivot)).sub_(rest)
+        share.mul_(drop / pivot.abs_().add_(1))
+        basis.addcmul_(share.mT, turned, value=-1)
+        basis.scatter_(2, column.expand(-1, slots, 1), 0.0)
+        basis.scatter_(1, largest, basis.gather(1, row))
+        basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(_tiny(rest))))
+        self.keys.scatter_(-1, slot, key)
+        self.empty.scatter_(-1, slot, 1 - inserted)
+        self.live = drop | insert
+        self.project()
 
+    def order(self, slot: Tensor, drop: Tensor) -> None:
+        """Updates `place` after a change, and the weights after a removal of any atom."""
+        old, size = self.place.gather(-1, slot), self.size()
+        self.place = torch.where((self.place == size) & drop, old, self.place)
+        self.place.scatter_(-1, slot, (size - 1).masked_fill_(drop | ~self.live, -1))
+        torch.maximum(self.largest, size, out=self.largest)
+        self.mass.scatter_(-1, slot, 0.0)
+        self.mass.div_(self.mass.sum(-1, keepdim=True))
 
-def _measure(lifted: Tensor, lift: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns o - x and its square; the lifted residual is o - x times the sum of the weights."""
-    residual = lifted[:, :-1] / (1 - lifted[:, -1] / lift)[:, None]
-    return residual, residual.square().sum(-1)
+    def cheapest(
+        self, total: Tensor, size: Tensor
+    ) -> tuple[Int[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
+        """Finds the atom that costs least to remove, and the error if no weight turns negative.
+
+        The last atom is spared right after an insertion.
+        """
+        slots = self.keys.shape[-1]
+        column = vector_norm(self.basis[..., -slots:], dim=1, keepdim=True)
+        cost = (self.residual[..., -slots:] / column.clamp_min_(_tiny(total))).square_()
+        spared = (self.place < 0) | ((self.place == size - 1) & self.added)
+        least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
+        lift = self.lift.square()
+        left = -(total + least / lift)
+        error = lift * (1 / left - 1)
+        return slot, error.masked_fill_((left <= 0) | (error <= 0), torch.inf)
 
 
 def _tiny(x: Tensor) -> float:
     return torch.finfo(x.dtype).tiny
 
 
-class _BestSets:
-    """Holds the best set of every size, or, if `sizes` is 1, the best of all sizes up to r."""
+def _each(x: Tensor) -> Int[Tensor, " B"]:
+    return torch.arange(len(x), device=x.device)
 
-    def __init__(self, rows: int, sizes: int, r: int, like: Tensor) -> None:
-        self.r = r
-        self.keys = torch.zeros(rows, sizes, r, dtype=torch.int64, device=like.device)
-        self.mass = like.new_zeros(rows, sizes, r)
-        self.error = like.new_full((rows, sizes), torch.inf)
+
+class _BestSets:
+    """Holds the best set of every size, or, if `sizes` is 1, the best of all sizes up to r.
+
+    The last column and the last size take what is to be forgotten.
+    """
+
+    def __init__(self, rows: int, sizes: int, r: int, slots: int, like: Tensor) -> None:
+        self.r, self.sizes = r, sizes
+        self.keys = torch.zeros(rows, sizes + 1, slots, dtype=torch.int64, device=like.device)
+        self.mass = like.new_zeros(rows, sizes + 1, slots)
+        self.error = like.new_full((rows, sizes + 1), torch.inf)
         self.best = like.new_full((rows, r + 3), torch.inf)
 
-    def record(self, rows: Tensor, sets: _ActiveSets, which: Tensor) -> None:
+    def record(
+        self,
+        rows: Int[Tensor, " B"],
+        which: Bool[Tensor, "B 1 1"],
+        sets: _ActiveSets,
+        error: Float[Tensor, "B 1 1"],
+    ) -> None:
         """Records the sets among `which` that improve on the best set of their row and size."""
-        size, error = sets.size[which], sets.error[which]
-        # Here and below, nonzero waits for the GPU once; every [] with a mask would wait again.
-        better = ((size <= self.r) & (error < self.best[rows, size])).nonzero()[:, 0]
-        rows, which = rows[better], which[better]
-        size, error = size[better], error[better]
-        self.best[rows, size] = error
-        self.write(rows, size, sets.keys[which], sets.mass[which], error)
+        size, error = sets.size().flatten(), error.flatten()
+        better = which.flatten() & (size <= self.r) & (error < self.best[rows, size])
+        self.best[rows, size.masked_fill(~better, self.r + 2)] = error
+        self.write(rows, better, size - 1, sets.keys[:, 0], sets.mass[:, 0], error)
 
-    def write(self, rows: Tensor, size: Tensor, keys: Tensor, mass: Tensor, error: Tensor) -> None:
-        """Replaces recorded sets by these if the error is smaller."""
-        column = torch.zeros_like(size) if self.error.shape[1] == 1 else size - 1
-        better = (error < self.error[rows, column]).nonzero()[:, 0]
-        rows, column = rows[better], column[better]
-        spare = max(0, self.r - keys.shape[1])
-        self.error[rows, column] = error[better]
-        self.keys[rows, column] = pad(keys[better, : self.r], (0, spare))
-        self.mass[rows, column] = pad(mass[better, : self.r], (0, spare))
+    def write(
+        self, rows: Tensor, which: Tensor, column: Tensor, keys: Tensor, mass: Tensor, error: Tensor
+    ) -> None:
+        """Replaces recorded sets by those among `which` whose error is smaller."""
+        column = column.clamp(0, self.sizes - 1)
+        better = which & (error < self.error[rows, column])
+        column = column.masked_fill_(~better, self.sizes)
+        more = (0, self.keys.shape[2] - keys.shape[1])
+        self.error[rows, column] = error
+        self.keys[rows, column], self.mass[rows, column] = pad(keys, more), pad(mass, more)
+
+    def solution(self) -> tuple[Int[Tensor, "B S R"], Float[Tensor, "B S R"]]:
+        """Returns keys and weights, in the order of the weights."""
+        mass, slot = self.mass[:, :-1].topk(self.r, dim=-1)
+        return self.keys[:, :-1].gather(-1, slot) * (mass > 0), mass
 
 
 class _Rows:
     """Holds the unfinished queries, equally many per head, so that one product scans them all."""
 
-    PER_ROW = ("row", "output", "scale", "zero", "inverse")
+    PER_ROW = ("row", "output", "scale", "zero", "inverse", "first")
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.heads, self.queries = problem.output.shape[:2]
-        self.row = torch.arange(self.heads * self.queries, device=problem.value.device)
-        self.output = problem.output.flatten(0, 1)
-        squared = self.output.square().sum(-1).unflatten(0, (self.heads, -1))[..., None]
+    def __init__(
+        self,
+        value: Float[Tensor, "H P V"],
+        output: Float[Tensor, "B 1 V"],
+        distance: Float[Tensor, "B 1 M"],
+        scale: Float[Tensor, "B 1 1"],
+        zero: Float[Tensor, "B 1 1"],
+    ) -> None:
+        """Holds B queries of H heads; a hidden key has an infinite distance, and P may exceed M."""
+        self.transposed, self.flat = value.mT, value.flatten(0, 1)
+        self.output, self.distance = output, distance
+        self.heads, self.queries = len(value), len(output) // max(1, len(value))
+        self.scale, self.zero, self.row = scale, zero, _each(output)
+        # Hidden keys and padding get slope 0.
+        inverse = torch.maximum(distance, 1e-8 * scale).rsqrt_()
+        self.inverse = pad(inverse, (0, value.shape[1] - inverse.shape[-1]))
+        self.first = (self.row // max(1, self.queries) * value.shape[1])[:, None, None]
+
+    @classmethod
+    def of(cls, problem: Problem) -> "_Rows":
+        """Holds all queries of a problem."""
+        squared = problem.output.square().sum(-1, keepdim=True)
         norms = problem.value.square().sum(-1)[:, None]
         distance = torch.baddbmm(norms + squared, problem.output, problem.value.mT, alpha=-2)
         finite, visible = distance, problem.visible
         if visible is not None:
             finite, distance = distance.where(visible, 0.0), distance.where(visible, torch.inf)
-        self.distance = distance.flatten(0, 1)
-        self.scale = finite.amax(-1).flatten().clamp_min(_tiny(distance))
-        self.zero = problem.zero().flatten()
-        inverse = torch.maximum(self.distance, 1e-8 * self.scale[:, None]).rsqrt_()
-        # Hidden keys and padding get slope 0.
-        self.inverse = pad(inverse, (0, -inverse.shape[1] % KEY_GROUPS))
+        scale = finite.amax(-1).clamp_min_(_tiny(distance)).view(-1, 1, 1)
+        value = pad(problem.value, (0, 0, 0, -problem.value.shape[1] % KEY_GROUPS))
+        output, zero = problem.output.flatten(0, 1)[:, None], problem.zero().view(-1, 1, 1)
+        return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
 
-    def atoms(self, keys: Int[Tensor, "B ..."]) -> Float[Tensor, "B ... V"]:
+    def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
+        """Returns the values of the keys of each row."""
+        index = (keys + self.first).flatten()
+        values = self.flat.index_select(0, index)
+        return values.view(len(keys), keys.shape[-1], values.shape[-1])
+
+    def atoms(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns v - o for the keys of each row."""
-        count, width = self.problem.value.shape[1:]
-        head = torch.arange(self.heads, device=keys.device).repeat_interleave(self.queries)
-        shape = [-1, *[1] * (keys.dim() - 1)]
-        index = keys + count * head.view(shape)
-        value = self.problem.value.reshape(-1, width)[index]
-        return value - self.output.view(*shape, width)
+        return self.values(keys) - self.output
 
-    def nearest(self) -> Int[Tensor, " B"]:
+    def nearest(self) -> Int[Tensor, "B 1 1"]:
         """Finds the key whose value is closest to o (Eq. 3); ties go to the first.
 
         Distances are first differences of squares; the smallest are then recomputed.
         """
-        few = min(NEAREST, self.distance.shape[1])
+        few = min(NEAREST, self.distance.shape[-1])
         least, keys = self.distance.topk(few, dim=-1, largest=False)
-        keys = keys.where(least < torch.inf, keys[:, :1]).sort(dim=-1).values
+        keys = keys.where(least < torch.inf, keys[..., :1]).sort(dim=-1).values
         closest = self.atoms(keys).square().sum(-1).argmin(-1, keepdim=True)
-        return keys.gather(-1, closest)[:, 0]
+        return keys.gather(-1, closest[:, None])
 
-    def steepest(self, sets: _ActiveSets) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
-        """Finds slope <v - x, o - x> / ||v - o|| and key of the steepest atom of every group."""
-        shift = sets.error - (sets.residual * self.output).sum(-1)
-        residual = sets.residual.unflatten(0, (self.heads, -1))
-        shift = shift.view(self.heads, -1, 1)
-        slope = torch.baddbmm(shift, residual, self.problem.value.mT).flatten(0, 1)
-        slope = pad(slope, (0, self.inverse.shape[1] - slope.shape[1])).mul_(self.inverse)
-        most, place = _largest(slope.clamp_min_(0).unflatten(1, (-1, KEY_GROUPS)))
-        return most, place * KEY_GROUPS + torch.arange(KEY_GROUPS, device=place.device)
+    def descents(self, sets: _ActiveSets, error: Tensor, total: Tensor) -> Float[Tensor, "B 1 P"]:
+        """Computes <v - x, o - x> of every value, times the sum of the unconstrained weights."""
+        residual = sets.residual[..., : self.output.shape[-1]]
+        shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
+        shape = self.heads, self.queries, -1
+        product = torch.baddbmm(shift.view(shape), residual.view(shape), self.transposed, beta=-1)
+        return product.view(len(residual), 1, product.shape[-1])
+
+    def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
+        """Finds slope (B, 1, G), descent / ||v - o||, and key of the steepest of every group."""
+        slope = (descent * self.inverse).clamp_min_(0)
+        most, place = _largest(slope.view(len(slope), -1, KEY_GROUPS))
+        keys = place * KEY_GROUPS + torch.arange(KEY_GROUPS, device=place.device)
+        return most[:, None], keys[:, None]
 
     def widen(self, times: int) -> None:
         """Repeats every query `times` times, as neighbours."""
@@ -308,10 +357,10 @@ class _Rows:
         for name in self.PER_ROW:
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
-    def keep(self, live: Bool[Tensor, " B"], most: int) -> Tensor:
+    def keep(self, live: Bool[Tensor, "B 1 1"], most: int) -> Tensor:
         """Keeps only the live rows, padded to `most` per head; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
-        first = torch.arange(self.heads, device=live.device)[:, None] * self.queries
+        first = _each(order)[:, None] * self.queries
         positions = (order[:, :most] + first).flatten()
         self.queries = most
         for name in self.PER_ROW:
@@ -339,9 +388,8 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
     heads, queries = problem.output.shape[:2]
     results = []
     for block in _parts(problem, _rows_at_once(problem, r, effort)):
-        best = _BestSets(block.output.shape[0] * block.output.shape[1], sizes, r, block.value)
-        undone = _search(block, r, effort, best)
-        results.append((best.keys, best.mass, undone))
+        best, undone = _search(block, r, effort, sizes)
+        results.append((*best.solution(), undone))
     keys, mass, undone = (torch.cat(parts) for parts in zip(*results, strict=True))
     shape = heads, queries, sizes, r
     return keys.view(shape), mass.view(shape), undone.view(heads, queries)
@@ -351,7 +399,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     """Returns the number of queries searched together."""
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
-    numbers = 2 * size * (width + 1) + size**2 + 4 * keys
+    numbers = 2 * size * (width + 1 + size) + 4 * keys  # the basis is copied as it grows
     rows = BYTES_PER_ELEMENT // 4 * max_elements() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
@@ -376,150 +424,213 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
             )
 
 
-def _search(problem: Problem, r: int, effort: str, best: _BestSets) -> Bool[Tensor, " B"]:
-    """Fills `best`; returns the rows left to fp64."""
-    capacity = min(r + 1, problem.value.shape[2] + 1, problem.value.shape[1])
-    weights = problem.weights.flatten(0, 1)
-    few = _take_few(problem, weights, r, best)
-    all_rows = _Rows(problem)
-    undone = ~few & unresolved(all_rows.distance, all_rows.scale, all_rows.output)
+def _search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[_BestSets, Tensor]:
+    """Returns the best sets, and the rows left to fp64."""
+    keys, width = problem.value.shape[1:]
+    capacity, weights = min(r + 1, width + 1, keys), problem.weights.flatten(0, 1)
+    best = _BestSets(len(weights), sizes, r, max(r, capacity + 1), weights)
+    heaviest = top_keys(weights, None, r)
+    few = _take_few(weights, heaviest, width, best)
+    all_rows = _Rows.of(problem)
+    undone = unresolved(all_rows.distance, all_rows.scale[..., 0], all_rows.output)[..., None]
+    undone = undone & ~few
     rows = copy(all_rows)
-    first = rows.nearest()
-    sets = _ActiveSets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
-    everything = rows.row[~few]
-    best.record(everything, sets, everything)
-    reach = r if effort == "fast" else r + 1
-    live = ~(few | undone) & ~sets.done() & (r > 1)
-    _grow(rows, sets, best, live, min(reach, capacity), effort)
+    sets = _ActiveSets.of_one(rows, rows.nearest(), ~(few | undone))
+    _grow(rows, sets, best, min(r if effort == "fast" else r + 1, capacity), effort)
     if r > 1 and effort == "best":
         _beam(copy(all_rows), r, best, few | undone)
     if r > 1:
-        best.error.masked_fill_(undone[:, None], 0.0)
-        _guard(all_rows, r, best)
-    return undone
+        best.error.masked_fill_(undone[..., 0], 0.0)
+        _guard(all_rows, weights, heaviest, best)
+    return best, undone.flatten()
 
 
-def _take_few(problem: Problem, weights: Tensor, r: int, best: _BestSets) -> Tensor:
+def _take_few(
+    weights: Tensor, heaviest: Tensor, width: int, best: _BestSets
+) -> Bool[Tensor, "B 1 1"]:
     """Records all weights of rows with few enough, at error 0; returns these finished rows."""
-    positive = (weights > 0).sum(-1)
-    few = (positive <= min(r, problem.value.shape[2] + 1)).nonzero()[:, 0]
-    mass, keys = weights[few].topk(min(r, weights.shape[1]), dim=-1)
-    size = positive[few].clamp_min(1)
-    best.best[few, size] = 0
-    best.write(few, size, keys * (mass > 0), mass, torch.zeros_like(mass[:, 0]))
-    ended = torch.zeros_like(positive, dtype=torch.bool)
-    ended[few] = True if best.error.shape[1] == 1 else positive[few] <= 1
-    return ended
+    positive, none = (weights > 0).sum(-1), torch.zeros_like(weights[:, 0])
+    few = positive <= min(best.r, width + 1)
+    mass, each = weights.gather(1, heaviest), _each(weights)
+    best.best[each, positive.clamp_min(1).masked_fill_(~few, best.r + 2)] = 0
+    best.write(each, few, positive - 1, heaviest * (mass > 0), mass, none)
+    return (few if best.sizes == 1 else positive <= 1)[:, None, None]
 
 
 def _grow(
-    rows: _Rows, sets: _ActiveSets, best: _BestSets, live: Tensor, reach: int, effort: str
+    rows: _Rows,
+    sets: _ActiveSets,
+    best: _BestSets,
+    reach: int,
+    effort: str,
+    enough: Float[Tensor, "B 1 1"] | None = None,
 ) -> None:
-    """Adds keys one by one; unless the search is "fast", each step is followed by removals."""
-    while most := int(live.view(rows.heads, -1).sum(1).max()):  # live rows of the fullest head
+    """Adds keys one by one; unless the search is "fast", each step is followed by removals.
+
+    A fast search for one size records the last set alone, which is the best. If `enough` is given,
+    the search is for the best weights on all keys: a row stops only where a hyperplane proves that
+    its error is at least that, and stalled rows go on for a number of rounds.
+    """
+    often, slots, rounds = effort != "fast" or best.sizes > 1, 1, 0
+    count, limit = min(reach + 1, ROUNDS), 8 * reach + 16
+    while enough is None or rounds < limit:
+        slots = min(slots + count, reach + 1)
+        sets.reserve(slots)
+        for _ in range(count):
+            error = _round(rows, sets, best if often else None, reach, effort, enough is None)
+        if not often:
+            best.record(rows.row, ~sets.live, sets, error)
+        if enough is not None:
+            _give_up(rows, sets, best, enough)
+        most = int(sets.live.view(rows.heads, -1).sum(1).max())  # live rows of the fullest head
+        if not most:
+            return
         if most < 0.7 * rows.queries:
-            chosen = rows.keep(live, most)
-            sets, live = sets.take(chosen), live[chosen]
-        slope, keys = rows.steepest(sets)
-        place = _place(rows, sets, slope, keys) if effort != "fast" else slope.argmax(-1)
-        key = keys.gather(1, place[:, None])[:, 0].clamp_max(rows.problem.value.shape[1] - 1)
-        steepest = slope.gather(1, place[:, None])[:, 0]
-        atom = rows.atoms(key)
-        before = sets.error
-        descent = (atom * sets.residual).sum(-1) + before
-        live, which = sets.insert(atom, key, live & (steepest > 0) & (descent > sets.zero))
-        sets.restore_feasibility(live)
-        best.record(rows.row[which], sets, which)
-        stuck = sets.error > before * (1 - 1e-4)
-        sets.stalled = torch.where(stuck, sets.stalled + 1, 0)
-        if effort != "fast":
-            _backward(rows, sets, best, which)
-        live = live & ~sets.done() & (sets.size < reach) & (sets.stalled < 3)
+            sets = sets.take(rows.keep(sets.live, most))
+        rounds, count = rounds + count, ROUNDS // 2
 
 
-def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """Finds the key, among the steepest of each group, whose addition leaves least error."""
-    gain = _gain(rows, sets, slope, keys)
-    ordered = slope.sort(dim=-1, descending=True).values
-    looks = (LOOKS // sets.size).clamp(2, KEY_GROUPS)[:, None]
-    least = torch.maximum(NEARLY * ordered[:, :1], ordered.gather(1, looks - 1))
-    return torch.where(slope >= least, gain, -1.0).argmax(-1)
+def _give_up(rows: _Rows, sets: _ActiveSets, best: _BestSets, enough: Tensor) -> None:
+    """Ends rows where a hyperplane proves that no weights leave an error below `enough`."""
+    error, total = sets.measure()
+    descent = rows.descents(sets, error, total).masked_fill(rows.inverse <= 0, -torch.inf)
+    left = error + descent.amax(-1, keepdim=True) / total
+    hopeless = sets.live & (left > 0) & (left.square() >= enough * error)
+    sets.live = sets.live & ~hopeless
+    best.best.masked_fill_(hopeless[..., 0], -torch.inf)  # the weights now are of another error
 
 
-def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
-    """Computes descent^2 / ||atom outside the span||^2 for candidate keys (B, G)."""
-    keys = keys.clamp_max(rows.problem.value.shape[1] - 1)
-    lift = sets.lift[:, None, None].expand(-1, keys.shape[1], 1)
-    atoms = torch.cat([rows.atoms(keys), lift], dim=-1)
-    used = int(sets.size.max())
-    share = torch.bmm(atoms, sets.Q_transposed[:, :, :used])
-    whole = atoms.square().sum(-1)
-    left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)
-    descent = slope / rows.inverse.gather(1, keys).clamp_min(_tiny(slope))
-    return torch.where(slope > 0, descent.square() / left, 0.0)
+def _round(
+    rows: _Rows,
+    sets: _ActiveSets,
+    best: _BestSets | None,
+    reach: int,
+    effort: str,
+    may_stall: bool,
+) -> Float[Tensor, "B 1 1"]:
+    """Lets every live row drop an atom, or insert one, or end; returns the errors before that."""
+    error, total = sets.measure()
+    slot, blocked = sets.approach(total)
+    drop = sets.live & blocked
+    insert = sets.live & ~blocked
+    if may_stall:
+        stuck = error > (1 - 1e-4) * sets.before
+        sets.stalled = torch.where(insert & sets.added, (sets.stalled + 1) * stuck, sets.stalled)
+    if best is not None:
+        best.record(rows.row, insert, sets, error)
+    if effort != "fast" and best is not None:
+        back, pays = _pays(rows, sets, best, error, total)
+        pays = pays & insert
+        slot, drop, insert = torch.where(pays, back, slot), drop | pays, insert & ~pays
+        sets.taken_back, sets.added = sets.taken_back + pays, sets.added & ~pays
+    excess = error - sets.zero
+    descent = rows.descents(sets, excess, total)
+    if effort == "fast":
+        slope, key = descent.mul_(rows.inverse).max(-1, keepdim=True)
+    else:
+        slope, key = _place(rows, sets, *rows.steepest(descent))
+    insert = insert & (torch.minimum(slope, excess) > 0)
+    if sets.keys.shape[-1] > reach:
+        insert = insert & (sets.empty.sum(-1, keepdim=True) > 1)
+    if may_stall:
+        insert = insert & (sets.stalled < 3)
+        sets.before = torch.where(insert, error, sets.before)
+    slot = torch.where(drop, slot, sets.empty.argmax(-1, keepdim=True))
+    sets.change(rows.values(key), key, slot, drop, insert)
+    if effort != "fast":
+        sets.order(slot, drop)
+        sets.added = sets.added | insert
+    return error
 
 
-def _backward(rows: _Rows, sets: _ActiveSets, best: _BestSets, which: Tensor) -> None:
-    """Removes atoms while that improves on the best set of the smaller size.
+def _pays(
+    rows: _Rows, sets: _ActiveSets, best: _BestSets, error: Tensor, total: Tensor
+) -> tuple[Int[Tensor, "B 1 1"], Bool[Tensor, "B 1 1"]]:
+    """Finds the atom to remove, and whether that improves on the best set of the smaller size.
 
     The number of removals is limited by the largest size so far. This bound does not depend on r,
     so a search for more keys visits all sets that a search for fewer visits.
     """
-    resolved = 16 * torch.finfo(sets.error.dtype).eps * sets.lift.square()
-    spare_last = True
-    while len(which):
-        may = (sets.size[which] >= 3) & (sets.error[which] > resolved[which])
-        which = which[may & (sets.taken_back[which] < sets.largest[which])]
-        slot, error = sets.cheapest(which, spare_last)
-        error_before = best.best[rows.row[which], sets.size[which] - 1]
-        pays = (error < 0.999 * error_before).nonzero()[:, 0]
-        which, slot = which[pays], slot[pays]
-        sets.taken_back[which] += 1
-        sets.drop(which, slot)
-        sets.restore_feasibility(torch.zeros_like(sets.done()).index_fill_(0, which, True))
-        best.record(rows.row[which], sets, which)
-        spare_last = False
+    size = sets.size()
+    slot, after = sets.cheapest(total, size)
+    resolved = 16 * torch.finfo(error.dtype).eps * sets.lift.square()
+    may = (size >= 3) & (error > resolved) & (sets.taken_back < sets.largest)
+    return slot, may & (after < 0.999 * best.best[rows.row[:, None, None], size - 1])
+
+
+def _place(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds slope and key, among the steepest of each group, whose addition leaves least error."""
+    gain = _gain(rows, sets, slope, keys)
+    ordered = slope.sort(dim=-1, descending=True).values
+    looks = (LOOKS // sets.size()).clamp_(2, KEY_GROUPS) - 1
+    least = torch.maximum(NEARLY * ordered[..., :1], ordered.gather(-1, looks))
+    place = gain.masked_fill_(slope < least, -1.0).argmax(-1, keepdim=True)
+    return slope.gather(-1, place), keys.gather(-1, place)
+
+
+def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Float[Tensor, "B 1 G"]:
+    """Computes descent^2 / ||atom outside the span||^2 for candidate keys (B, 1, G)."""
+    atoms = torch.cat([rows.atoms(keys), sets.lift.expand(-1, keys.shape[-1], 1)], dim=-1)
+    share = torch.bmm(atoms, sets.basis[..., : atoms.shape[-1]].mT)
+    whole = atoms.square().sum(-1)
+    left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)[:, None]
+    descent = slope / rows.inverse.gather(-1, keys).clamp_min(_tiny(slope))
+    return descent.square_().div_(left).masked_fill_(slope <= 0, 0.0)
 
 
 def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
     """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
-    problem, count = rows.problem, len(rows.row)
-    distance, first = rows.distance.topk(min(BEAM, rows.distance.shape[1]), largest=False)
-    width, spare = BEAM, (0, BEAM - first.shape[1])
-    distance, first = pad(distance, spare, value=torch.inf), pad(first, spare).flatten()
+    count, width = len(rows.row), BEAM
+    distance, first = rows.distance.topk(min(width, rows.distance.shape[-1]), largest=False)
+    spare = (0, width - first.shape[-1])
+    distance, first = pad(distance, spare, value=torch.inf), pad(first, spare)
     rows.widen(width)
-    capacity = min(r, problem.value.shape[2] + 1, problem.value.shape[1])
-    sets = _ActiveSets.of_one(rows.atoms(first), first, rows.scale, rows.zero, capacity)
-    live = (distance < torch.inf).flatten() & ~ended.repeat_interleave(width)
-    for _ in range(2, capacity + 1):
-        slope, keys = rows.steepest(sets)
-        error = _child_errors(rows, sets, slope, keys)
-        error = error.masked_fill(~(live & ~sets.done())[:, None], torch.inf)
+    live = ((distance < torch.inf) & ~ended).view(-1, 1, 1)
+    sets = _ActiveSets.of_one(rows, first.view(-1, 1, 1), live)
+    for size in range(2, min(r, rows.output.shape[-1] + 1, rows.distance.shape[-1]) + 1):
+        error, total = sets.measure()
+        slope, keys = rows.steepest(rows.descents(sets, error, total))
+        least = _child_errors(rows, sets, slope, keys)
+        least = least.masked_fill(~(sets.live & (error > sets.zero)), torch.inf)
         support = _hashed(sets.keys).where(sets.mass > 0, 0).sum(-1, keepdim=True) + _hashed(keys)
-        child, live = _survivors(error.view(count, -1), support.view(count, -1), width)
+        child, live = _survivors(least.view(count, -1), support.view(count, -1), width)
         if not bool(live.any()):
             return
-        key = keys.view(count, -1).gather(1, child).flatten()
-        parent = child // KEY_GROUPS + width * torch.arange(count, device=child.device)[:, None]
+        key = keys.view(count, -1).gather(1, child).view(-1, 1, 1)
+        parent = child // KEY_GROUPS + width * _each(child)[:, None]
         sets = sets.take(parent.flatten())
-        key = key.clamp_max(problem.value.shape[1] - 1)
-        live, which = sets.insert(rows.atoms(key), key, live.flatten())
-        sets.restore_feasibility(live)
-        lane = which % width
-        counts = lane.bincount(minlength=width).tolist()
-        # one set per row at a time: each may improve on the last
-        for mine in which[lane.argsort(stable=True)].split(counts):
-            best.record(rows.row[mine], sets, mine)
+        sets.reserve(size)
+        insert, slot = live.view(-1, 1, 1), sets.empty.argmax(-1, keepdim=True)
+        sets.change(rows.values(key), key, slot, torch.zeros_like(insert), insert)
+        _restore_feasibility(sets, rows)
+        error, _ = sets.measure()
+        for lane in range(width):  # one set per row at a time: each may improve on the last
+            some = sets.take(slice(lane, None, width))
+            best.record(rows.row[lane::width], some.live, some, error[lane::width])
 
 
-def _child_errors(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Tensor:
+def _restore_feasibility(sets: _ActiveSets, rows: _Rows) -> None:
+    """Drops atoms whose weight reaches zero on the way to the unconstrained weights."""
+    which = sets.live.flatten().nonzero()[:, 0]
+    while len(which):
+        some = sets.take(which)
+        slot, blocked = some.approach(some.measure()[1])
+        sets.mass[which] = some.mass
+        again = blocked.flatten().nonzero()[:, 0]
+        which, some, slot, blocked = which[again], some.take(again), slot[again], blocked[again]
+        some.change(rows.output[which], slot, slot, blocked, ~blocked)
+        sets.put(which, some)
+
+
+def _child_errors(
+    rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor
+) -> Float[Tensor, "B 1 G"]:
     """Computes the error after adding a key; exact if no weight turns negative."""
-    lift, error = sets.lift.square()[:, None], sets.error[:, None]
-    grown = _gain(rows, sets, slope, keys) * (lift / (lift + error)).square() / lift
-    missing = (error / (lift + error) - grown).clamp_min(0)
-    inverse = rows.inverse.gather(1, keys)
-    pays = (slope > 0) & (slope > sets.zero[:, None] * inverse)
-    return torch.where(pays, lift * missing / (1 - missing), torch.inf)
+    error, total = sets.measure()
+    lift = sets.lift.square()
+    missing = (error / (lift + error) - _gain(rows, sets, slope, keys) / lift).clamp_min(0)
+    pays = slope > -sets.zero * total * rows.inverse.gather(-1, keys)
+    return torch.where(pays & (slope > 0), lift * missing / (1 - missing), torch.inf)
 
 
 def _hashed(keys: Tensor) -> Tensor:
@@ -539,26 +650,33 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
     return order.gather(1, place)[:, :width], error[:, :width] < torch.inf
 
 
-def _guard(rows: _Rows, r: int, best: _BestSets) -> None:
+def _guard(rows: _Rows, weights: Tensor, heaviest: Tensor, best: _BestSets) -> None:
     """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
-    weights = rows.problem.weights.flatten(0, 1)
-    heaviest = top_keys(weights, None, r)
-    for column in range(best.error.shape[1]):
-        least = best.error[:, : column + 1].amin(-1)
-        which = (least > rows.zero).nonzero()[:, 0]
-        if not len(which):
-            return
-        count = r if best.error.shape[1] == 1 else column + 1
-        keys = heaviest[:, :count]
-        atoms, share = rows.atoms(keys), weights.gather(1, keys)
-        which = which[~_separated(atoms[which], share[which], least[which])]
-        sets, better = _solve_on(
-            atoms[which], share[which] > 0, rows.scale[which], rows.zero[which], least[which]
+    shares = weights.gather(1, heaviest)
+    for column in range(best.sizes):
+        count = best.r if best.sizes == 1 else column + 1
+        least, keys, share = (
+            best.error[:, : column + 1].amin(-1),
+            heaviest[:, :count],
+            shares[:, :count],
         )
-        better = better.nonzero()[:, 0]
-        chosen = keys[which[better]].gather(1, sets.keys[better].clamp_max(keys.shape[1] - 1))
-        size = torch.full_like(better, column + 1)
-        best.write(which[better], size, chosen, sets.mass[better], sets.error[better])
+        atoms = rows.atoms(keys[:, None])
+        open_rows = (least > rows.zero.flatten()) & ~_separated(atoms, share, least)
+        which = open_rows.nonzero()[:, 0]
+        if not len(which):
+            continue
+        enough = least[which]
+        solved = _solve_on(
+            atoms[which],
+            share[which] > 0,
+            rows.scale[which],
+            rows.zero[which],
+            enough[:, None, None],
+        )
+        slots, mass = solved.solution()
+        chosen, error = keys[which].gather(1, slots[:, 0]), solved.error[:, 0]
+        columns = torch.full_like(which, column)
+        best.write(which, error < enough, columns, chosen, mass[:, 0], error)
 
 
 def _separated(
@@ -569,52 +687,41 @@ def _separated(
     The proof is a plane between the keys and o. Its normal starts at the attention-weighted mean
     and turns towards the keys closest to o.
     """
-    share = share.masked_fill(share <= 0, 0.0)
-    mean = torch.bmm((share / share.sum(-1, keepdim=True))[:, None], atoms)[:, 0]
+    share, hidden = share[:, None].clamp_min(0), torch.zeros_like(share)[:, None]
+    hidden = hidden.masked_fill_(share <= 0, torch.inf)
+    mean = torch.bmm(share / share.sum(-1, keepdim=True), atoms)
+    transposed, enough = atoms.mT, enough[:, None, None]
     apart = torch.zeros_like(enough, dtype=torch.bool)
     for _ in range(6):
-        squared = mean.square().sum(-1)
-        depth = torch.bmm(mean[:, None], atoms.mT)[:, 0].masked_fill(share <= 0, torch.inf)
-        nearest, key = depth.min(-1)
-        apart |= (nearest > 0) & (nearest.square() >= enough * squared)
-        turn = atoms.take_along_dim(key[:, None, None], dim=1)[:, 0] - mean
-        step = (squared - nearest) / turn.square().sum(-1).clamp_min(_tiny(mean))
-        mean = mean + step.clamp(0, 1)[:, None] * turn
-    return apart
+        squared = mean.square().sum(-1, keepdim=True)
+        nearest, key = torch.baddbmm(hidden, mean, transposed).min(-1, keepdim=True)
+        apart |= nearest * nearest.abs() > enough * squared
+        turn = atoms.gather(1, key.expand_as(mean)).sub_(mean)
+        step = (squared - nearest).div_(turn.square().sum(-1, keepdim=True).clamp_min_(_tiny(mean)))
+        mean.addcmul_(step.clamp_(0, 1), turn)
+    return apart[:, 0, 0]
 
 
 def _solve_on(
     atoms: Float[Tensor, "B C V"],
     usable: Bool[Tensor, "B C"],
-    scale: Float[Tensor, " B"],
-    zero: Float[Tensor, " B"],
-    enough: Float[Tensor, " B"],
-) -> tuple[_ActiveSets, Bool[Tensor, " B"]]:
-    """Finds the best weights on these keys; also returns which rows end below `enough`.
+    scale: Float[Tensor, "B 1 1"],
+    zero: Float[Tensor, "B 1 1"],
+    enough: Float[Tensor, "B 1 1"],
+) -> _BestSets:
+    """Finds the best weights on these keys, which are indices into `atoms`.
 
-    Keys are indices into `atoms`. A row stops once a hyperplane proves that it cannot.
+    A row stops once a hyperplane proves that its error is at least `enough`.
     """
-    each = torch.arange(len(atoms), device=atoms.device)
-    distance = atoms.square().sum(-1).clamp_min(_tiny(atoms)).masked_fill(~usable, torch.inf)
-    first = distance.argmin(-1)
-    capacity = min(atoms.shape[1], atoms.shape[2] + 1)
-    sets = _ActiveSets.of_one(atoms[each, first], first, scale, zero, capacity)
-    live = usable.any(-1)
-    hopeless = ~live
-    for _ in range(4 * atoms.shape[1] + 8):
-        live &= ~sets.done() & (sets.size < capacity)
-        if not bool(live.any()):
-            break
-        descent = torch.bmm(sets.residual[:, None], atoms.mT)[:, 0] + sets.error[:, None]
-        descent = descent.masked_fill(~usable, -1.0)
-        gap = descent.amax(-1)
-        left = sets.error - gap
-        hopeless |= live & (left > 0) & (left.square() >= enough * sets.error)
-        live &= ~hopeless & (gap > zero)
-        key = (descent.clamp_min(0).square() / distance).argmax(-1)
-        live, _ = sets.insert(atoms[each, key], key, live)
-        sets.restore_feasibility(live)
-    return sets, ~hopeless & (sets.error < enough)
+    count, width = atoms.shape[1:]
+    distance = atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)
+    distance, live = distance[:, None], usable.any(-1)[:, None, None]
+    rows = _Rows(atoms, torch.zeros_like(atoms[:, :1]), distance, scale, zero)
+    reach = min(count, width + 1)
+    best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
+    sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), live)
+    _grow(rows, sets, best, reach, "fast", enough)
+    return best
 
 
 def weigh(
@@ -634,10 +741,10 @@ def weigh(
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
     distance = atoms.square().sum(-1)
     scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
-    zero, enough = problem.zero().flatten(), torch.full_like(scale, torch.inf)
-    sets, _ = _solve_on(atoms, usable, scale, zero, enough)
-    mass = atoms.new_zeros(len(atoms), indices.shape[-1])
-    mass.scatter_add_(1, sets.keys[:, :-1].clamp_max(mass.shape[1] - 1), sets.mass[:, :-1])
+    zero, enough = problem.zero().view(-1, 1, 1), torch.full_like(scale, torch.inf)
+    solution = _solve_on(atoms, usable, scale[:, None, None], zero, enough[:, None, None])
+    keys, solved = solution.solution()
+    mass = torch.zeros_like(distance).scatter_add_(1, keys[:, 0], solved[:, 0])
     mass = (mass * usable.any(-1, keepdim=True)).view(indices.shape)
     distance = distance.masked_fill(~usable, torch.inf)
     undone = unresolved(distance, scale, problem.output.flatten(0, 1))
