@@ -424,9 +424,7 @@ def gaussian(shape: Sequence[int], device: str, dtype: torch.dtype) -> Tensor:
 
 PARTS: Mapping[str, Callable[[str, bool], Rows]] = {
     measure.__name__: measure
-    for measure in (
-        choosing, token, steps, search, caches, training, loss, solver, patterns, layer
-    )  # fmt: skip
+    for measure in (choosing, token, steps, search, caches, training, loss, solver, patterns, layer)
 }
 
 

@@ -208,7 +208,8 @@ def test_texts_move_with_their_room_and_copies_have_their_own(form: str, move: s
         assert_close(texts.layer.serve(query, KERNEL, None), texts.expected(query))
         assert_close(copied.layer.serve(query, KERNEL, None), copied.expected(query))
         change(texts.layer)
-        texts.slots = Slots(*(x[rows] for x in vars(texts.slots).values()))
+        slots = texts.slots
+        texts.slots = Slots(slots.key[rows], slots.value[rows], slots.bias[rows])
         texts.later = tuple(x[rows] for x in texts.later)
         texts.read(1)
         query = torch.randn(len(rows), 4, 1, 8)
@@ -287,3 +288,30 @@ def test_a_pass_is_checked_once_and_its_logits_are_those_of_pages() -> None:
                 assert checked.call_count == 3
     for compiled, paged in zip(*logits.values(), strict=True):
         assert_close(compiled, paged, 1e-5)  # several layers of sharp attention
+
+
+@pytest.mark.parametrize(("first", "problem"), [("wrong", "off by 1"), ("raises", "no kernel")])
+def test_a_fused_form_that_errs_is_left_with_one_warning(
+    first: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused, "_TRUSTED", {})
+    expected = torch.ones(3)
+
+    def compute() -> Tensor:
+        if first == "raises":
+            raise RuntimeError("no kernel\nat all")
+        return 2 * expected
+
+    with pytest.warns(UserWarning, match=f"{problem}.*later tokens are read by pages"):
+        assert fused.trusted(expected.device, compute, lambda: expected) is None
+    assert fused.trusted(expected.device, compute, lambda: expected) is None
+
+
+def test_a_fused_form_that_agrees_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_TRUSTED", {})
+    results = iter([torch.ones(3), None, torch.zeros(3)])
+    outputs = [
+        fused.trusted(torch.device("cpu"), lambda: next(results), lambda: torch.ones(3))
+        for _ in range(3)
+    ]
+    assert outputs[1] is None and outputs[2] is not None and (outputs[2] == 0).all()

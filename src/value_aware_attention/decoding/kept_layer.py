@@ -1,6 +1,6 @@
 """Holds a layer of a key-value cache after most keys were dropped, once or repeatedly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -46,20 +46,21 @@ class KeptLayer(DynamicLayer):
         self.bias: Float[Tensor, "B H R"] | None = None
         self.pages: Pages | None = None
         self.room: Room | None = None
-        if self.is_even(self.counts, slots := held.bias.shape[-1]):
+        (counts, is_weighted), slots = held.on_host, held.bias.shape[-1]
+        if self.is_even(counts, slots):
             self.slots, self.keys, self.values = slots, held.key, held.value
-            self.bias = held.bias if (held.bias != 0).any() else None
+            self.bias = held.bias if is_weighted or min(counts) < slots else None
         else:
             self.slots, self.pages = 0, Pages.of(held)
             self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
-    def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
+    def is_even(self, counts: Sequence[int], slots: int) -> bool:
         """Returns whether `keys` stores the kept keys: no cache has an unused slot, or few have.
 
         The few are padding for the fused attention of a GPU.
         """
-        waste = fused.WASTE if fused.is_fused(counts) else 0.0
-        return int(counts.sum()) >= (1 - waste) * counts.numel() * slots
+        waste = fused.WASTE if fused.is_fused(self.counts) else 0.0
+        return sum(counts) >= (1 - waste) * len(counts) * slots
 
     @property
     def is_filled(self) -> bool:
@@ -127,7 +128,11 @@ class KeptLayer(DynamicLayer):
                 if self.pages is None:
                     output = fused.padded(query, key, value, kernel, pairs, self.bias)
                 elif pairs is None:
-                    output = fused.of_sequences(query, first + 1, kernel, self.room)
+                    output = fused.trusted(
+                        query.device,
+                        lambda: fused.of_sequences(query, first + 1, kernel, self.room),
+                        lambda: self._over_states(query, key, value, kernel, pairs),
+                    )
             output = (
                 self._over_states(query, key, value, kernel, pairs) if output is None else output
             )
@@ -250,7 +255,7 @@ class GrowingLayer(KeptLayer):
         """The keys of the prefix that are not padding; None = all"""
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
 
-    def is_even(self, counts: Int[Tensor, "B H"], slots: int) -> bool:
+    def is_even(self, counts: Sequence[int], slots: int) -> bool:
         return True  # padding keeps its slots, because a later choice fills them
 
     def serve(

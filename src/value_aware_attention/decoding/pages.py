@@ -41,21 +41,22 @@ class Pages:
     @classmethod
     def of(cls, held: "Slots") -> Self:
         """Cuts the used slots of each cache into pages."""
+        counts, is_weighted = held.on_host
+        size = max(1, sum(counts) // len(counts) // PAGES)
+        pages = [-(-count // size) for count in counts]
         used = held.used.flatten(0, 1)
-        counts = used.sum(dim=-1)
+        cache = torch.arange(len(pages)).repeat_interleave(torch.tensor(pages)).to(used.device)
+        first = [number * size for of_cache in pages for number in range(of_cache)]
+        places = torch.tensor(first, dtype=torch.long)[:, None] + torch.arange(size)
+        ends = torch.tensor(counts).repeat_interleave(torch.tensor(pages))[:, None]
+        is_used = (places < ends).to(used.device)
         order = used.int().argsort(dim=-1, descending=True, stable=True)
-        size = max(1, int(counts.float().mean()) // PAGES)
-        places = torch.arange(-(-int(counts.max()) // size) * size, device=used.device)
-        is_used = (places < counts[:, None]).unflatten(-1, (-1, size))
-        slots = order[:, places.clamp_max(order.shape[-1] - 1)].unflatten(-1, (-1, size))
-        cache, number = is_used.any(dim=-1).nonzero(as_tuple=True)
-        at = cache[:, None], slots[cache, number]
+        places = places.clamp_max(order.shape[-1] - 1).to(used.device)
+        at = cache[:, None], order[cache[:, None], places]
         key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
-        is_used = is_used[cache, number]
-        is_weighted = bool(((bias != 0) & is_used).any())
-        needs_bias = is_weighted or not is_used.all()
-        bias = bias.masked_fill(~is_used, -torch.inf)
-        return cls(key, value, bias if needs_bias else None, cache, len(used), is_weighted)
+        needs_bias = is_weighted or any(count % size for count in counts)
+        bias = bias.masked_fill(~is_used, -torch.inf) if needs_bias else None
+        return cls(key, value, bias, cache, len(counts), is_weighted)
 
     def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
         """Returns the pages of some texts; repeats are allowed."""
@@ -196,6 +197,17 @@ class Slots:
     def used(self) -> Bool[Tensor, "B H R"]:
         """Returns a mask of the slots that hold a key."""
         return self.bias > -torch.inf
+
+    @cached_property
+    def on_host(self) -> tuple[list[int], bool]:
+        """Returns the number of keys of each cache, and whether one has a log-weight other than 0.
+
+        The device is waited for once.
+        """
+        is_weighted = ((self.bias != 0) & self.used).any()
+        counts = self.used.flatten(0, 1).sum(dim=-1)
+        *numbers, weighted = torch.cat([counts, is_weighted[None].long()]).tolist()
+        return numbers, bool(weighted)
 
 
 def _refuse_gradient(_: Tensor) -> None:
