@@ -479,11 +479,12 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(above))
-    native.library.cache_clear()
+    forget_builds()
     assert engine() == "compiled"
     native.library.cache_clear()
     yield above / "value_aware_attention"
-    native.library.cache_clear()
+    monkeypatch.undo()
+    forget_builds()
 
 
 def built_in(folder: Path) -> list[str]:

@@ -230,7 +230,7 @@ def test_what_is_not_compiled_is_computed_in_torch(monkeypatch: pytest.MonkeyPat
     assert not is_compiled(query, *token, Polynomial(2))
     assert not is_compiled(query.double(), *(x.double() for x in token))
     assert not is_compiled(query.half(), *(x.half() for x in token))
-    assert not is_compiled(torch.randn(2, 4, later_token.MOST_ROWS + 1, 8), *token)
+    assert not is_compiled(torch.randn(2, 4, later_token.LARGEST_CALL + 1, 8), *token)
     with torch.no_grad():
         assert is_compiled(query.requires_grad_(), *token)
     assert not is_compiled(query, *token)
@@ -259,7 +259,9 @@ def test_a_compiler_without_wide_vectors_builds_the_same(
     try:
         with torch.no_grad():
             texts.read(1)
-            assert native.library(later_token.TOKEN_SOURCE, *later_token.CONSTANTS) is not None
+            assert (
+                native.library(later_token.TOKEN_SOURCE, *later_token.TOKEN_CONSTANTS) is not None
+            )
             assert_close(texts.layer.serve(query, KERNEL, None), texts.expected(query))
     finally:
         native.library.cache_clear()

@@ -17,7 +17,7 @@ from value_aware_attention.decoding.pages import Pages
 from value_aware_attention.kernels import Exponential, Kernel
 
 TOKEN_SOURCE = Path(__file__).with_name("later_token.cpp")
-MOST_ROWS = 32  # tokens of a call, above which matrix products of torch are faster
+LARGEST_CALL = 32  # tokens of a call, above which matrix products of torch are faster
 PER_THREAD = 2**20  # products of two numbers that are worth another thread
 
 
@@ -37,7 +37,7 @@ class _Call(ctypes.Structure):
     )
 
 
-CONSTANTS = ("-ffp-contract=fast", "-pthread", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
+TOKEN_CONSTANTS = ("-ffp-contract=fast", "-pthread", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
 
 
 def attend(
@@ -56,7 +56,7 @@ def attend(
     paged = () if pages is None else (pages.key, pages.value)
     if (
         not _is_served(kernel, query, key, value, *paged)
-        or (library := native.library(TOKEN_SOURCE, *CONSTANTS)) is None
+        or (library := native.library(TOKEN_SOURCE, *TOKEN_CONSTANTS)) is None
     ):
         return None
     (texts, query_heads, rows, dim), (_, heads, _, width) = query.shape, value.shape
@@ -87,7 +87,7 @@ def _is_served(kernel: Kernel, query: Tensor, *others: Tensor) -> TypeGuard[Expo
     dtypes = {x.dtype for x in (query, *others)}
     return (
         type(kernel) is Exponential
-        and query.shape[2] <= MOST_ROWS
+        and query.shape[2] <= LARGEST_CALL
         and query.is_cpu
         and dtypes == {torch.float32}
         and not (torch.is_grad_enabled() and any([x.requires_grad for x in (query, *others)]))

@@ -55,8 +55,8 @@ class Pages:
         at = cache[:, None], order[cache[:, None], places]
         key, value, bias = (x.flatten(0, 1)[at] for x in (held.key, held.value, held.bias))
         needs_bias = is_weighted or any(count % size for count in counts)
-        bias = bias.masked_fill(~is_used, -torch.inf) if needs_bias else None
-        return cls(key, value, bias, cache, len(counts), is_weighted)
+        bias = bias.masked_fill(~is_used, -torch.inf)
+        return cls(key, value, bias if needs_bias else None, cache, len(counts), is_weighted)
 
     def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
         """Returns the pages of some texts; repeats are allowed."""

@@ -45,12 +45,12 @@ class _Call(ctypes.Structure):
     )
 
 
-CONSTANTS = (f"-DTILE={KEY_GROUPS}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
+SEARCH_CONSTANTS = (f"-DTILE={KEY_GROUPS}", f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}")
 
 
 def library() -> ctypes.CDLL | None:
     """Returns the compiled search; None if it cannot be built."""
-    return native.library(SEARCH_SOURCE, *CONSTANTS)
+    return native.library(SEARCH_SOURCE, *SEARCH_CONSTANTS)
 
 
 def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, Tensor, Tensor]:
