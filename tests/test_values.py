@@ -1,6 +1,7 @@
 """Wrong values of params.yaml, conf/ and the command line are refused by their key."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -105,6 +106,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("VALUE_CASES" not in os.environ, reason="runs every app: VALUE_CASES=1")
 @pytest.mark.parametrize("case", RUNNING, ids=lambda case: case.name)
 def test_what_a_running_app_refuses_ends_as_the_table_says(
     case: ValueCase, outcomes: dict[str, dict[str, Any]]
