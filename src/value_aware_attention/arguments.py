@@ -12,7 +12,7 @@ Choice = TypeVar("Choice")
 
 SEED_COUNT = 2**64
 """Number of seeds that torch's generators take"""
-HIDDEN_DEFAULTS = [("engine", None), ("share_query_key", False), ("sinks", 0)]
+HIDDEN_DEFAULTS = [("engine", None), ("mean", False), ("share_query_key", False), ("sinks", 0)]
 """Arguments that a method's text omits at these defaults: records older than them still match"""
 
 
@@ -57,6 +57,14 @@ def check_choice(choices: Iterable[Choice], **arguments: Choice) -> Choice:
         names = ", ".join(str(name) for name in allowed if name is not None)
         raise ValueError(f"{name} is {choice!r}; it must be {none}one of {names}")
     return allowed[allowed.index(choice)]
+
+
+def check_flag(**arguments: bool) -> bool:
+    """Returns the only argument, if it is True or False; ValueError otherwise."""
+    ((name, flag),) = arguments.items()
+    if not isinstance(flag, bool):
+        raise ValueError(f"{name} is {flag!r}; it must be True or False")
+    return flag
 
 
 def check_tensors(**arguments: Tensor) -> None:

@@ -75,6 +75,16 @@ def weighted_sum(
     return output.unflatten(0, indices.shape[:-1])
 
 
+def mean_of_visible(
+    value: Float[Tensor, "*#batch M V"], visible: Bool[Tensor, "*#batch #N M"] | None, queries: int
+) -> Float[Tensor, "*batch N V"]:
+    """Averages the values that each query sees; zeros if it sees none."""
+    if visible is None:
+        return value.mean(dim=-2, keepdim=True).expand(*value.shape[:-2], queries, -1)
+    share = visible.to(value.dtype) / visible.sum(dim=-1, keepdim=True).clamp_min(1)
+    return (share @ value).expand(*value.shape[:-2], queries, -1)
+
+
 def smallest(vectors: Float[Tensor, "*batch N V"]) -> Float[Tensor, "*batch 1 V"]:
     """Returns the vector of smallest norm; among outputs, distant values moved it least."""
     return vectors.take_along_dim(vectors.norm(dim=-1, keepdim=True).argmin(-2, keepdim=True), -2)

@@ -92,9 +92,22 @@ SETTINGS = {
         )
         for search in ("fast", "default", "best")
     },
+    **{
+        f"optimal_value_aware_3_{search}_mean": Method(
+            lambda search=search: approximations.OptimalValueAware(3, search, mean=True),
+            lambda search=search: approximations.OptimalValueAware(KEYS, search, mean=True),
+            keys_counted=3,
+        )
+        for search in ("default", "best")
+    },
     "oblivious_keys_optimal_weights": Method(
         lambda: approximations.ObliviousKeysOptimalWeights(4),
         lambda: approximations.ObliviousKeysOptimalWeights(KEYS),
+        keys_counted=4,
+    ),
+    "oblivious_keys_and_the_mean": Method(
+        lambda: approximations.ObliviousKeysOptimalWeights(4, mean=True),
+        lambda: approximations.ObliviousKeysOptimalWeights(KEYS + 1, mean=True),
         keys_counted=4,
     ),
     "value_aware_keys_attention_weights": Method(

@@ -7,12 +7,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from value_aware_attention.approximations.sparse_weights import SparseWeights, rows_in_fp64
+from value_aware_attention.approximations.sparse_weights import (
+    SparseWeights,
+    combination,
+    rows_in_fp64,
+)
 from value_aware_attention.arguments import arguments_shown, check_at_least
 from value_aware_attention.call import Call, refuse
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
-from value_aware_attention.weights import weighted_sum
 
 FEW_DIGITS = 1e-8
 """Errors below this fraction of the largest ||v||^2 are nearly all rounding in fp32"""
@@ -106,10 +109,12 @@ class SparseApproximation(Approximation):
     Attributes:
         solves_for_weights: Whether weights come from a solver; evaluations then record its largest
             support and error.
+        mean: Whether the mean of the visible values may take the place of a key.
     """
 
     queries_alone = True
     solves_for_weights: bool = False
+    mean: bool = False
 
     def __init__(self, r: int) -> None:
         super().__init__()
@@ -135,28 +140,32 @@ class SparseApproximation(Approximation):
         )
         with torch.autocast(value.device.type, enabled=False):
             indices, weights = self.choose_all(call)
-            output = weighted_sum(indices, weights, call.centred.value)
+            visible = call.visible if weights.shape[-1] > indices.shape[-1] else None
+            output = combination(indices, weights, call.centred.value, visible)
             error = squared_output_error(output, call.centred.output())
             small = error <= FEW_DIGITS * call.centred.largest_squared_norm()
             # If all keys of a pattern are masked, o~ = 0 in the original, uncentred values.
             if (nothing := weights.sum(dim=-1) == 0).any():
                 error = call.seen.output().square().sum(dim=-1).where(nothing, error)
                 small = small & ~(nothing & (error > 0))
-            chosen = SparseWeights(indices, weights, error)
+            chosen = SparseWeights.of(indices, weights, error, visible)
             return self.recomputed(call, chosen, small)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         # Block by block up to the output: the indices of all kept keys may be N x M numbers.
         blocks = call.blocks(self.elements_per_query(call))
-        return torch.cat([weighted_sum(*self.choose(block), call.value) for block in blocks], -2)
+        return torch.cat(
+            [combination(*self.choose(block), call.value, block.visible) for block in blocks], -2
+        )
 
     def choose_all(
         self, call: Call
-    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+    ) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N W"]]:
         """Runs `choose` block by block and concatenates the blocks."""
         if call.is_empty:
             shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
-            return call.query.new_zeros(shape, dtype=torch.long), call.value.new_zeros(shape)
+            weights = call.value.new_zeros(*shape[:-1], shape[-1] + self.mean)
+            return call.query.new_zeros(shape, dtype=torch.long), weights
         blocks = call.blocks(self.elements_per_query(call))
         indices, weights = zip(*[self.choose(block) for block in blocks], strict=True)
         return torch.cat(indices, dim=-2), torch.cat(weights, dim=-2)
@@ -166,8 +175,11 @@ class SparseApproximation(Approximation):
         return 0
 
     @abstractmethod
-    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        """Returns the indices and weights of the kept keys, in at most M slots."""
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N W"]]:
+        """Returns the indices and weights of the kept keys, in at most M slots.
+
+        A method that may use the mean adds a column to the weights, for the mean's.
+        """
 
     @torch.no_grad()
     def recomputed(

@@ -5,9 +5,11 @@ from dataclasses import replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from value_aware_attention.approximations import closest_combination
 from value_aware_attention.approximations.approximation import SparseApproximation
+from value_aware_attention.arguments import check_flag
 from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.kernels import Exponential, Kernel
@@ -21,23 +23,33 @@ class ObliviousKeysOptimalWeights(SparseApproximation):
 
     argmin ||o - sum_i w_i v_i||^2 over w >= 0 summing to 1 on those keys. It is never worse than
     optimal-v-oblivious-r, because those weights are candidates. The remaining distance to
-    optimal-v-aware-r is due to the choice of keys.
+    optimal-v-aware-r is due to the choice of keys. `mean` keeps one key less and the mean of the
+    visible values in its place.
     """
 
     solves_for_weights = True
     differentiable_weights = False
 
+    def __init__(self, r: int, *, mean: bool = False) -> None:
+        super().__init__(r)
+        self.mean = check_flag(mean=mean)
+
     def elements_per_query(self, call: Call) -> int:
         """Counts the elements of the kept values, which are gathered."""
-        return min(self.r, call.keys) * call.value.shape[-1]
+        return min(self.r, call.keys + self.mean) * call.value.shape[-1]
 
     @torch.no_grad()
-    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
-        problem = closest_combination.flatten(call)
-        indices = top_keys(problem.weights, problem.visible, self.r)
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N W"]]:
+        problem = closest_combination.flatten(call, self.mean)
+        indices = top_keys(problem.weights, problem.visible, self.r - self.mean)
+        if self.mean:
+            indices = pad(indices, (0, 1), value=problem.mean_key)
         weights = closest_combination.optimal_weights(problem, indices)
-        shape = (*call.batch, *indices.shape[-2:])
-        return indices.reshape(shape), or_overflow(weights.reshape(shape), call.weights)
+        if self.mean:  # the last column of the weights; a query that sees nothing has no mean
+            indices = indices[..., :-1]
+            weights = weights.where(problem.weights.sum(dim=-1, keepdim=True) > 0, 0.0)
+        indices, weights = (x.reshape(*call.batch, *x.shape[-2:]) for x in (indices, weights))
+        return indices, or_overflow(weights, call.weights)
 
 
 class ValueAwareKeysAttentionWeights(SparseApproximation):

@@ -14,8 +14,9 @@ from value_aware_attention.approximations.sparse_weights import (
     SparseWeights,
     rows_in_fp64,
 )
-from value_aware_attention.arguments import check_choice
+from value_aware_attention.arguments import check_choice, check_flag
 from value_aware_attention.call import Call
+from value_aware_attention.error import squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.weights import or_overflow
 
@@ -23,6 +24,8 @@ NEGLIGIBLE = {torch.float32: 3.5e-6, torch.float64: 1e-9}
 """Largest ||o - o~|| that counts as zero, relative to sum_i alpha_i ||v_i - o||"""
 ROUNDED = 8
 """Largest ||o - o~|| that counts as rounding of o, relative to ||o||, in epsilons of the inputs"""
+SLACK = 32 * torch.finfo(torch.float64).eps
+"""Rounding of squared distances in fp64, relative to the squares they are differences of"""
 TIE = 1e-5
 """Largest relative difference of squared distances at which two values count as equally near"""
 
@@ -40,6 +43,10 @@ class OptimalValueAware(SparseApproximation):
     and no value is closer to o by 1e-5 of the squared distance; or all pairs are tried and no pair
     is that much closer.
 
+    `mean` makes the mean of the visible values one more candidate, counted in r (not in the paper,
+    whose set C_r has values alone). Every search then runs twice, without and with it, and the
+    better result is kept, so the error is never above that without it.
+
     `search` is the effort. "fast" adds the key of steepest descent and solves for all weights
     again. "default" evaluates several steep keys and removes keys that no longer help. "best" also
     extends the 32 best sets of every size; at r = 2 and up to 512 keys it tries all pairs, which is
@@ -50,17 +57,23 @@ class OptimalValueAware(SparseApproximation):
     solves_for_weights = True
     differentiable_weights = False
 
-    def __init__(self, r: int, search: str = "default", engine: str | None = None) -> None:
+    def __init__(
+        self, r: int, search: str = "default", engine: str | None = None, *, mean: bool = False
+    ) -> None:
         super().__init__(r)
         self.search = check_choice(SEARCHES, search=search)
+        self.mean = check_flag(mean=mean)
         self.engine = check_choice((None, *ENGINES), engine=engine)
 
     @torch.no_grad()
-    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
+    def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N W"]]:
         shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
-        problem = closest_combination.flatten(call)
+        problem = closest_combination.flatten(call, self.mean)
         indices, weights = closest_combination.solve(problem, self.r, self.search, self.engine)
-        return indices.reshape(shape), or_overflow(weights.reshape(shape), call.weights)
+        if self.mean:
+            indices, weights = closest_combination.mean_apart(problem, indices, weights)
+        weights = weights.reshape(*shape[:-1], -1)
+        return indices.reshape(shape), or_overflow(weights, call.weights)
 
     @torch.no_grad()
     def path(
@@ -85,10 +98,11 @@ class OptimalValueAware(SparseApproximation):
         if 0 in (*shape, call.keys):
             return value.new_zeros(shape)
         with torch.autocast(value.device.type, enabled=False):
-            problems = map(closest_combination.flatten, call.blocks(3 * self.r**2))
             errors = [
-                closest_combination.solve_path(problem, self.r, self.search, self.engine)
-                for problem in problems
+                closest_combination.solve_path(
+                    closest_combination.flatten(block, self.mean), self.r, self.search, self.engine
+                )
+                for block in call.blocks(3 * self.r**2)
             ]
         return torch.cat(errors, dim=1).reshape(shape)
 
@@ -107,9 +121,9 @@ class OptimalValueAware(SparseApproximation):
             chosen.error[..., rows.place] = error.to(before).where(here, before)
             proved = torch.zeros_like(here)
             if self.r == 1:
-                proved = _nearest(rows, chosen.indices[..., rows.place, :], error)
+                proved = error * (1 - TIE) <= _nearest_other(rows, chosen)
             elif all_pairs:
-                proved = error * (1 - TIE) <= _nearest_pair(rows)
+                proved = error * (1 - TIE) <= _nearest_pair(rows, self.mean)
             if not proved.all():
                 distance = _squared_distances(rows).clamp_min(0).sqrt()
                 spread = NEGLIGIBLE[dtype] * (rows.weights * distance).sum(dim=-1)
@@ -119,27 +133,37 @@ class OptimalValueAware(SparseApproximation):
         return replace(chosen, optimal=optimal)
 
 
-def _nearest(
-    rows: RowsInFp64, chosen: Int[Tensor, "*batch K 1"], error: Float[Tensor, "*batch K"]
-) -> Bool[Tensor, "*batch K"]:
-    """Returns whether no other visible value is closer to o, up to TIE."""
-    distance = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
+def _nearest_other(rows: RowsInFp64, chosen: SparseWeights) -> Float[Tensor, "*batch K"]:
+    """Computes the smallest ||v - o||^2 of all candidates but the chosen one, rounded down."""
+    distance = _squared_distances(rows, SLACK)
     if rows.visible is not None:
         distance = distance.masked_fill(~rows.visible, torch.inf)
-    others = distance.scatter(-1, chosen, torch.inf)
-    return error * (1 - TIE) <= others.amin(dim=-1)
+    key = chosen.indices[..., rows.place, :]
+    if chosen.mean_weight is not None:
+        of_mean = squared_output_error(rows.mean(), rows.output)[..., None] * (1 - SLACK)
+        distance = torch.cat([distance, of_mean], dim=-1)
+        is_mean = chosen.mean_weight[..., rows.place, None] > 0
+        key = key.masked_fill(is_mean, distance.shape[-1] - 1)
+    return distance.scatter(-1, key, torch.inf).amin(dim=-1)
 
 
-def _nearest_pair(rows: RowsInFp64) -> Float[Tensor, "*batch K"]:
-    """Computes the smallest ||o - o~||^2 of any two values, rounded down to a lower bound."""
-    near = _squared_distances(rows, 32 * torch.finfo(torch.float64).eps)
+def _nearest_pair(rows: RowsInFp64, mean: bool) -> Float[Tensor, "*batch K"]:
+    """Computes the smallest ||o - o~||^2 of any two candidates, rounded down to a lower bound."""
+    near = _squared_distances(rows, SLACK)
     if rows.visible is not None:
         near = near.masked_fill(~rows.visible, pairs.HIDDEN)
+    shape = near.shape[:-1]
     value = rows.value.expand(*near.shape[:-2], -1, -1).reshape(-1, *rows.value.shape[-2:])
     between = pairs.squared_distances_between(value)
-    heads = zip(near.reshape(-1, *near.shape[-2:]), between, strict=True)
-    errors = [pairs.closest(*head)[0] for head in heads]
-    return torch.stack(errors).reshape(near.shape[:-1])
+    near = near.reshape(-1, *near.shape[-2:])
+    errors = torch.stack([pairs.closest(*head)[0] for head in zip(near, between, strict=True)])
+    if mean:
+        of_mean = rows.mean().expand(*shape, -1).reshape(*near.shape[:2], -1)
+        output = rows.output.expand(*shape, -1).reshape(of_mean.shape)
+        heads = zip(near, output, value, of_mean, strict=True)
+        with_mean = torch.stack([pairs.closest_to_mean(*head)[0] for head in heads])
+        errors = torch.minimum(errors, with_mean * (1 - SLACK))
+    return errors.reshape(shape)
 
 
 def _squared_distances(rows: RowsInFp64, slack: float = 0.0) -> Float[Tensor, "*batch K M"]:

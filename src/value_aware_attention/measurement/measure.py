@@ -59,7 +59,6 @@ from value_aware_attention.records.record import (
     TextRead,
     read,
 )
-from value_aware_attention.weights import weighted_sum
 
 INTERVAL_ENDS = ("low", "high", "difference_low", "difference_high")
 RECORDED = 8
@@ -119,7 +118,7 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     chosen: SparseWeights = method.select(**layer.rows.arguments())
     longest = layer.rows.value.float().norm(dim=-1).max()
     largest = chosen.error.max().sqrt() / longest.where(longest > 0, 1.0)  # 0 for zero values
-    output = weighted_sum(chosen.indices, chosen.weights, layer.rows.value)
+    output = chosen.output(layer.rows.value)
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
         **layer.direction(output),

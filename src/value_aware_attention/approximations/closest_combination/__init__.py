@@ -5,6 +5,9 @@ batched.py, grow the set key by key, each time with the best weights on it, so o
 sizes. r = 1 is optimal, as are all r that leave no error, and r = 2 if the "best" search tries all
 pairs (pairs.py). Otherwise the result is the best found, an upper bound on the optimal error. Rows
 that fp32 does not resolve (`unresolved`) are solved in fp64.
+
+If a problem has a `mean`, it is searched without and with it, and the better result is kept. The
+mean is the key `problem.mean_key` among the indices.
 """
 
 from types import ModuleType
@@ -29,6 +32,7 @@ __all__ = [
     "Problem",
     "engine",
     "flatten",
+    "mean_apart",
     "optimal_weights",
     "pairs",
     "solve",
@@ -56,7 +60,7 @@ def engine(device: str = "cpu") -> str:
 def solve(
     problem: Problem, r: int, search: str, engine: str | None = None
 ) -> tuple[Int[Tensor, "H N R"], Float[Tensor, "H N R"]]:
-    """Returns indices and weights of R = min(r, M) keys; at most V + 1 weights are nonzero."""
+    """Returns indices and weights of min(r, M) candidates; at most V + 1 weights are nonzero."""
     keys, width = problem.value.shape[1:]
     slots = min(r, keys, width + 1)
     if r == 2 and tries_all_pairs(problem.value, search):
@@ -85,16 +89,12 @@ def solve_path(
     if slots > width:
         _finish(problem, indices[:, :, -1], weights[:, :, -1], undone)
     errors = torch.stack(
-        [
-            _errors(problem.value[head], problem.output[head], indices[head], weights[head])
-            for head in range(len(problem.value))
-        ]
+        [_errors(problem, head, indices[head], weights[head]) for head in range(len(problem.value))]
     )
     is_filled = weights.sum(-1) > 0
     if slots > 1 and tries_all_pairs(problem.value, search):
-        both = pairs.solve(problem)
-        heads = zip(problem.value, problem.output, *both, strict=True)
-        of_pairs = torch.stack([_errors(*head) for head in heads])
+        both = zip(*pairs.solve(problem), strict=True)
+        of_pairs = torch.stack([_errors(problem, head, *two) for head, two in enumerate(both)])
         errors[..., 1] = torch.minimum(errors[..., 1], of_pairs)
     errors = errors.where(is_filled | ~is_filled.any(-1, keepdim=True), torch.inf).cummin(-1).values
     unit = problem.unit[:, None, None]
@@ -103,6 +103,16 @@ def solve_path(
     for head, rows, rows_in_fp64 in problem.in_fp64(undone):
         errors[head, rows] = solve_path(rows_in_fp64, r, search, engine)[0].to(errors.dtype)
     return errors
+
+
+def mean_apart(
+    problem: Problem, indices: Int[Tensor, "*rows R"], weights: Float[Tensor, "*rows R"]
+) -> tuple[Int[Tensor, "*rows R"], Float[Tensor, "*rows W"]]:
+    """Moves the weight of the mean into a last column, beyond the indices."""
+    is_mean = indices == problem.mean_key
+    mean_weight = (weights * is_mean).sum(dim=-1, keepdim=True)
+    indices, weights = indices.masked_fill(is_mean, 0), weights.masked_fill(is_mean, 0.0)
+    return indices, torch.cat([weights, mean_weight], dim=-1)
 
 
 def tries_all_pairs(value: Float[Tensor, "*batch M V"], search: str) -> bool:
@@ -131,19 +141,26 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
     return ENGINES[name or engine(problem.value.device.type)]
 
 
-def _errors(value: Tensor, output: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+def _errors(problem: Problem, head: int, indices: Tensor, weights: Tensor) -> Tensor:
     """Computes the errors (N, S) of one head's choices (N, S, R) without gathering values."""
+    rows = (len(indices), *[1] * (indices.dim() - 2), -1)
+    output = problem.output[head].reshape(rows)
+    if problem.mean is not None:
+        indices, weights = mean_apart(problem, indices, weights)
+        weights, share = weights.tensor_split([-1], dim=-1)
+        output = output - share * problem.mean[head].reshape(rows)
+        weights = weights.contiguous()
     bags = embedding_bag(
-        indices.flatten(0, -2), value, per_sample_weights=weights.flatten(0, -2), mode="sum"
-    )
-    reached = bags.unflatten(0, indices.shape[:-1])
-    return (reached - output.reshape(len(output), *[1] * (reached.dim() - 2), -1)).square().sum(-1)
+        indices.flatten(0, -2), problem.value[head],
+        per_sample_weights=weights.flatten(0, -2), mode="sum",
+    )  # fmt: skip
+    return (bags.unflatten(0, indices.shape[:-1]) - output).square().sum(-1)
 
 
 def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) -> None:
     """Solves rows again that rounding stopped too early: V + 1 keys can reach every output."""
-    heads = zip(problem.value, problem.output, indices, weights, strict=True)
-    left = torch.stack([_errors(*head) for head in heads])
+    heads = enumerate(zip(indices, weights, strict=True))
+    left = torch.stack([_errors(problem, head, *sets) for head, sets in heads])
     for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():
         try:
             keys, mass = _exact(problem.value[head], problem.weights[head, row])

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int TOGETHER = 6;  // queries that share one pass over the values
 constexpr int KEY_GROUPS = TILE;  // compiled.py defines TILE; a tile holds a key of each group
+constexpr int CANDIDATES = KEY_GROUPS + 1;  // the steepest key of each group, and the mean
 
 enum Search { FAST = 0, DEFAULT = 1, BEST = 2 };
 
@@ -107,6 +108,7 @@ struct Call {               // mirrored by compiled.py
   const void* weights;      // (queries, keys): alpha
   const void* zero;         // (queries): the error that counts as none
   const uint8_t* visible;   // (queries, keys), or null
+  const void* mean;         // (queries, width): one more candidate of each query; or null
   int64_t keys, tiles;
   int32_t dim, width, r, search, sizes;  // sizes: rows kept per query, 1 or r
   double independence;      // part of an atom's norm
@@ -133,7 +135,8 @@ template <class T> struct State : Progress<T> {  // the fields of `_ActiveSets` 
 
 template <class T> struct Query {
   long number, tiles;
-  bool fresh, resolved;
+  bool fresh, resolved, with_mean;
+  int64_t nearest;
   const T* output;
   std::vector<T> best;  // error recorded for each size
 };
@@ -156,10 +159,13 @@ template <class T> class Solver {
       : call_(call),
         value_(static_cast<const T*>(call.value)),
         norms_(static_cast<const T*>(call.norms)),
+        output_(static_cast<const T*>(call.output)),
+        mean_(static_cast<const T*>(call.mean)),
         width_(call.width),
         capacity_(std::min<long>(std::min(call.r + 1, call.dim + 1), call.keys)),
         stride_(padded(capacity_, Pack<T>::lanes)),
-        padded_keys_(call.tiles * TILE),
+        mean_key_(call.tiles * TILE),
+        padded_keys_(call.tiles * TILE + (call.mean ? TILE : 0)),
         states_(call.search == BEST ? TOGETHER + 2 * call.beam : TOGETHER),
         storage_(states_ * state_size() + 8 * (width_ + stride_)),
         keys_(states_ * capacity_),
@@ -202,14 +208,15 @@ template <class T> class Solver {
            padded_keys_);
       for (int q = 0; q < TOGETHER; ++q) {
         if (!live[q]) continue;
-        const T* dots = dots_.data() + q * padded_keys_;
+        T* dots = dots_.data() + q * padded_keys_;
         live[q] = !advance(queries[q], state_[q], dots, inverse_.data() + q * padded_keys_);
         if (live[q]) multiply_next(q, state_[q].residual);
       }
     }
   }
 
-  // The best weights on the keys named in `chosen`; a repeated or hidden key gets none.
+  // The best weights on the keys named in `chosen`; a repeated or hidden key gets none. The mean is
+  // the key `mean_key_`.
   void weigh(long first, long last) {
     std::vector<int64_t> keys;
     for (long query = first; query < last; ++query) {
@@ -246,12 +253,16 @@ template <class T> class Solver {
     return long(capacity_) * (width_ + stride_) + 2 * stride_ + 2 * width_;
   }
   int lanes() const { return call_.search == BEST ? padded(call_.beam, TOGETHER) : TOGETHER; }
-  const T* output(long query) const { return static_cast<const T*>(call_.output) + query * width_; }
+  const T* output(long query) const { return output_ + query * width_; }
+  // The value of a key, or the mean that the query of this output may use in place of one.
+  const T* vector(int64_t key, const T* output) const {
+    return key == mean_key_ ? mean_ + (output - output_) : value_ + key * width_;
+  }
   const T* alpha(long query) const {
     return static_cast<const T*>(call_.weights) + query * call_.keys;
   }
   bool sees(long query, long key) const {
-    return !call_.visible || call_.visible[query * call_.keys + key];
+    return key == mean_key_ || !call_.visible || call_.visible[query * call_.keys + key];
   }
 
   static bool near(const State<T>& s) { return s.error <= s.zero; }
@@ -259,7 +270,7 @@ template <class T> class Solver {
   // ---- the active set --------------------------------------------------------------------------
 
   void atom(int64_t key, const T* output, T lift, T* out) const {
-    const T* v = value_ + key * width_;
+    const T* v = vector(key, output);
     for (int n = 0; n < width_; n += P::lanes)
       P::store(out + n, P::load(v + n) - P::load(output + n));
     out[call_.dim] = lift;
@@ -462,8 +473,8 @@ template <class T> class Solver {
     for (int c = 0; c < call_.dim; ++c) residuals_[c * TOGETHER + q] = x[c];
   }
 
-  // What one pass over the values does for a query; true when its search has ended.
-  bool advance(Query<T>& query, State<T>& s, const T* dots, T* inverse) {
+  // What one pass over the values does for a query; true when its last search has ended.
+  bool advance(Query<T>& query, State<T>& s, T* dots, T* inverse) {
     bool done;
     if (query.fresh) {
       start(query, s, dots, inverse);
@@ -479,8 +490,26 @@ template <class T> class Solver {
     // A search looks one size beyond r: no error left there leaves the sizes asked for open.
     const bool nothing_left = near(s) && s.size <= call_.r && call_.sizes == 1;
     if (call_.search == BEST && call_.r > 1 && !nothing_left) beam(query, s, inverse);
+    if (query.with_mean) return true;
     guard(query.number, s);
-    return true;
+    return !mean_ || !again_with_mean(query, s, inverse) || call_.r == 1;
+  }
+
+  // Begins the search a second time with the mean among the candidates; false if the first left no
+  // error. The better result of the two is kept, so the mean never makes an error larger.
+  bool again_with_mean(Query<T>& query, State<T>& s, T* inverse) {
+    const T error = static_cast<const T*>(call_.error)[query.number * call_.sizes];
+    if (call_.sizes == 1 && error <= s.zero) return false;
+    atom(query.nearest, query.output, 0, atom_);
+    const T least = dot(atom_, atom_, width_);
+    atom(mean_key_, query.output, 0, atom_);
+    const T distance = dot(atom_, atom_, width_);
+    inverse[mean_key_] = 1 / std::sqrt(std::max(distance, T(1e-8) * s.scale));
+    query.with_mean = true;
+    query.best.assign(call_.r + 2, std::numeric_limits<T>::infinity());
+    begin(s, distance < least ? mean_key_ : query.nearest, query.output);
+    record(query, s);
+    return !near(s);
   }
 
   // Takes on a query, unless its exact weights are few enough to be the answer.
@@ -496,6 +525,7 @@ template <class T> class Solver {
     query.output = output(number);
     query.tiles = (end + TILE - 1) / TILE;
     query.fresh = query.resolved = true;
+    query.with_mean = false;
     query.best.assign(call_.r + 2, std::numeric_limits<T>::infinity());
     for (int size = 0; size < call_.sizes; ++size)
       write(number, size, nullptr, nullptr, 0, query.best[0]);
@@ -553,17 +583,18 @@ template <class T> class Solver {
     }
     measure_in(s, query.number, farthest);
     query.resolved = resolved(inverse, end, std::max(farthest, squared));
-    const int64_t key = nearest(o, inverse, end, closest, squared);
+    query.nearest = nearest(o, inverse, end, closest, squared);
     const T floor = T(1e-8) * s.scale;
     for (long m = 0; m < padded_keys_; ++m)
       inverse[m] = 1 / std::sqrt(inverse[m] > floor ? inverse[m] : floor);
     query.fresh = false;
-    begin(s, key, o);
+    begin(s, query.nearest, o);
     record(query, s);
   }
 
-  // The steepest key of each of KEY_GROUPS interleaved groups; without any, the slope is 0.
-  T shortlist(const State<T>& s, const Query<T>& query, const T* dots, const T* inverse) {
+  // The steepest key of each of KEY_GROUPS interleaved groups, and the mean if the query may use it;
+  // without any, the slope is 0.
+  T shortlist(const State<T>& s, const Query<T>& query, T* dots, const T* inverse) {
     constexpr int PARTS = KEY_GROUPS / P::lanes;
     const auto shift = typename P::type{} + (s.error - dot(s.residual, query.output, width_));
     typename P::type most[PARTS] = {}, where[PARTS] = {};
@@ -581,7 +612,13 @@ template <class T> class Solver {
       listed_[group] = long(where[group / P::lanes][group % P::lanes]) + group;
       steepest = std::max(steepest, slope_[group]);
     }
-    return steepest;
+    slope_[KEY_GROUPS] = 0;
+    listed_[KEY_GROUPS] = mean_key_;
+    if (query.with_mean) {
+      dots[mean_key_] = dot(vector(mean_key_, query.output), s.residual, width_);
+      slope_[KEY_GROUPS] = std::max(T(0), (dots[mean_key_] + shift[0]) * inverse[mean_key_]);
+    }
+    return std::max(steepest, slope_[KEY_GROUPS]);
   }
 
   // How much the sum of unconstrained weights would grow with this key, times lift^2: exact as long
@@ -597,21 +634,21 @@ template <class T> class Solver {
 
   // The key of steepest descent <v - x, o - x> / ||v - o||; searches that try harder take, of the
   // steepest of each group that come near it, the one that would leave the smallest error.
-  int64_t pick(const State<T>& s, const Query<T>& query, const T* dots, const T* inverse) {
+  int64_t pick(const State<T>& s, const Query<T>& query, T* dots, const T* inverse) {
     const T steepest = shortlist(s, query, dots, inverse);
     if (!(steepest > 0)) return -1;
     if (call_.search == FAST)
-      return listed_[std::find(slope_, slope_ + KEY_GROUPS, steepest) - slope_];
+      return listed_[std::find(slope_, slope_ + CANDIDATES, steepest) - slope_];
     int64_t best = -1;
     T most = 0, least = T(call_.nearly) * steepest;
     const int looks = std::max(2, call_.looks / s.size);
     if (looks < KEY_GROUPS) {  // the larger the set, the more a look costs and the less it matters
-      T ordered[KEY_GROUPS];
-      std::copy(slope_, slope_ + KEY_GROUPS, ordered);
-      std::nth_element(ordered, ordered + looks - 1, ordered + KEY_GROUPS, std::greater<T>());
+      T ordered[CANDIDATES];
+      std::copy(slope_, slope_ + CANDIDATES, ordered);
+      std::nth_element(ordered, ordered + looks - 1, ordered + CANDIDATES, std::greater<T>());
       least = std::max(least, ordered[looks - 1]);
     }
-    for (int lane = 0; lane < KEY_GROUPS; ++lane) {
+    for (int lane = 0; lane < CANDIDATES; ++lane) {
       if (slope_[lane] < least) continue;
       const int64_t key = listed_[lane];
       const T now = gain(s, query, key, slope_[lane] / inverse[key]);
@@ -647,7 +684,7 @@ template <class T> class Solver {
   }
 
   // One forward step; true when the query is done.
-  bool step(Query<T>& query, State<T>& s, const T* dots, const T* inverse) {
+  bool step(Query<T>& query, State<T>& s, T* dots, const T* inverse) {
     const int64_t key = pick(s, query, dots, inverse);
     const T before = s.error;
     if (key < 0) return true;
@@ -661,13 +698,13 @@ template <class T> class Solver {
   }
 
   // The ways to extend a state by the steepest key of each group.
-  void children(const Query<T>& query, const State<T>& s, int parent, const T* dots,
+  void children(const Query<T>& query, const State<T>& s, int parent, T* dots,
                            const T* inverse) {
     shortlist(s, query, dots, inverse);
     uint64_t support = 0;
     for (int i = 0; i < s.size; ++i) support += hashed(s.keys[i]);
     const T lift = s.lift * s.lift, factor = lift / (lift + s.error);
-    for (int lane = 0; lane < KEY_GROUPS; ++lane) {
+    for (int lane = 0; lane < CANDIDATES; ++lane) {
       const int64_t key = listed_[lane];
       if (!(slope_[lane] > 0) || slope_[lane] <= s.zero * inverse[key]) continue;
       const T grown = gain(s, query, key, factor * slope_[lane] / inverse[key]) / lift;
@@ -697,6 +734,7 @@ template <class T> class Solver {
     std::vector<int64_t> closest;
     for (long m = 0; m < call_.keys; ++m)
       if (inverse[m] > 0) closest.push_back(m);
+    if (query.with_mean) closest.push_back(mean_key_);
     int count = std::min<int>(call_.beam, closest.size());
     std::partial_sort(closest.begin(), closest.begin() + count, closest.end(),
                       [&](int64_t a, int64_t b) {
@@ -851,7 +889,7 @@ template <class T> class Solver {
       T gap = 0, most = 0;
       int best = -1;
       for (int i = 0; i < count; ++i) {
-        const T slope = dot(value_ + keys[i] * width_, s.residual, width_) + shift;
+        const T slope = dot(vector(keys[i], output), s.residual, width_) + shift;
         gap = std::max(gap, slope);
         if (!(slope > 0 && slope * slope > most * distance[i])) continue;
         most = slope * slope / distance[i];
@@ -867,17 +905,17 @@ template <class T> class Solver {
   }
 
   const Call& call_;
-  const T *value_, *norms_;
+  const T *value_, *norms_, *output_, *mean_;
   const int width_, capacity_, stride_;
-  const long padded_keys_;
+  const long mean_key_, padded_keys_;
   const int states_;
   std::vector<T> storage_;
   std::vector<int64_t> keys_;
   std::vector<State<T>> state_;
   std::vector<T> dots_, inverse_, residuals_;
   std::vector<Child<T>> children_;
-  T slope_[KEY_GROUPS];
-  int64_t listed_[KEY_GROUPS];
+  T slope_[CANDIDATES];
+  int64_t listed_[CANDIDATES];
   T *atom_, *row_, *mix_, *again_, *column_, *trial_;
 };
 

@@ -281,7 +281,7 @@ class _BestSets:
 class _Rows:
     """Holds the unfinished queries, equally many per head, so that one product scans them all."""
 
-    PER_ROW = ("row", "output", "scale", "zero", "inverse", "first")
+    PER_ROW = ("row", "output", "scale", "zero", "inverse", "first", "mean")
 
     def __init__(
         self,
@@ -293,6 +293,7 @@ class _Rows:
     ) -> None:
         """Holds B queries of H heads; a hidden key has an infinite distance, and P may exceed M."""
         self.transposed, self.flat = value.mT, value.flatten(0, 1)
+        self.mean: Tensor | None = None
         self.output, self.distance = output, distance
         self.heads, self.queries = len(value), len(output) // max(1, len(value))
         self.scale, self.zero, self.row = scale, zero, _each(output)
@@ -315,11 +316,22 @@ class _Rows:
         output, zero = problem.output.flatten(0, 1)[:, None], problem.zero().view(-1, 1, 1)
         return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
 
+    def with_mean(self, mean: Float[Tensor, "B 1 V"]) -> "_Rows":
+        """Makes a vector of each row one more candidate, its last."""
+        rows = copy(self)
+        distance = (mean - self.output).square().sum(-1, keepdim=True)
+        inverse = torch.maximum(distance, 1e-8 * self.scale).rsqrt_()
+        rows.mean, rows.distance = mean, torch.cat([self.distance, distance], dim=-1)
+        rows.inverse = torch.cat([self.inverse, inverse], dim=-1)
+        return rows
+
     def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns the values of the keys of each row."""
-        index = (keys + self.first).flatten()
+        last = self.transposed.shape[-1] - 1
+        index = (keys.clamp_max(last) + self.first).flatten()
         values = self.flat.index_select(0, index)
-        return values.view(len(keys), keys.shape[-1], values.shape[-1])
+        values = values.view(len(keys), keys.shape[-1], values.shape[-1])
+        return values if self.mean is None else self.mean.where(keys.mT > last, values)
 
     def atoms(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns v - o for the keys of each row."""
@@ -333,8 +345,15 @@ class _Rows:
         few = min(NEAREST, self.distance.shape[-1])
         least, keys = self.distance.topk(few, dim=-1, largest=False)
         keys = keys.where(least < torch.inf, keys[..., :1]).sort(dim=-1).values
+        keys = self.candidates(keys)
         closest = self.atoms(keys).square().sum(-1).argmin(-1, keepdim=True)
         return keys.gather(-1, closest[:, None])
+
+    def candidates(self, places: Tensor) -> Tensor:
+        """Converts places among the distances, which have no padding, to keys."""
+        if self.mean is None:
+            return places
+        return places.masked_fill(places == self.distance.shape[-1] - 1, self.transposed.shape[-1])
 
     def descents(self, sets: _ActiveSets, error: Tensor, total: Tensor) -> Float[Tensor, "B 1 P"]:
         """Computes <v - x, o - x> of every value, times the sum of the unconstrained weights."""
@@ -342,19 +361,28 @@ class _Rows:
         shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
         shape = self.heads, self.queries, -1
         product = torch.baddbmm(shift.view(shape), residual.view(shape), self.transposed, beta=-1)
-        return product.view(len(residual), 1, product.shape[-1])
+        product = product.view(len(residual), 1, product.shape[-1])
+        if self.mean is None:
+            return product
+        return torch.cat([product, (residual * self.mean).sum(-1, keepdim=True) - shift], dim=-1)
 
     def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
-        """Finds slope (B, 1, G), descent / ||v - o||, and key of the steepest of every group."""
+        """Finds slope (B, 1, C), descent / ||v - o||, and key of the steepest of every group.
+
+        The mean is a group of its own.
+        """
         slope = (descent * self.inverse).clamp_min_(0)
-        most, place = _largest(slope.view(len(slope), -1, KEY_GROUPS))
+        last = self.transposed.shape[-1]
+        slope, of_mean = slope[..., :last], slope[..., last:]
+        most, place = _largest(slope.reshape(len(slope), -1, KEY_GROUPS))
         keys = place * KEY_GROUPS + torch.arange(KEY_GROUPS, device=place.device)
-        return most[:, None], keys[:, None]
+        most, keys = most[:, None], keys[:, None]
+        return torch.cat([most, of_mean], -1), pad(keys, (0, of_mean.shape[-1]), value=last)
 
     def widen(self, times: int) -> None:
         """Repeats every query `times` times, as neighbours."""
         self.queries *= times
-        for name in self.PER_ROW:
+        for name in self._per_row():
             setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
 
     def keep(self, live: Bool[Tensor, "B 1 1"], most: int) -> Tensor:
@@ -363,9 +391,12 @@ class _Rows:
         first = _each(order)[:, None] * self.queries
         positions = (order[:, :most] + first).flatten()
         self.queries = most
-        for name in self.PER_ROW:
+        for name in self._per_row():
             setattr(self, name, getattr(self, name)[positions])
         return positions
+
+    def _per_row(self) -> tuple[str, ...]:
+        return self.PER_ROW if self.mean is not None else self.PER_ROW[:-1]
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
@@ -415,12 +446,14 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
         for first in range(0, queries, min(rows, max(1, queries))):
             some = slice(first, first + rows)
             visible = None if problem.visible is None else problem.visible[several, some]
+            mean = None if problem.mean is None else problem.mean[several, some]
             yield Problem(
                 problem.value[several],
                 problem.output[several, some],
                 problem.weights[several, some],
                 visible,
                 problem.unit[several],
+                mean=mean,
             )
 
 
@@ -434,15 +467,44 @@ def _search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[_BestSet
     all_rows = _Rows.of(problem)
     undone = unresolved(all_rows.distance, all_rows.scale[..., 0], all_rows.output)[..., None]
     undone = undone & ~few
-    rows = copy(all_rows)
-    sets = _ActiveSets.of_one(rows, rows.nearest(), ~(few | undone))
-    _grow(rows, sets, best, min(r if effort == "fast" else r + 1, capacity), effort)
-    if r > 1 and effort == "best":
-        _beam(copy(all_rows), r, best, few | undone)
+    reach = min(r if effort == "fast" else r + 1, capacity)
+    _search_rows(all_rows, best, few | undone, reach, effort)
     if r > 1:
         best.error.masked_fill_(undone[..., 0], 0.0)
         _guard(all_rows, weights, heaviest, best)
+    if problem.mean is not None:
+        _search_with_mean(all_rows, problem.mean, best, few | undone, reach, effort)
     return best, undone.flatten()
+
+
+def _search_rows(
+    all_rows: _Rows, best: _BestSets, ended: Bool[Tensor, "B 1 1"], reach: int, effort: str
+) -> None:
+    """Searches rows from the nearest candidate on, and records the best sets."""
+    rows = copy(all_rows)
+    sets = _ActiveSets.of_one(rows, rows.nearest(), ~ended)
+    _grow(rows, sets, best, reach, effort)
+    if best.r > 1 and effort == "best":
+        _beam(copy(all_rows), best.r, best, ended)
+
+
+def _search_with_mean(
+    rows: _Rows,
+    mean: Float[Tensor, "H N V"],
+    best: _BestSets,
+    ended: Bool[Tensor, "B 1 1"],
+    reach: int,
+    effort: str,
+) -> None:
+    """Searches a second time with the mean among the candidates where an error is left.
+
+    The better result of the two is kept, so the mean never makes an error larger.
+    """
+    rows = rows.with_mean(mean.flatten(0, 1)[:, None])
+    if best.sizes == 1:
+        ended = ended | (best.error[:, :1, None] <= rows.zero)
+    best.best.fill_(torch.inf)
+    _search_rows(rows, best, ended, reach, effort)
 
 
 def _take_few(
@@ -582,6 +644,7 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
     """Extends the BEAM best sets of every size at once, from the BEAM closest values."""
     count, width = len(rows.row), BEAM
     distance, first = rows.distance.topk(min(width, rows.distance.shape[-1]), largest=False)
+    first = rows.candidates(first)
     spare = (0, width - first.shape[-1])
     distance, first = pad(distance, spare, value=torch.inf), pad(first, spare)
     rows.widen(width)
@@ -597,7 +660,7 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
         if not bool(live.any()):
             return
         key = keys.view(count, -1).gather(1, child).view(-1, 1, 1)
-        parent = child // KEY_GROUPS + width * _each(child)[:, None]
+        parent = child // slope.shape[-1] + width * _each(child)[:, None]
         sets = sets.take(parent.flatten())
         sets.reserve(size)
         insert, slot = live.view(-1, 1, 1), sets.empty.argmax(-1, keepdim=True)
@@ -732,12 +795,16 @@ def weigh(
     Repeated and hidden keys get weight 0.
     """
     same = (indices[..., :, None] == indices[..., None, :]).tril(-1).any(-1)
-    usable = ~same
+    usable, is_mean = ~same, indices == problem.mean_key
+    places = indices.masked_fill(is_mean, 0)
     if problem.visible is not None:
-        usable &= problem.visible.gather(-1, indices)
+        usable &= problem.visible.gather(-1, places) | is_mean
     value = problem.value[:, None].expand(-1, indices.shape[1], -1, -1)
-    where = indices[..., None].expand(*indices.shape, value.shape[-1])
-    chosen = value.gather(2, where).flatten(0, 1)
+    where = places[..., None].expand(*indices.shape, value.shape[-1])
+    chosen = value.gather(2, where)
+    if problem.mean is not None:
+        chosen = problem.mean[:, :, None].where(is_mean[..., None], chosen)
+    chosen = chosen.flatten(0, 1)
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
     distance = atoms.square().sum(-1)
     scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))

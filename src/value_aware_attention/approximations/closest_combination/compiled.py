@@ -34,7 +34,7 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("value", "packed", "norms", "output", "weights")),
-        *((name, ctypes.c_void_p) for name in ("zero", "visible")),
+        *((name, ctypes.c_void_p) for name in ("zero", "visible", "mean")),
         ("keys", ctypes.c_int64),
         ("tiles", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("dim", "width", "r", "search", "sizes")),
@@ -119,6 +119,7 @@ def _call(
         problem.weights[head].contiguous(),
         zero,
         visible,
+        None if problem.mean is None else pad(problem.mean[head], (0, spare)),
     )
     keep_alive.extend(tensor for tensor in tensors if tensor is not None)
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]

@@ -27,7 +27,6 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
     shape = (*problem.output.shape[:2], 2)
     indices = torch.zeros(shape, dtype=torch.int64, device=problem.value.device)
     weights = problem.value.new_zeros(shape)
-    tiny = torch.finfo(torch.float64).tiny
     for head, rows, exact in problem.in_fp64(problem.weights.sum(dim=-1) > 0):
         value, output = exact.value[0], exact.output[0]
         if exact.visible is not None:
@@ -37,12 +36,20 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
         near = torch.cdist(output, value, compute_mode=mode).square_()
         if exact.visible is not None:
             near.masked_fill_(~exact.visible[0], HIDDEN)
-        _, pair = closest(near, squared_distances_between(value))
+        error, pair = closest(near, squared_distances_between(value))
         first, second = value[pair].unbind(dim=1)
+        if exact.mean is not None:
+            of_mean, other = closest_to_mean(near, output, value, exact.mean[0])
+            better = of_mean < error
+            both = torch.stack([torch.full_like(other, problem.mean_key), other], dim=-1)
+            pair = both.where(better[:, None], pair)
+            first = exact.mean[0].where(better[:, None], first)
+            second = value[other].where(better[:, None], second)
         apart = first - second
         squared = apart.square().sum(dim=-1)
-        share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(tiny)
-        share = share.clamp(0, 1).where(near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN, 1.0)
+        share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(_tiny(squared))
+        visible = near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN
+        share = share.clamp(0, 1).where(visible, 1.0)
         mass = torch.stack([share, 1 - share], dim=-1)
         indices[head, rows] = pair * (mass > 0)
         weights[head, rows] = mass.to(weights.dtype)
@@ -82,6 +89,25 @@ def closest(
     )
     errors = torch.minimum(near, near.gather(-1, first[:, None])) - gain.square()
     return error, torch.stack([first, errors.argmin(dim=-1)], dim=-1)
+
+
+def closest_to_mean(
+    near: Float[Tensor, "N M"],
+    output: Float[Tensor, "N V"],
+    value: Float[Tensor, "M V"],
+    mean: Float[Tensor, "N V"],
+) -> tuple[Float[Tensor, " N"], Int[Tensor, " N"]]:
+    """Returns the smallest ||o - o~||^2 over all pairs of the mean with a value, and that value."""
+    distance = (mean - output).square().sum(dim=-1, keepdim=True)
+    between = torch.cdist(mean, value, compute_mode="donot_use_mm_for_euclid_dist").square_()
+    gain = (between - (near - distance).abs()).clamp_min(0).square_()
+    errors = torch.minimum(near, distance) - gain / (4 * between).clamp_min(_tiny(between))
+    errors = errors.masked_fill(near >= HIDDEN, torch.inf)
+    return errors.min(dim=-1)
+
+
+def _tiny(x: Tensor) -> float:
+    return torch.finfo(x.dtype).tiny
 
 
 def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from value_aware_attention.call import Call
 from value_aware_attention.searches import SEARCHES as SEARCHES
-from value_aware_attention.weights import renormalised, smallest
+from value_aware_attention.weights import mean_of_visible, renormalised, smallest
 
 KEY_GROUPS = 16
 """Number of interleaved groups of keys; the steepest key of each group is a candidate."""
@@ -39,6 +39,7 @@ class Problem:
         weights: alpha; 0 where hidden.
         unit: The unit of the values; input errors are unit^2 times the problem's.
         original: The input values, with all their digits; None means `value` times `unit`.
+        mean: The mean of the values that each query sees, one more candidate; None: it is none.
     """
 
     value: Float[Tensor, "H M V"]
@@ -47,6 +48,13 @@ class Problem:
     visible: Bool[Tensor, "H N M"] | None
     unit: Float[Tensor, " H"]
     original: Float[Tensor, "H M V"] | None = None
+    mean: Float[Tensor, "H N V"] | None = None
+
+    @property
+    def mean_key(self) -> int:
+        """Returns the index of the mean among the candidates, beyond the keys and their padding."""
+        keys = self.value.shape[1]
+        return keys + -keys % KEY_GROUPS
 
     def zero(self) -> Float[Tensor, "H N"]:
         """Returns the ||o - o~||^2 that counts as 0, row by row.
@@ -75,8 +83,10 @@ class Problem:
                 value = as_given[head].double()[None]
                 value = value - smallest(weights @ value)
                 visible = None if self.visible is None else self.visible[head, which][None]
+                mean = None if self.mean is None else mean_of_visible(value, visible, len(which))
                 unit = value.new_ones(1)
-                yield head, which, Problem(value, weights @ value, weights, visible, unit)
+                problem = Problem(value, weights @ value, weights, visible, unit, mean=mean)
+                yield head, which, problem
 
 
 def unresolved(
@@ -96,8 +106,11 @@ def unresolved(
     return (2 * close > visible) | ((visible > 0) & (farthest < SMALLEST_DISTANCE * (wide > 0)))
 
 
-def flatten(call: Call) -> Problem:
-    """Converts an attention call to a Problem; H is the product of all leading dimensions."""
+def flatten(call: Call, mean: bool = False) -> Problem:
+    """Converts an attention call to a Problem; H is the product of all leading dimensions.
+
+    `mean` makes the mean of the visible values one more candidate.
+    """
     weights, batch = call.weights, call.batch
     (queries, keys), heads = weights.shape[-2:], torch.Size(batch).numel()
     weights = weights.expand(*batch, queries, keys).reshape(heads, queries, keys)
@@ -109,7 +122,11 @@ def flatten(call: Call) -> Problem:
     _, exponent = value.abs().flatten(1).amax(-1).frexp()
     value = value * torch.exp2(-exponent.to(value.dtype))[:, None, None]
     visible = call.visible
+    of_visible = None
+    if mean:
+        of_visible = mean_of_visible(value.reshape(*batch, keys, -1), visible, queries)
+        of_visible = of_visible.reshape(heads, queries, -1)
     if visible is not None:
         visible = visible.expand(*batch, queries, keys).reshape(heads, queries, keys)
     unit = torch.exp2(exponent.to(value.dtype))
-    return Problem(value, weights @ value, weights, visible, unit, as_given)
+    return Problem(value, weights @ value, weights, visible, unit, as_given, of_visible)
