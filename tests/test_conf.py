@@ -152,14 +152,14 @@ def shipped_grid(length: int, *overrides: str) -> list[Setting]:
 def test_the_grid_has_the_methods_of_the_papers_figure_first() -> None:
     cells = shipped_grid(512, "model=masked")
     assert list(dict.fromkeys(cell.approximation for cell in cells)) == [
-        *("optimal_v_oblivious", "sliding_window", "optimal_v_aware"),
+        *("optimal_v_oblivious", "sliding_window", "optimal_v_aware", "optimal_v_aware_mean"),
         *("oblivious_keys_optimal_weights", "value_aware_keys_attention_weights"),
         *("norm_weighted_keys", "leave_one_out_keys", "sampled_keys", "lsh", "orf"),
     ]
     random = [cell for cell in cells if cell.approximation in ("sampled_keys", "lsh", "orf")]
     assert {cell.parameters["seed"] for cell in random} == {0, 1, 2}
     causal = {cell.approximation for cell in shipped_grid(256)}
-    assert len(causal) == 8 and not causal & {"lsh", "orf"}
+    assert len(causal) == 9 and not causal & {"lsh", "orf"}
 
 
 @pytest.mark.parametrize("name", options("attention"))

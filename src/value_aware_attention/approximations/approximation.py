@@ -164,8 +164,8 @@ class SparseApproximation(Approximation):
         """Runs `choose` block by block and concatenates the blocks."""
         if call.is_empty:
             shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
-            weights = call.value.new_zeros(*shape[:-1], shape[-1] + self.mean)
-            return call.query.new_zeros(shape, dtype=torch.long), weights
+            none = call.value.new_zeros(*shape[:-1], shape[-1] + self.mean)
+            return call.query.new_zeros(shape, dtype=torch.long), none
         blocks = call.blocks(self.elements_per_query(call))
         indices, weights = zip(*[self.choose(block) for block in blocks], strict=True)
         return torch.cat(indices, dim=-2), torch.cat(weights, dim=-2)

@@ -35,7 +35,7 @@ from value_aware_attention.probe.loading import evaluating, window_task
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.headline import headline, keys_by_head, needed
 from value_aware_attention.records.matching import SLOT
-from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, Record
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, SHARES, WITH_MEAN, Record
 from value_aware_attention.records.terminal import cache_table, tables
 
 
@@ -100,9 +100,9 @@ SINKS = 4
 def default_methods(search: str = "default", *, causal: bool = False) -> dict[str, Method]:
     """Builds the methods whose end metric is measured at every number of keys.
 
-    These are both optimal ones, the largest weights with a slot for the mean of the others, and a
-    sliding window. In a `causal` model the window also has the first tokens, at most `SINKS` of its
-    r keys.
+    These are both optimal ones, the value-aware one with the mean as a candidate, the largest
+    weights with a slot for the mean of the others, and a sliding window. In a `causal` model the
+    window also has the first tokens, at most `SINKS` of its r keys.
     """
     windows: dict[str, Method] = {WINDOW: lambda r, layer: SlidingWindow(r)}
     if causal:
@@ -111,6 +111,7 @@ def default_methods(search: str = "default", *, causal: bool = False) -> dict[st
         OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r),
         SLOT: lambda r, layer: MeanValueSlot(r),
         AWARE: lambda r, layer: OptimalValueAware(r, search),
+        WITH_MEAN: lambda r, layer: OptimalValueAware(r, search, mean=True),
         **windows,
     }
 

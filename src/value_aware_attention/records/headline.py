@@ -8,6 +8,7 @@ from value_aware_attention.records.matching import NOT_DETERMINED, SLOT, end_mat
 from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
+    WITH_MEAN,
     Cell,
     EndMetric,
     KeysNeeded,
@@ -16,7 +17,12 @@ from value_aware_attention.records.record import (
     Record,
 )
 
-METHOD_NAMES = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot", AWARE: "value-aware"}
+METHOD_NAMES = {
+    OBLIVIOUS: "by weight",
+    SLOT: "by weight + mean slot",
+    AWARE: "value-aware",
+    WITH_MEAN: "value-aware, with the mean",
+}
 HEADLINE_SIZES = (4, 8, 16)
 FIVE_PERCENT = 0.05
 WINDOWS = 4
@@ -138,6 +144,9 @@ def _loss(record: Record) -> str:
             f"; with random weights {with_ratio(record.control, cells[AWARE])} and "
             f"{with_ratio(record.control, cells[OBLIVIOUS])}{_exact(record.control)}"
         )
+    with_mean = ""
+    if WITH_MEAN in trained:
+        with_mean = f", or {with_ratio(record, trained[WITH_MEAN])} if the mean may be one of them"
     slot = ""
     if SLOT in trained and r > 1:
         slot = (
@@ -148,7 +157,7 @@ def _loss(record: Record) -> str:
     matching = keys and f"By weight it takes {keys!s} keys to do as well in this metric{beside}."
     return (
         f"{r} value-aware keys in every layer leave {LOSS_WORDS[metric]} "
-        f"{with_ratio(record, trained[AWARE])}; {r} by weight "
+        f"{with_ratio(record, trained[AWARE])}{with_mean}; {r} by weight "
         f"{with_ratio(record, trained[OBLIVIOUS])}{slot}{_exact(record)}{random}. "
         f"{matching or ''}"
     ).rstrip()

@@ -15,6 +15,8 @@ from value_aware_attention.records.estimate import ratio_of_sums as ratio_of_sum
 TASK_OF_METRIC = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task of the models that it measures"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+WITH_MEAN = "optimal_v_aware_mean"
+"""The value-aware optimum that may use the mean of the visible values"""
 """Names of the two optimal choices in records"""
 SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact"}
 """Mass of a `MeanValueSlot`'s slot -> its name among a layer's curves"""

@@ -18,7 +18,7 @@ from value_aware_attention.measurement.control import ZeroOutput, control
 from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_attention.records.matching import SLOT
-from value_aware_attention.records.record import AWARE, OBLIVIOUS
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, WITH_MEAN
 from value_aware_study.data.text import HUB
 from value_aware_study.paths import packaged_weights
 
@@ -118,7 +118,7 @@ def measure_pretrained(
     few = [
         setting
         for setting in whole
-        if setting.approximation in (OBLIVIOUS, AWARE, SLOT, ZERO)
+        if setting.approximation in (OBLIVIOUS, AWARE, WITH_MEAN, SLOT, ZERO)
         if setting.parameters.get("r", CONTROLLED[0]) in CONTROLLED
     ]
     beside = copy(task)
