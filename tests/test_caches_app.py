@@ -31,8 +31,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(site: Path, *more: str) -> str:
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.name=tiny",
-        "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.weights=package:tiny_decoder/tiny.gguf",
+        "pretrained.name=tiny", "pretrained.model=tiny",
         f"text={site}/text.txt", "text_name=made", "description=words", "length=32", "prompts=2",
         "caches.skip=1", "caches.continuation=6", "keep=[0.5]",
     ]  # fmt: skip
@@ -82,9 +82,7 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
             to_json=lambda: json.dumps({"text": text, "of": description})
         ),
     )
-    card = (
-        "caches pretrained.package=tiny_decoder pretrained.weights=tiny.gguf pretrained.name=tiny"
-    )
+    card = "caches pretrained.weights=package:tiny_decoder/tiny.gguf pretrained.name=tiny"
     text, more = f"text={site}/text.txt", ("poems.md", "a/poems.md", "docstrings.txt")
     for name in more:
         (site / name).parent.mkdir(exist_ok=True)

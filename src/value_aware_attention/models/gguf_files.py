@@ -128,6 +128,28 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Packed]]:
     return values, packed
 
 
+def bits_a_weight(file: Path) -> float:
+    """Counts the bits of a weight, over all tensors of a file; their types have different ones."""
+    _, packed = read_gguf(file)
+    counts = [
+        (data.size, *GGML_QUANT_SIZES[GGMLQuantizationType(kind)]) for kind, data in packed.values()
+    ]
+    weights = sum(size // block * elements for size, elements, block in counts)
+    return 8 * sum(size for size, *_ in counts) / weights
+
+
+def described(file: Path) -> str:
+    """Writes a file's name, licence and bits a weight, in one line."""
+    values, _ = read_gguf(file)
+    name, licence = (
+        values.get(f"general.{key}") or "not in the file" for key in ("name", "license")
+    )
+    return (
+        f"{file.name}: name: {name}; licence: {licence}; {bits_a_weight(file):.2f} bits a weight; "
+        f"as named by the file, not compared with the publisher's"
+    )
+
+
 def load_gguf(file: Path, dtype: torch.dtype) -> Any:
     """Loads the model of a file in `dtype`, with transformers' report of its weights.
 

@@ -20,6 +20,8 @@ SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact
 """Mass of a `MeanValueSlot`'s slot -> its name among a layer's curves"""
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors for which `KeysNeeded` are counted"""
+ADDED = {"begins_with_bos": False, "bits_a_weight": None}
+"""Fields that JSON has only where they differ from this, so that other records stay as they are"""
 Numbers = tuple[float, ...]
 Parameters = Mapping[str, Any]
 """Arguments of a method by name"""
@@ -40,7 +42,8 @@ class JsonRecord:
 
     def to_json(self) -> str:
         """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
-        content = {"version": self.version, **asdict(self)}  # type: ignore[call-overload]
+        content = asdict(self, dict_factory=_written)  # type: ignore[call-overload]
+        content = {"version": self.version, **content}
         return to_json(content, indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -67,6 +70,10 @@ class JsonRecord:
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""
+
+
+def _written(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: x for name, x in items if name not in ADDED or x != ADDED[name]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,6 +445,7 @@ class TextRead:
     Attributes:
         recorded_units: Units for measuring output errors.
         tokens: Tokens of the whole text; the units contain the share `share_read`.
+        begins_with_bos: True: each window begins with BOS, a visible key that is never predicted.
     """
 
     description: str
@@ -447,6 +455,7 @@ class TextRead:
     available_units: int | None = None
     tokens: int | None = None
     share_read: float | None = None
+    begins_with_bos: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,6 +472,7 @@ class Record(JsonRecord):
         control: The same architecture with random weights, measured on the same text.
         controls: The same with weights of other seeds.
         budgets: Cells with a separate number of keys per head (`head_budgets.budget_settings`).
+        bits_a_weight: Counted from the GGUF file of the weights. None: they have another format.
     """
 
     version: ClassVar[int] = 1
@@ -489,6 +499,7 @@ class Record(JsonRecord):
     controls: tuple["Record", ...] = ()
     search_gaps: tuple[SearchGap, ...] = ()
     budgets: tuple[Cell, ...] = ()
+    bits_a_weight: float | None = None
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""
