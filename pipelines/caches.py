@@ -39,7 +39,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.measurement.caches import measure_prompts
     from value_aware_attention.measurement.store import RecordCache, source_hash
     from value_aware_attention.measurement.windows import adds_bos
-    from value_aware_attention.models.checkpoints import bits_a_weight, checkpoint_files
+    from value_aware_attention.models.checkpoints import checkpoint_files
     from value_aware_attention.probe import loaded
     from value_aware_attention.records.terminal import cache_table
     from value_aware_attention.texts import text_paths
@@ -66,10 +66,7 @@ def main(cfg: DictConfig) -> None:
             description=description, gaps=cfg.gaps,
             decoded=cfg.continuation if cfg.decoding else 0,
         )  # fmt: skip
-        record = replace(
-            record, begins_with_bos=adds_bos(tokenizer),
-            bits_a_weight=bits_a_weight(cfg.model or cfg.pretrained.weights),
-        )  # fmt: skip
+        record = replace(record, begins_with_bos=adds_bos(tokenizer))
         save_json(file, record.to_json())
     print(*cache_table(record), file, sep="\n")
 

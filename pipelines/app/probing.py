@@ -20,7 +20,8 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.head_budgets import SINKS_AND_WINDOW, WINDOW
 from value_aware_attention.measurement.measure import Method
 from value_aware_attention.measurement.windows import metric_of
-from value_aware_attention.models.checkpoints import bits_a_weight, checkpoint_files
+from value_aware_attention.models.checkpoints import checkpoint_files
+from value_aware_attention.models.gguf_files import bits_a_weight
 from value_aware_attention.probe import loaded, probe
 from value_aware_study.evaluation.explorer import exploration
 from value_aware_study.evaluation.grid import setting
@@ -42,7 +43,6 @@ def probed(
     Raises ValueError, before it measures, where the folder holds the page of another checkpoint.
     """
     model, tokenizer = loaded(checkpoint, tokenizer=cfg.tokenizer, dtype=cfg.dtype)
-    bits = bits_a_weight(cfg.model or cfg.pretrained.weights)
     hashes = {"checkpoint": file_hash(checkpoint_files(checkpoint))}
     check_earlier(folder, name, model, hashes)
     kernels, post_hoc = [built_kernel(option) for option in cfg.kernels], kernel(cfg, model)
@@ -58,7 +58,7 @@ def probed(
         )  # fmt: skip
         record = replace(
             report.record, text=replace(report.record.text, description=description),
-            hashes=hashes, bits_a_weight=bits,
+            hashes=hashes, bits_a_weight=bits_a_weight(cfg.model or cfg.pretrained.weights),
         )  # fmt: skip
         explored = exploration(name, model, tokenizer, texts, kernel=post_hoc)
         write_probe(record, folder, report.caches, explored)

@@ -26,7 +26,7 @@ from value_aware_attention.named_models import named_models
 
 AMBIGUOUS = re.compile(r"[-+]?(0\d+|0[xob]\w+|\d+(_\d+)+|\d+(:\d+)+)|yes|no|on|off", re.IGNORECASE)
 OmegaConf.register_new_resolver(
-    "named_model", lambda name: named_models()[name].model, replace=True
+    "named_model", lambda name: named_models()[name]["model"], replace=True
 )
 CONF_FOLDER = Path(__file__).parents[2] / "conf"
 CONFIG_GROUPS = [folder.name for folder in CONF_FOLDER.iterdir() if folder.is_dir()]

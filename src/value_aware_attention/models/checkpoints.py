@@ -154,15 +154,6 @@ def checkpoint_files(name: str) -> list[Path]:
     return [Path(config), *sorted(Path(config).parent.glob("*.safetensors"))]
 
 
-def bits_a_weight(name: str) -> float | None:
-    """Counts the bits of a weight in a model's GGUF file; None for weights of another format."""
-    if not (file := gguf_file(installed(name))):
-        return None
-    from value_aware_attention.models import gguf_files  # needs the package gguf
-
-    return gguf_files.bits_a_weight(file)
-
-
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
     """Returns the AutoModel class for which transformers lists this architecture."""
     kinds = (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from value_aware_attention import downloads
+from value_aware_attention import named_models
 from value_aware_attention.files import reading, write_text
 from value_aware_attention.records.record import Record
 from value_aware_attention.records.terminal import side_by_side
@@ -32,14 +32,18 @@ COMMANDS = "value_aware.commands"
 
 def value_aware() -> None:
     """Runs `value-aware probe` or another package's command; reports an error in one line."""
-    commands = {entry.name: entry.load for entry in entry_points(group=COMMANDS)}
+    commands = {
+        "probe": lambda: main,
+        "models": lambda: named_models.main,
+        **{entry.name: entry.load for entry in entry_points(group=COMMANDS)},
+    }
     made = ArgumentParser(
         prog="value-aware",
         description="Attention approximations judged by the attention output, on your model.",
         epilog="value-aware COMMAND --help has the options of each",
     )
     made.add_argument(
-        "command", choices=[*BUILT_IN, *commands], metavar="COMMAND",
+        "command", choices=[*commands], metavar="COMMAND",
         help="probe: how many keys the heads of a model need on a text; models: fetches models "
         "that have names here; explain: which keys heads keep for each token of a sentence, as a "
         "page",
@@ -47,7 +51,7 @@ def value_aware() -> None:
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
     given = made.parse_args()
     try:
-        run_command = BUILT_IN.get(given.command) or commands[given.command]()
+        run_command = commands[given.command]()
         run_command(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         hint = (
@@ -130,10 +134,6 @@ def run(options: Namespace) -> None:
         print("", *side_by_side([records[name] for name in options.models]), sep="\n")
 
 
-BUILT_IN = {"probe": main, "models": downloads.main}
-"""The library's own commands"""
-
-
 def is_record(name: str) -> bool:
     """Returns whether this is an earlier probe's record; a model's folder may end alike."""
     return name.endswith(".json") and not Path(name).is_dir()
@@ -165,28 +165,27 @@ def texts_of(options: Namespace) -> list[str]:
 def probe_model(name: str, texts: list[str], options: Namespace) -> Record:
     """Measures a model and prints its report."""
     from value_aware_attention.hugging_face.saved import gguf_file, installed, short_name
-    from value_aware_attention.models.checkpoints import bits_a_weight
     from value_aware_attention.probe.loading import loaded  # import torch
     from value_aware_attention.probe.measuring import probe  # import torch
 
     model, tokenizer = loaded(name, tokenizer=options.tokenizer, dtype=options.dtype)
     short = short_name(name)
     print(short)
-    if file := gguf_file(installed(name)):
-        from value_aware_attention.models.gguf_files import described
-
-        print(described(file))
     report = probe(
         model, tokenizer, texts, windows=options.windows, length=options.length,
         rows=options.rows, search=options.search, sizes=options.sizes, seed=options.seed,
         name=short, cache=options.cache, control=not options.no_control, caches=options.caches,
         show=print,
     )  # fmt: skip
-    record = replace(report.record, bits_a_weight=bits_a_weight(name))
+    if file := gguf_file(installed(name)):
+        from value_aware_attention.models.gguf_files import bits_a_weight, described
+
+        print(f"\n{described(file)}")
+        report = replace(report, record=replace(report.record, bits_a_weight=bits_a_weight(file)))
     print(f"\n{report.headline}")
     if options.json:
-        write_text(options.json, record.to_json())
-    return record
+        write_text(options.json, report.record.to_json())
+    return report.record
 
 
 if __name__ == "__main__":

@@ -113,7 +113,6 @@ class CacheRecord(JsonRecord):
         prefix: Tokens of a prompt, whose keys are chosen from. None: all keys of an encoder.
         length: Tokens of a window, where there are no prompts.
         begins_with_bos: True: each prompt begins with BOS, a key that may be kept or given up.
-        bits_a_weight: As in `Record`.
         gaps: Of caches that keep equally many keys in every head, where they were asked for.
     """
 
@@ -129,7 +128,6 @@ class CacheRecord(JsonRecord):
     cells: tuple[CacheCell, ...]
     gaps: tuple[CacheGaps, ...] = ()
     begins_with_bos: bool = False
-    bits_a_weight: float | None = None
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""

@@ -20,8 +20,6 @@ SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact
 """Mass of a `MeanValueSlot`'s slot -> its name among a layer's curves"""
 SHARES = (0.01, 0.05, 0.1)
 """Relative output errors for which `KeysNeeded` are counted"""
-ADDED = {"begins_with_bos": False, "bits_a_weight": None}
-"""Fields that JSON has only where they differ from this, so that other records stay as they are"""
 Numbers = tuple[float, ...]
 Parameters = Mapping[str, Any]
 """Arguments of a method by name"""
@@ -42,8 +40,10 @@ class JsonRecord:
 
     def to_json(self) -> str:
         """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
-        content = asdict(self, dict_factory=_written)  # type: ignore[call-overload]
-        content = {"version": self.version, **content}
+        content = {
+            "version": self.version,
+            **asdict(self, dict_factory=_written),  # type: ignore[call-overload]
+        }
         return to_json(content, indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -73,7 +73,8 @@ class JsonRecord:
 
 
 def _written(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: x for name, x in items if name not in ADDED or x != ADDED[name]}
+    # without these, which say nothing, records stay as they were before there were such fields
+    return dict(x for x in items if x not in [("begins_with_bos", False), ("bits_a_weight", None)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ A question follows the prompt, so no choice of keys has seen it.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from random import Random
 
 import torch
@@ -36,16 +35,17 @@ def passages(
     Each begins with what the tokenizer puts before a text, such as Gemma's BOS.
     """
     first, _ = special_tokens(tokenizer)
-    encode = partial(tokenizer, add_special_tokens=False)
     if len(texts) == 1:
-        whole, size = encode(texts[0]).input_ids, tokens - len(first)
+        whole, size = tokenizer(texts[0], add_special_tokens=False).input_ids, tokens - len(first)
         yield from (first + whole[end - size : end] for end in range(size, len(whole) + 1, size))
         return
     passage = [*first]
     for text in texts:
         room = tokens - len(passage)
         begun = text[: 16 * room] + "\n\n"
-        passage += encode(begun, truncation=True, max_length=room).input_ids
+        passage += tokenizer(
+            begun, truncation=True, max_length=room, add_special_tokens=False
+        ).input_ids
         if len(passage) == tokens:
             yield passage
             passage = [*first]
