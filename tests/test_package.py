@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "src/value_aware_attention"
 FILES = {
     file.relative_to(ROOT / "src").as_posix()
-    for pattern in ("*.py", "*.cpp", "*.h")
+    for pattern in ("*.py", "*.cpp", "*.h", "*.toml")
     for file in LIBRARY.rglob(pattern)
 }
 BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"

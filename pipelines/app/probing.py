@@ -21,6 +21,7 @@ from value_aware_attention.measurement.head_budgets import SINKS_AND_WINDOW, WIN
 from value_aware_attention.measurement.measure import Method
 from value_aware_attention.measurement.windows import metric_of
 from value_aware_attention.models.checkpoints import checkpoint_files
+from value_aware_attention.models.gguf_files import bits_a_weight
 from value_aware_attention.probe import loaded, probe
 from value_aware_study.evaluation.explorer import exploration
 from value_aware_study.evaluation.grid import setting
@@ -56,8 +57,9 @@ def probed(
             name=name, show=print, **{option: cfg[option] for option in same},
         )  # fmt: skip
         record = replace(
-            report.record, text=replace(report.record.text, description=description), hashes=hashes
-        )
+            report.record, text=replace(report.record.text, description=description),
+            hashes=hashes, bits_a_weight=bits_a_weight(cfg.model or cfg.pretrained.weights),
+        )  # fmt: skip
         explored = exploration(name, model, tokenizer, texts, kernel=post_hoc)
         write_probe(record, folder, report.caches, explored)
         log_record(run, report.record)

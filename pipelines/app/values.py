@@ -22,7 +22,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from value_aware_attention.named_models import named_models
+
 AMBIGUOUS = re.compile(r"[-+]?(0\d+|0[xob]\w+|\d+(_\d+)+|\d+(:\d+)+)|yes|no|on|off", re.IGNORECASE)
+OmegaConf.register_new_resolver(
+    "named_model", lambda name: named_models()[name]["model"], replace=True
+)
 CONF_FOLDER = Path(__file__).parents[2] / "conf"
 CONFIG_GROUPS = [folder.name for folder in CONF_FOLDER.iterdir() if folder.is_dir()]
 PARAMS_FILE = "params.yaml"
@@ -155,6 +160,7 @@ RULES_OF_KEYS: dict[tuple[str, ...], Rule] = {
     ("masked.warm_start", "probe.name", "probe.tokenizer", "*.text_name"): null_or(TEXT),
     ("*.dtype",): null_or(word("float32", "bfloat16", "float16")),
     ("corpus.path", "probe.model", "probe.text", "*.name", "*.description"): TEXT,
+    ("pretrained.model",): TEXT,
     ("paths.*", "*.results", "*.published"): FOLDER,
     ("*.suffix",): Rule("the end of a name", lambda v: isinstance(v, str)),
     ("hydra.job.chdir",): Rule("false: paths are read from here", lambda v: v is False),

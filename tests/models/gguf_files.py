@@ -93,13 +93,12 @@ def write_gguf(
     """
     architecture = next(name for name, kind in CONFIGS.items() if type(model.config) is kind)
     writer = GGUFWriter(str(path), architecture)
-    writer.add_name("tiny")
     values = {key: _of(model.config, names) for key, names in KEYS.items()}
     rope = getattr(model.config, "rope_parameters", None) or {}
     values["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     values = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
     values |= {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("bos", "eos"), 1)}
-    for key, value in (values | dict(keys)).items():
+    for key, value in ({"general.name": "tiny"} | values | dict(keys)).items():
         if not re.fullmatch(without, key):
             _add(writer, key, value)
     writer.add_tokenizer_model("gpt2")

@@ -152,6 +152,24 @@ def test_a_file_of_another_kind_is_refused(
         assert_refused(line, hugging_face.load_model, str(file))
 
 
+def test_a_file_is_described_by_its_keys_and_tensors(tmp_path: Path) -> None:
+    from value_aware_attention.models.gguf_files import bits_a_weight, described
+
+    file = tmp_path / "a.gguf"
+    write_gguf(llama(), file, keys={"general.license": "mit"}, quantised=True)
+    assert ": name tiny, licence mit; " in described(file)
+    model, layers = llama(), 0
+    for name, weight in model.named_parameters():
+        layers += weight.numel() if "proj" in name else 0
+    others = sum(weight.numel() for weight in model.parameters()) - layers
+    expected = (8.5 * layers + 32 * others) / (layers + others)  # Q8_0: 32 bytes and 2 of a scale
+    assert bits_a_weight(file) == pytest.approx(expected)
+    write_gguf(llama(), file, without="general.name")
+    line = "name not stated, licence not stated; 32.00 bits a weight"
+    assert described(file).endswith(line) and "\n" not in described(file)
+    assert bits_a_weight(tmp_path) is not None and bits_a_weight("organisation/tiny") is None
+
+
 def test_a_folder_has_a_model_beside_other_parts(file: Path) -> None:
     folder, content = file.parent, file.read_bytes()
     file.rename(folder / "MODEL.GGUF")

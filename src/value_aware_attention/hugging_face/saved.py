@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from value_aware_attention.files import check_checksums, load_json, reading
+from value_aware_attention.named_models import resolved
 
 SECONDS_TO_ANSWER = 6
 PACKAGE_PREFIX = "package:"
@@ -27,12 +28,13 @@ OTHER_PART = re.compile(r"mmproj|-(?!0*1-)\d+-of-\d+\.", re.IGNORECASE)
 
 
 def installed(name: str | Path) -> str | Path:
-    """Resolves `package:NAME/PATH` to a path in an installed package; keeps other names.
+    """Resolves a named model, and `package:NAME/PATH` to a path in a package; keeps other names.
 
-    The package is not imported. Raises FileNotFoundError if the package or path does not exist.
+    The package is not imported. Raises FileNotFoundError if the package or path does not exist, and
+    what `named_models.resolved` raises.
     """
     if not str(name).startswith(PACKAGE_PREFIX):
-        return name
+        return resolved(name)
     package, _, inner = str(name).removeprefix(PACKAGE_PREFIX).partition("/")
     spec = find_spec(package) if package.isidentifier() else None
     folders = spec.submodule_search_locations if spec else None

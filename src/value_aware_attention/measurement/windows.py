@@ -31,6 +31,7 @@ class TextWindows:
 
     Attributes:
         special_tokens: Number of special tokens that the tokenizer puts around each window.
+        begins_with_bos: True: these begin with BOS, for a model that continues a text.
     """
 
     tokens: Int[Tensor, "W L"]
@@ -38,6 +39,7 @@ class TextWindows:
     available: int
     text_tokens: int
     special_tokens: int
+    begins_with_bos: bool = False
 
     def __len__(self) -> int:
         return len(self.places)
@@ -55,7 +57,7 @@ class TextWindows:
         """Adds the share of the text in the windows to a record's description of its text."""
         return replace(
             text, available_units=self.available, tokens=self.text_tokens,
-            share_read=self.share_read,
+            share_read=self.share_read, begins_with_bos=self.begins_with_bos,
         )  # fmt: skip
 
 
@@ -96,7 +98,15 @@ def text_windows(
     if seed is not None and windows is not None and windows < available:
         places = sorted(Random(seed).sample(range(available), windows))
     rows = [before + tokens[place * read : (place + 1) * read] + after for place in places]
-    return TextWindows(torch.tensor(rows), tuple(places), available, len(tokens), length - read)
+    return TextWindows(
+        torch.tensor(rows), tuple(places), available, len(tokens), length - read,
+        begins_with_bos=adds_bos(tokenizer) and not closed,
+    )  # fmt: skip
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Returns whether the tokenizer begins a text with BOS, as Gemma's does."""
+    return special_tokens(tokenizer)[0][:1] == [tokenizer.bos_token_id]
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

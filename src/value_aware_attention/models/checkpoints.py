@@ -47,14 +47,14 @@ VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """Loads the model of a local folder, a GGUF file or the hub, on the CPU, in evaluation mode.
 
-    `package:NAME/PATH` is a folder or file of an installed package. The config's `architectures`
-    decides the kind: a masked LM, a causal LM, or else the model without a head. Only safetensors
-    are read, and no code of the checkpoint is run. `dtype` None is the checkpoint's own. A GGUF
-    file, or a folder with a GGUF file as its only weights, holds a causal LM. Its weights are
-    dequantised to float32 (None) or `dtype`; every part of it is used, or refused by name. Raises
-    FileNotFoundError or OSError if there is no model. Raises ValueError for a model that cannot be
-    loaded or was trained with an approximation, a config without the model's class, and weights
-    that do not match the config.
+    `package:NAME/PATH` is a folder or file of an installed package; names of `named_models` are
+    known too. The config's `architectures` decides the kind: a masked LM, a causal LM, or else the
+    model without a head. Only safetensors are read, and no code of the checkpoint is run. `dtype`
+    None is the checkpoint's own. A GGUF file, or a folder with a GGUF file as its only weights,
+    holds a causal LM. Its weights are dequantised to float32 (None) or `dtype`; every part of it is
+    used, or refused by name. Raises FileNotFoundError or OSError if there is no model. Raises
+    ValueError for a model that cannot be loaded or was trained with an approximation, a config
+    without the model's class, and weights that do not match the config.
     """
     name = str(installed(name))
     if file := gguf_file(name):

@@ -25,6 +25,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from value_aware_attention.files import reading
+from value_aware_attention.hugging_face.saved import gguf_file, installed
 
 Packed = tuple[int, np.ndarray]  # number of the tensor type, bytes
 
@@ -126,6 +127,28 @@ def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, Packed]]:
             f"llama-gguf-split --merge, and give the whole"
         )
     return values, packed
+
+
+def bits_a_weight(name: str | Path) -> float | None:
+    """Counts the bits of a weight over all tensors of a model's GGUF file; None if it has none."""
+    if not (file := gguf_file(installed(name))):
+        return None
+    tensors = [
+        (data.size, GGML_QUANT_SIZES[GGMLQuantizationType(kind)])
+        for kind, data in read_gguf(file)[1].values()
+    ]
+    weights = sum(size // block * elements for size, (elements, block) in tensors)
+    return 8 * sum(size for size, _ in tensors) / weights
+
+
+def described(file: Path) -> str:
+    """Writes a file's name, licence and bits a weight, in one line."""
+    values = {"general.name": "not stated", "general.license": "not stated", **read_gguf(file)[0]}
+    return (
+        f"{file.name}, as named by the file, not compared with the publisher's: name "
+        f"{values['general.name']}, licence {values['general.license']}; "
+        f"{bits_a_weight(file):.2f} bits a weight"
+    )
 
 
 def load_gguf(file: Path, dtype: torch.dtype) -> Any:

@@ -1,9 +1,11 @@
 """The console command value-aware, and its probe: value-aware probe MODEL --text FILE."""
 
 from argparse import REMAINDER, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from value_aware_attention import named_models
 from value_aware_attention.files import reading, write_text
 from value_aware_attention.records.record import Record
 from value_aware_attention.records.terminal import side_by_side
@@ -12,6 +14,7 @@ from value_aware_attention.texts import read_texts
 
 EPILOG = """
 examples:
+  %(prog)s gemma3 --text notes.txt         a model that `value-aware models` has fetched
   %(prog)s sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
   %(prog)s ./my-llama --text notes.txt --search fast --json llama.json
   %(prog)s llama.json other.json          two models side by side, nothing is measured
@@ -29,21 +32,26 @@ COMMANDS = "value_aware.commands"
 
 def value_aware() -> None:
     """Runs `value-aware probe` or another package's command; reports an error in one line."""
-    commands = {entry.name: entry.load for entry in entry_points(group=COMMANDS)}
+    commands = {
+        "probe": lambda: main,
+        "models": lambda: named_models.main,
+        **{entry.name: entry.load for entry in entry_points(group=COMMANDS)},
+    }
     made = ArgumentParser(
         prog="value-aware",
         description="Attention approximations judged by the attention output, on your model.",
         epilog="value-aware COMMAND --help has the options of each",
     )
     made.add_argument(
-        "command", choices=["probe", *commands], metavar="COMMAND",
-        help="probe: how many keys the heads of a model need on a text; explain: which keys they "
-        "keep for each token of a sentence, as a page",
+        "command", choices=[*commands], metavar="COMMAND",
+        help="probe: how many keys the heads of a model need on a text; models: fetches models "
+        "that have names here; explain: which keys heads keep for each token of a sentence, as a "
+        "page",
     )  # fmt: skip
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
     given = made.parse_args()
     try:
-        run_command = commands.get(given.command, lambda: main)()
+        run_command = commands[given.command]()
         run_command(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         hint = (
@@ -81,8 +89,8 @@ def parser(prog: str) -> ArgumentParser:
     )
     made.add_argument(
         "models", nargs="+", metavar="MODEL",
-        help="a folder, package:NAME/PATH in an installed package, a name on the Hugging Face hub, "
-        "or a record (.json) of an earlier probe",
+        help="a folder, a name of `value-aware models`, package:NAME/PATH in an installed package, "
+        "a name on the Hugging Face hub, or a record (.json) of an earlier probe",
     )  # fmt: skip
     made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
     made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")
@@ -156,7 +164,7 @@ def texts_of(options: Namespace) -> list[str]:
 
 def probe_model(name: str, texts: list[str], options: Namespace) -> Record:
     """Measures a model and prints its report."""
-    from value_aware_attention.hugging_face.saved import short_name
+    from value_aware_attention.hugging_face.saved import gguf_file, installed, short_name
     from value_aware_attention.probe.loading import loaded  # import torch
     from value_aware_attention.probe.measuring import probe  # import torch
 
@@ -169,6 +177,11 @@ def probe_model(name: str, texts: list[str], options: Namespace) -> Record:
         name=short, cache=options.cache, control=not options.no_control, caches=options.caches,
         show=print,
     )  # fmt: skip
+    if file := gguf_file(installed(name)):
+        from value_aware_attention.models.gguf_files import bits_a_weight, described
+
+        print(f"\n{described(file)}")
+        report = replace(report, record=replace(report.record, bits_a_weight=bits_a_weight(file)))
     print(f"\n{report.headline}")
     if options.json:
         write_text(options.json, report.record.to_json())

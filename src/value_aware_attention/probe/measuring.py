@@ -201,7 +201,8 @@ def _report(
         plain = replace(layers, kernels=(), between=False, skewness_gap=False)
         random = measure_control(task, partial(run, methods=settings, layers=plain), layers.seed)
         record = replace(record, control=random)
-    report = Report(record, losses)
+    bos = record.text.begins_with_bos
+    report = Report(record, losses and replace(losses, begins_with_bos=bos))
     if show is not None:
         for line in report.tables():
             show(line)

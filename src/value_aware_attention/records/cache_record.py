@@ -112,6 +112,7 @@ class CacheRecord(JsonRecord):
         text: Name of the text that they are cut from; `description` has its title and licence.
         prefix: Tokens of a prompt, whose keys are chosen from. None: all keys of an encoder.
         length: Tokens of a window, where there are no prompts.
+        begins_with_bos: True: each prompt begins with BOS, a key that may be kept or given up.
         gaps: Of caches that keep equally many keys in every head, where they were asked for.
     """
 
@@ -126,6 +127,7 @@ class CacheRecord(JsonRecord):
     run_on: RunOn
     cells: tuple[CacheCell, ...]
     gaps: tuple[CacheGaps, ...] = ()
+    begins_with_bos: bool = False
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""

@@ -42,7 +42,10 @@ class JsonRecord:
 
     def to_json(self) -> str:
         """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
-        content = {"version": self.version, **asdict(self)}  # type: ignore[call-overload]
+        content = {
+            "version": self.version,
+            **asdict(self, dict_factory=_written),  # type: ignore[call-overload]
+        }
         return to_json(content, indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -69,6 +72,11 @@ class JsonRecord:
 
     def check(self) -> None:
         """Raises ValueError for content that no measurement writes."""
+
+
+def _written(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    # without these, which say nothing, records stay as they were before there were such fields
+    return dict(x for x in items if x not in [("begins_with_bos", False), ("bits_a_weight", None)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,6 +448,7 @@ class TextRead:
     Attributes:
         recorded_units: Units for measuring output errors.
         tokens: Tokens of the whole text; the units contain the share `share_read`.
+        begins_with_bos: True: each window begins with BOS, a visible key that is never predicted.
     """
 
     description: str
@@ -449,6 +458,7 @@ class TextRead:
     available_units: int | None = None
     tokens: int | None = None
     share_read: float | None = None
+    begins_with_bos: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,6 +475,7 @@ class Record(JsonRecord):
         control: The same architecture with random weights, measured on the same text.
         controls: The same with weights of other seeds.
         budgets: Cells with a separate number of keys per head (`head_budgets.budget_settings`).
+        bits_a_weight: Counted from the GGUF file of the weights. None: they have another format.
     """
 
     version: ClassVar[int] = 1
@@ -491,6 +502,7 @@ class Record(JsonRecord):
     controls: tuple["Record", ...] = ()
     search_gaps: tuple[SearchGap, ...] = ()
     budgets: tuple[Cell, ...] = ()
+    bits_a_weight: float | None = None
 
     def check(self) -> None:
         """Raises ValueError for numbers and words that no measurement writes."""

