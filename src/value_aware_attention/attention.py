@@ -166,12 +166,17 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def working_precision(x: Tensor) -> Tensor:
     """Converts x to at least fp32, the precision of every sum in the library."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return x.to(working_dtype(x.dtype))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the precision of sums over numbers of this dtype."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def promoted(*tensors: Tensor) -> list[Tensor]:
     """Converts tensors to the precision that holds them all."""
-    dtype = reduce(torch.promote_types, [x.dtype for x in tensors])
+    dtype = reduce(torch.promote_types, {x.dtype for x in tensors})
     return [x.to(dtype) for x in tensors]
 
 

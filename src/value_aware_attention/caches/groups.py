@@ -43,9 +43,14 @@ class Groups:
         """Returns the call as query (*own, G, N, D), key (*own, 1, M, D), value (*own, 1, M, V)."""
         query = call.query.expand(*self.leading, -1, -1)
         mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
-        key, value = (self.of_keys(x)[..., None, :, :] for x in (call.key, call.value))
+        key, value = (self._as_groups(x) for x in (call.key, call.value))
         query, layer = self.of_queries(query), self._layer(call.layer)
         return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
+
+    def _as_groups(self, x: Tensor) -> Tensor:
+        """Returns keys or values as (*own, 1, M, .)."""
+        is_grouped = self._has_last and x.shape[:-2] == (*self.leading[:-1], 1)
+        return x if is_grouped else self.of_keys(x)[..., None, :, :]
 
     def _layer(self, layer: Layer) -> Layer:
         """Returns the layer with its heads in the same order."""
@@ -62,9 +67,9 @@ class Groups:
 
         A broadcast dimension keeps size 1.
         """
-        if self._has_last and x.shape[:-2] == self.leading:
-            return x
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
+        if self._has_last:
+            return x
         if any(x.shape[d] > 1 for d in self.shared):
             sizes = [self.leading[d] if d in self.shared else x.shape[d] for d in range(x.ndim - 2)]
             x = x.expand(*sizes, -1, -1)
@@ -73,8 +78,6 @@ class Groups:
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Drops the shared dimensions, of size 1, from keys or values: (*own, M, .)."""
-        if self._has_last and x.shape[:-2] == (*self.leading[:-1], 1):
-            return x[..., 0, :, :]
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
         sizes = [self.leading[d] for d in self.separate]
         x = x.permute(*self.separate, *self.shared, -2, -1)

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
-from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
+from value_aware_attention.attention import working_dtype
+from value_aware_attention.caches.budgets import Ranking, pooled_counts
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import refuse
@@ -48,9 +49,8 @@ class CacheMethod(nn.Module):
         for an unsupported kernel.
         """
         self.check(observed)
-        first = self.leading(observed, self.scores(observed), self.r)
-        chosen = torch.zeros_like(available(observed)).scatter(-1, first, value=True)
-        return self.pack(observed, chosen, self.r)
+        order = self.leading(observed, self.scores(observed), self.r)
+        return first_kept(observed, order, self.r, [self.r] * observed.batch.numel())
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:
@@ -59,13 +59,8 @@ class CacheMethod(nn.Module):
         A loss that is NaN counts as the lowest.
         """
         self.check(observed)
-        loss = self.losses(observed).double()
-        keys = self.leading(observed, loss, observed.keys)
-        if observed.protected is not None:
-            loss = loss.masked_fill(protected(observed), torch.inf)
-        if observed.available is not None:
-            loss = loss.masked_fill(~available(observed), -torch.inf)
-        return Ranking(keys, loss.gather(-1, keys), self.preference(observed))
+        loss, keys = self._ordered(observed, self.losses(observed).double())
+        return Ranking(keys, loss, self.preference(observed))
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Computes scores that are comparable between heads and layers; by default `scores`."""
@@ -84,7 +79,8 @@ class CacheMethod(nn.Module):
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
         """Keeps `counts` keys of each cache by `ranking`, which this method made."""
-        return self.pack(observed, first_of(ranking.keys, counts))
+        sizes = counts.flatten().tolist()
+        return first_kept(observed, ranking.keys, counts[..., None], sizes)
 
     def check(self, observed: Observed) -> None:
         """Raises ValueError for an unsupported kernel or number of keys."""
@@ -109,31 +105,33 @@ class CacheMethod(nn.Module):
         observed: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
         """Returns the first r keys: protected, then by score, then padding."""
-        largest = torch.finfo(scores.dtype).max
-        first = scores.nan_to_num(nan=-largest, posinf=largest / 2, neginf=-largest)
-        if observed.protected is not None:
-            first = first.masked_fill(protected(observed), largest)
-        if observed.available is not None:
-            first = first.masked_fill(~available(observed), -torch.inf)
-        return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
+        order = CacheMethod._ordered(observed, scores)[1]
+        return order if r == observed.keys else order[..., :r]
 
     @staticmethod
-    def pack(
-        observed: Observed, chosen: Bool[Tensor, "*batch M"], most: int | None = None
-    ) -> KeptKeys:
-        """Packs sets of keys, unchanged, into slots.
+    def _ordered(
+        observed: Observed, scores: Float[Tensor, "*batch M"]
+    ) -> tuple[Float[Tensor, "*batch M"], Int[Tensor, "*batch M"]]:
+        """Sorts the keys; returns finite scores, inf for protected keys and -inf for padding."""
+        largest = torch.finfo(scores.dtype).max
+        scores = scores.nan_to_num(nan=-largest, posinf=largest, neginf=-largest)
+        if observed.protected is not None:
+            positions = observed.protected.to(scores.device).expand(*observed.batch, -1)
+            scores = scores.scatter(-1, positions, torch.inf)
+        if observed.available is not None:
+            scores = scores.masked_fill(~available(observed), -torch.inf)
+        ordered = scores.sort(dim=-1, descending=True, stable=True)
+        return ordered.values, ordered.indices
 
-        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys. `most`
-        is the size of the largest set; None: it is counted, which waits for a GPU.
+    @staticmethod
+    def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+        """Packs sets of keys, unchanged, into slots; counts them, which waits for a GPU.
+
+        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
         """
-        slots = max(1, int(chosen.sum(dim=-1).max()) if most is None else most)
-        indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
-        indices = indices.sort(dim=-1).values
-        used = chosen if observed.available is None else chosen & observed.available
-        unused = ~used.take_along_dim(indices, dim=-1)
-        dtype = torch.promote_types(observed.key.dtype, torch.float32)
-        weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
-        return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
+        counts = chosen.sum(dim=-1, keepdim=True)
+        order = chosen.int().argsort(dim=-1, descending=True, stable=True)
+        return first_kept(observed, order, counts, counts.flatten().tolist())
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
@@ -178,7 +176,7 @@ def _refuse_large(observed: Observed) -> None:
     """Raises ValueError for values of which as many as there are keys have no finite sum."""
     if not observed.value.numel():
         return
-    keys, dtype = observed.keys, torch.promote_types(observed.value.dtype, torch.float32)
+    keys, dtype = observed.keys, working_dtype(observed.value.dtype)
     largest = observed.value.abs().max().to(dtype)
     refuse(
         largest > torch.finfo(dtype).max / keys,
@@ -187,6 +185,15 @@ def _refuse_large(observed: Observed) -> None:
             f"{dtype}"
         ),
     )
+
+
+def first_kept(
+    observed: Observed, order: Int[Tensor, "*batch M"], counts: int | Int[Tensor, "*batch 1"],
+    sizes: Sequence[int],
+) -> KeptKeys:  # fmt: skip
+    """Keeps the first `counts` keys of each order; `sizes` are these numbers on the host."""
+    mask = None if observed.available is None else available(observed)
+    return KeptKeys.first_of(order, counts, sizes, mask, working_dtype(observed.key.dtype))
 
 
 def available(observed: Observed) -> Bool[Tensor, "*batch M"]:

@@ -155,10 +155,15 @@ class Observed:
         """
         output = self.output if output is None else output
         if self.projection is not None:  # for all heads at once
-            projection = working_precision(self.projection).expand(*output.shape[:-2], -1, -1)
-            output = output.movedim(-2, 1).flatten(2) @ projection.flatten(1, -2)
+            rows = output.movedim(-2, 1).flatten(2)
+            projection = working_precision(self.projection)
+            if projection[..., 0].numel() == rows.shape[-1]:  # one for all texts
+                output = rows @ projection.reshape(rows.shape[-1], -1)
+            else:
+                projection = projection.expand(*output.shape[:-2], -1, -1)
+                output = rows @ projection.flatten(1, -2)
         norm = vector_norm(output.flatten(1), dim=-1, dtype=torch.float64).square()
-        return norm.where(norm > 0, 1.0)
+        return norm.masked_fill(norm == 0, 1.0)
 
     def error(self, choice: KeptKeys) -> Float[Tensor, " *batch"]:
         """Computes the cost of a choice: sum ||o - o~||^2 over the group's queries."""

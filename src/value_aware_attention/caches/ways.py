@@ -1,14 +1,16 @@
 """Defines the ways to select the queries that a choice of keys observes."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import AttentionState, attention_state, working_precision
 from value_aware_attention.caches.groups import visible_pairs
-from value_aware_attention.call import Arguments, Call
+from value_aware_attention.call import Arguments, Call, Rotary
+from value_aware_attention.kernels import Kernel
 
 AT_ONCE = {"cpu": 2**17}
 """Weights over a query's own past computed at once, so that they fit a CPU's cache"""
@@ -30,6 +32,19 @@ class Choice:
     seed: int = 0
     own_past: AttentionState | None = None
     """State of each past query over the keys up to its own, heads in any shape; None = unknown"""
+    shared: dict[Hashable, Tensor] = field(default_factory=dict)
+    """Tensors that are the same in all layers of a prompt, by what they depend on"""
+
+    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns a tensor that is made for the first layer."""
+        if name not in self.shared:
+            self.shared[name] = make()
+        return self.shared[name]
+
+    def queries(self, rows: Int[Tensor, " W"]) -> Float[Tensor, "*own G W D"]:
+        """Returns the queries at ascending rows."""
+        query = self.call.query
+        return query if len(rows) == query.shape[-2] else query[..., rows, :]
 
     def attending(self, rows: Int[Tensor, " W"]) -> Arguments:
         """Returns queries of the text and the pool keys that they see."""
@@ -44,13 +59,18 @@ class Choice:
 
         In a periodic text, evenly spaced rows would all fall on one kind of token, such as values.
         """
-        count = min(self.rows, len(among))
-        if count == len(among):
-            return torch.arange(among.start, among.stop, among.step, device=self.pool.device)
-        cuts = torch.arange(count + 1) * len(among) // count
-        drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
-        places = cuts[:-1] + (drawn * cuts.diff()).long()
-        return (among.start + places * among.step).to(self.pool.device)
+        device, count = self.pool.device, min(self.rows, len(among))
+        name = "spaced", among, count, self.seed, device
+        return self.once(name, lambda: _spaced(among, count, self.seed, device))
+
+
+def _spaced(among: range, count: int, seed: int, device: torch.device) -> Int[Tensor, " W"]:
+    if count == len(among):
+        return torch.arange(among.start, among.stop, among.step, device=device)
+    cuts = torch.arange(count + 1) * len(among) // count
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    places = cuts[:-1] + (drawn * cuts.diff()).long()
+    return (among.start + places * among.step).to(device)
 
 
 def last(choice: Choice) -> Arguments:
@@ -67,12 +87,21 @@ def causal(choice: Choice) -> Arguments:
 def noncausal(choice: Choice) -> Arguments:
     """Takes queries of the whole past, rotated to later positions; they see all keys."""
     rows = choice.spaced(choice.past)
-    query = choice.call.query[..., rows, :]
     if choice.past == choice.served:  # encoder: there is no later position
         return choice.attending(rows)
-    if choice.call.layer.rotary is not None:
-        query = choice.call.layer.rotary(query, torch.full_like(rows[:1], choice.start))
-    return {"query": query, "positions": rows + choice.start}
+    query, rotary = choice.queries(rows), choice.call.layer.rotary
+    if rotary is not None:
+        name = rotary, choice.start, query.shape[-1], query.dtype, query.device
+        query = query @ choice.once(name, lambda: _turn(rotary, choice.start, query))
+    name = "later", choice.past, choice.rows, choice.start, rows.device
+    return {"query": query, "positions": choice.once(name, lambda: rows + choice.start)}
+
+
+def _turn(rotary: Rotary, shift: int, query: Float[Tensor, "*own G W D"]) -> Float[Tensor, "D D"]:
+    """Returns the matrix that a row is multiplied by to be rotated by a number of positions."""
+    identity = torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)
+    identity = identity[(None,) * (query.ndim - 2)]  # some models index dimensions from the first
+    return rotary(identity, torch.full((1,), shift, device=query.device)).flatten(0, -2)
 
 
 def continued(choice: Choice) -> Arguments:
@@ -81,7 +110,7 @@ def continued(choice: Choice) -> Arguments:
     In this second copy, distances are the true ones: neither queries nor keys are rotated.
     """
     rows, call = choice.spaced(choice.past), choice.call
-    query = call.query[..., rows, :]
+    query = choice.queries(rows)
     if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]:
         beside = choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
     else:
@@ -93,11 +122,15 @@ def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
     """Returns the state of queries over the keys up to their own position."""
-    groups = query.shape[-3]
+    shape, kernel = query.shape[:-1], choice.call.kernel
     key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
-    places = torch.arange(key.shape[-2], device=rows.device)
-    weights = AT_ONCE.get(key.device.type, ELSEWHERE)
-    at_once = max(1, weights // max(1, query.shape[:-2].numel() * len(places)))
+    key, value = (x.reshape(-1, *x.shape[-2:]) for x in (key, value))
+    query = working_precision(query).reshape(-1, *query.shape[-3:])
+    weights, most = AT_ONCE.get(key.device.type, ELSEWHERE), key.shape[1]
+    at_once = max(1, weights // max(1, shape[:-1].numel() * most))
+    if at_once >= len(rows):
+        state = _past_of(kernel, query, key, value, rows)
+        return state.rearranged(lambda x: x.view(*shape, -1))
     # filled in place: keeping parts while blocks are freed would fragment the memory
     values = value.new_empty(*query.shape[:-1], value.shape[-1])
     total, log_scale = (value.new_empty(*query.shape[:-1], 1) for _ in range(2))
@@ -105,16 +138,26 @@ def own_past(
         block = slice(start, start + at_once)
         at = rows[block]
         # rows ascend; with all of them there is no number to ask the device for
-        keys = start + len(at) if len(rows) == len(places) else min(len(places), int(at[-1]) + 1)
-        heads = working_precision(query[..., block, :]).flatten(-3, -2)
-        scores = choice.call.kernel.log_similarity(heads, key[..., :keys, :])
-        scores.unflatten(-2, (groups, -1)).masked_fill_(places[:keys] > at[:, None], -torch.inf)
-        scale = scores.amax(dim=-1, keepdim=True)
-        mass = scores.sub_(scale).exp_()
-        values[..., block, :] = (mass @ value[..., :keys, :]).unflatten(-2, (groups, -1))
-        total[..., block, :] = mass.sum(dim=-1, keepdim=True).unflatten(-2, (groups, -1))
-        log_scale[..., block, :] = scale.unflatten(-2, (groups, -1))
-    return AttentionState(values, total, log_scale)
+        keys = start + len(at) if len(rows) == most else min(most, int(at[-1]) + 1)
+        state = _past_of(kernel, query[:, :, block], key[:, :keys], value[:, :keys], at)
+        values[:, :, block], total[:, :, block] = state.values, state.total
+        log_scale[:, :, block] = state.log_scale
+    return AttentionState(values, total, log_scale).rearranged(lambda x: x.view(*shape, -1))
+
+
+def _past_of(
+    kernel: Kernel, query: Float[Tensor, "C G W D"], key: Float[Tensor, "C M D"],
+    value: Float[Tensor, "C M V"], rows: Int[Tensor, " W"],
+) -> AttentionState:  # fmt: skip
+    """Returns the state (C, G, W, .) of queries over the keys up to their rows."""
+    scores = kernel.log_similarity(query.flatten(1, 2), key)
+    places = torch.arange(key.shape[1], device=rows.device)
+    by_head = scores.view(*query.shape[:3], -1)
+    by_head.masked_fill_(places > rows[:, None], -torch.inf)
+    scale = scores.amax(dim=-1, keepdim=True)
+    mass = scores.sub_(scale).exp_()
+    state = AttentionState(torch.bmm(mass, value), mass.sum(dim=-1, keepdim=True), scale)
+    return state.rearranged(lambda x: x.view(*query.shape[:3], -1))
 
 
 def repeat(choice: Choice) -> Arguments:

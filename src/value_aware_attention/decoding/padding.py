@@ -18,7 +18,8 @@ Part = tuple[Call, Int[Tensor, "*part K"], int]
 class Parts:
     """Splits a call (`Groups.call`) into groups of texts with tokens at the same positions."""
 
-    is_token: Bool[Tensor, "*own M"]
+    is_token: Bool[Tensor, "*own M"] | None
+    """The keys that are not padding; None = all"""
     places: Sequence[tuple[Int[Tensor, " T"], Int[Tensor, " n"]]] | None
     """Texts and their token positions, for each part; None = a single part without padding"""
 
@@ -29,9 +30,9 @@ class Parts:
         A key that no query of a text sees is padding. Texts without tokens before `start` have no
         keys to keep and are left out.
         """
-        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
         if call.attn_mask is None and share is None:  # asks a GPU nothing
-            return cls(all_keys[0, 0].expand(*call.key.shape[:-3], -1), None)
+            return cls(None, None)
+        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
         visible = all_keys if call.attn_mask is None else call.attn_mask
         is_token = visible.any(dim=(-3, -2)).expand(*call.key.shape[:-3], -1)
         texts = is_token.shape[:-1][:1].numel()  # 1 without leading dimensions
@@ -65,7 +66,7 @@ class Parts:
 
     def joined(self, choices: Sequence[KeptKeys]) -> KeptKeys:
         """Joins the choices of all parts in the order of texts; unused slots point to padding."""
-        if self.places is None:
+        if self.places is None or self.is_token is None:
             return choices[0]
         slots = max((choice.indices.shape[-1] for choice in choices), default=1)
         indices = torch.atleast_2d(self.is_token).int().argsort(dim=-1, stable=True)[..., :slots]

@@ -1,5 +1,6 @@
 """Holds the kept keys of a layer's caches, of which each may keep another number."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -179,6 +180,8 @@ class Slots:
     value: Float[Tensor, "B H R V"]
     bias: Float[Tensor, "B H R"]
     """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
+    sizes: Sequence[int] | None = None
+    """`KeptKeys.sizes`"""
 
     @classmethod
     def of(
@@ -186,12 +189,13 @@ class Slots:
     ) -> Self:
         """Copies the kept keys of a layer, with refitted values if there are any."""
         indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
-        at = indices[..., None]
-        values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
-        shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
-        if choice.value is not None and taken.requires_grad:
+        at, values = indices[..., None], choice.value
+        taken, shape = key.gather(2, at.expand(*indices.shape, key.shape[-1])), value.shape[-1:]
+        if values is None:
+            values = value.gather(2, at.expand(*indices.shape, *shape))
+        elif taken.requires_grad:
             taken.register_hook(_refuse_gradient)
-        return cls(taken, values.reshape(shape).to(value.dtype), bias)
+        return cls(taken, values.view(*indices.shape, *shape).to(value.dtype), bias, choice.sizes)
 
     @property
     def used(self) -> Bool[Tensor, "B H R"]:
@@ -199,11 +203,13 @@ class Slots:
         return self.bias > -torch.inf
 
     @cached_property
-    def on_host(self) -> tuple[list[int], bool]:
+    def on_host(self) -> tuple[Sequence[int], bool]:
         """Returns the number of keys of each cache, and whether one has a log-weight other than 0.
 
-        The device is waited for once.
+        Where the choice does not tell, the device is waited for once.
         """
+        if self.sizes is not None:
+            return self.sizes, False
         is_weighted = ((self.bias != 0) & self.used).any()
         counts = self.used.flatten(0, 1).sum(dim=-1)
         *numbers, weighted = torch.cat([counts, is_weighted[None].long()]).tolist()
