@@ -29,7 +29,7 @@ class KeptKeys:
 
     @classmethod
     def first_of(
-        cls, order: Int[Tensor, "*batch M"], counts: int | Int[Tensor, "*batch 1"],
+        cls, order: Int[Tensor, "*batch K"], counts: int | Int[Tensor, "*batch 1"],
         sizes: Sequence[int], available: Bool[Tensor, "*batch M"] | None, dtype: torch.dtype,
     ) -> Self:  # fmt: skip
         """Keeps the first keys of each order, unchanged.

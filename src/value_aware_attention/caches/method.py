@@ -188,7 +188,7 @@ def _refuse_large(observed: Observed) -> None:
 
 
 def first_kept(
-    observed: Observed, order: Int[Tensor, "*batch M"], counts: int | Int[Tensor, "*batch 1"],
+    observed: Observed, order: Int[Tensor, "*batch K"], counts: int | Int[Tensor, "*batch 1"],
     sizes: Sequence[int],
 ) -> KeptKeys:  # fmt: skip
     """Keeps the first `counts` keys of each order; `sizes` are these numbers on the host."""
