@@ -166,12 +166,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 def working_precision(x: Tensor) -> Tensor:
     """Converts x to at least fp32, the precision of every sum in the library."""
-    return x.to(working_dtype(x.dtype))
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the precision of sums over numbers of this dtype."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def promoted(*tensors: Tensor) -> list[Tensor]:

@@ -14,6 +14,7 @@ Nothing here waits for a GPU, and no sum depends on the order in which its threa
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -37,6 +38,7 @@ class Heads:
     """
 
     observed: Observed
+    groups: int
     query: Float[Tensor, "C R D"]
     key: Float[Tensor, "C M D"]
     value: Float[Tensor, "C M V"]
@@ -65,12 +67,10 @@ class Heads:
             beside = torch.addcdiv(origin, output, unit)
         log_mass = observed.log_mass_beside.reshape(len(value), -1, 1)
         metric = _metric(observed) if projected else None
-        return cls(observed, query, key, value, unit, origin, metric, log_mass, beside)
-
-    @property
-    def groups(self) -> int:
-        """Returns the number G of query heads of a cache."""
-        return self.observed.query.shape[-3]
+        return cls(
+            observed, observed.query.shape[-3], query, key, value, unit, origin, metric, log_mass,
+            beside,
+        )  # fmt: skip
 
     def by_head(self, x: Float[Tensor, "C r n"]) -> Float[Tensor, "H w n"]:
         """Splits the rows of each cache by head."""
@@ -78,14 +78,7 @@ class Heads:
 
     def taken(self, x: Float[Tensor, "C R n"], block: slice | None) -> Float[Tensor, "C r n"]:
         """Takes a block of each head's rows; None = all."""
-        if block is None:
-            return x
-        return x.unflatten(1, (self.groups, -1))[:, :, block].flatten(1, 2)
-
-    @property
-    def values(self) -> Float[Tensor, "H M V"]:
-        """Repeats the values of a cache for each of its heads."""
-        return self.value.repeat_interleave(self.groups, dim=0) if self.groups > 1 else self.value
+        return x if block is None else x.unflatten(1, (self.groups, -1))[:, :, block].flatten(1, 2)
 
     def turned(self, x: Float[Tensor, "H n V"]) -> Float[Tensor, "H n V"]:
         """Multiplies vectors by the metric of their head."""
@@ -100,8 +93,8 @@ class Heads:
         query, visible = self.taken(self.query, block), self.observed.visible
         scores = self.observed.kernel.log_similarity(query, self.key)
         if visible is not None:
-            if block is not None and visible.shape[-2] > 1:
-                visible = visible[..., block, :]
+            is_cut = block is not None and visible.shape[-2] > 1
+            visible = visible[..., block, :] if is_cut else visible
             visible = visible.expand(*self.observed.batch, *visible.shape[-3:])
             visible = visible.reshape(-1, *visible.shape[-3:])
             by_head = scores.view(len(scores), self.groups, -1, scores.shape[-1])
@@ -124,24 +117,18 @@ class Heads:
             changed = torch.addcmul(changed, mass, self.taken(self.beside, block))
         total = others + of_top
         largest = self.value.gather(1, number.expand_as(changed))
-        if is_masked := self.observed.visible is not None:  # a query may see nothing
-            sees, total = total > 0, total.clamp_min(torch.finfo(total.dtype).tiny)
-        output = torch.addcmul(changed, of_top, largest) / total
-        if is_masked:
-            output = output.where(sees, self.origin)
+        sums, is_masked = torch.addcmul(changed, of_top, largest), self.observed.visible is not None
+        filled = total.clamp_min(torch.finfo(total.dtype).tiny) if is_masked else total
+        output = sums / filled
+        if is_masked:  # a query may see nothing
+            output = output.where(total > 0, self.origin)
         gap = (changed / others).where(others > 0, self.origin) - largest
-        lost = self.squared(self.by_head(gap * (of_top / total)))
-        return output, total, self._by_key(number, lost)
-
-    def _by_key(
-        self, number: Int[Tensor, "C r 1"], lost: Float[Tensor, "H w 1"]
-    ) -> Float[Tensor, "C M 1"]:
-        """Sums losses by key, in one order on a GPU too."""
-        caches, keys = self.value.shape[:2]
-        first = torch.arange(0, caches * keys, keys, device=number.device).view(-1, 1, 1)
-        sums = lost.new_zeros(caches * keys)
-        sums.index_put_(((number + first).view(-1),), lost.view(-1), accumulate=True)
-        return sums.view(caches, keys, 1)
+        lost = self.squared(self.by_head(gap * (of_top / filled)))
+        keys = self.value.shape[1]
+        first = torch.arange(0, self.value[..., 0].numel(), keys, device=number.device)
+        of_largest = lost.new_zeros(len(first) * keys)  # summed in one order, on a GPU too
+        of_largest.index_put_(((number + first.view(-1, 1, 1)).view(-1),), lost.view(-1), True)
+        return output, filled, of_largest.view(-1, keys, 1)
 
     def finished(
         self,
@@ -164,21 +151,16 @@ def batched_losses(observed: Observed, *, projected: bool = False) -> Losses:
     weights = WEIGHTS.get(heads.value.device.type, ELSEWHERE)
     rows = max(1, weights // max(1, caches * heads.groups * keys))
     sums = heads.value.new_zeros(caches * heads.groups, keys, width + 2)
-    if rows >= queries:
-        outputs, of_largest = _add_block(heads, None, sums)
-    else:
-        of_largest = heads.value.new_zeros(caches, keys, 1)
-        outputs = heads.value.new_empty(caches, heads.groups * queries, width)
-        of_blocks = outputs.view(caches, heads.groups, queries, width).split(rows, dim=2)
-        for number, of_block in enumerate(of_blocks):
-            block = slice(number * rows, (number + 1) * rows)
-            output, lost = _add_block(heads, block, sums)
-            of_block.copy_(output.view_as(of_block))
-            of_largest += lost
+    starts = range(0, max(1, queries), rows)
+    blocks = [slice(start, start + rows) for start in starts] if len(starts) > 1 else [None]
+    outputs, lost = zip(*(_add_block(heads, block, sums) for block in blocks), strict=True)
+    output, of_largest = outputs[0], reduce(Tensor.add_, lost)
+    if len(blocks) > 1:
+        output = torch.cat([heads.by_head(x) for x in outputs], dim=1).view(caches, -1, width)
     along, mass, length = sums.split([width, 1, 1], dim=-1)
-    values = heads.values
+    values = heads.value.repeat_interleave(heads.groups, dim=0)
     change = heads.turned(values).mul(mass).sub_(along, alpha=2).mul_(values)
-    return heads.finished(change.sum(dim=-1, keepdim=True) + length, of_largest, outputs)
+    return heads.finished(change.sum(dim=-1, keepdim=True) + length, of_largest, output)
 
 
 def _add_block(
@@ -216,6 +198,5 @@ def _metric(observed: Observed) -> Float[Tensor, "H V V"] | None:
     metric = torch.bmm(flat, flat.mT)
     if len(metric) == heads.numel():
         return metric
-    width = metric.shape[-1]
-    by_head = metric.view(*projection.shape[:-1], width).expand(*heads, -1, -1)
-    return by_head.reshape(-1, width, width)
+    metric = metric.view(*projection.shape[:-1], -1).expand(*heads, -1, -1)
+    return metric.reshape(-1, *metric.shape[-2:])

@@ -41,16 +41,15 @@ class Groups:
 
     def call(self, call: Call) -> Call:
         """Returns the call as query (*own, G, N, D), key (*own, 1, M, D), value (*own, 1, M, V)."""
-        query = call.query.expand(*self.leading, -1, -1)
+        query, key, value = call.query, call.key, call.value
+        if query.shape[:-2] != self.leading:
+            query = query.expand(*self.leading, -1, -1)
         mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
-        key, value = (self._as_groups(x) for x in (call.key, call.value))
+        grouped = (*self.leading[:-1], 1)
+        if not (self._has_last and key.shape[:-2] == value.shape[:-2] == grouped):
+            key, value = (self.of_keys(x)[..., None, :, :] for x in (key, value))
         query, layer = self.of_queries(query), self._layer(call.layer)
         return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
-
-    def _as_groups(self, x: Tensor) -> Tensor:
-        """Returns keys or values as (*own, 1, M, .)."""
-        is_grouped = self._has_last and x.shape[:-2] == (*self.leading[:-1], 1)
-        return x if is_grouped else self.of_keys(x)[..., None, :, :]
 
     def _layer(self, layer: Layer) -> Layer:
         """Returns the layer with its heads in the same order."""

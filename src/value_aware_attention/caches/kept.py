@@ -1,8 +1,6 @@
 """Holds the keys that a cache keeps, and computes attention over them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,27 +21,9 @@ class KeptKeys:
     """Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
     """Replaces the values of these keys; None = original values."""
-    sizes: Sequence[int] | None = field(default=None, init=False)
+    sizes: list[int] | None = field(default=None, init=False)
     """Number of used slots of each cache, all with log-weight 0, if the host knows it; None = a
     device has to be asked. `dataclasses.replace` forgets it."""
-
-    @classmethod
-    def first_of(
-        cls, order: Int[Tensor, "*batch K"], counts: int | Int[Tensor, "*batch 1"],
-        sizes: Sequence[int], available: Bool[Tensor, "*batch M"] | None, dtype: torch.dtype,
-    ) -> Self:  # fmt: skip
-        """Keeps the first keys of each order, unchanged.
-
-        `sizes` are `counts` on the host. Surplus slots of a cache with fewer keys than another are
-        unused, as are those of keys that are not available.
-        """
-        indices, places = order[..., : max([1, *sizes])].sort(dim=-1)
-        used = places < counts
-        if available is not None:
-            used &= available.gather(-1, indices)
-        choice = cls(indices, used.to(dtype).log())
-        object.__setattr__(choice, "sizes", sizes if available is None else None)
-        return choice
 
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
         """Takes the slots of each text (first dimension) from one of two choices."""

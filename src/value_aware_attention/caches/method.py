@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
-from value_aware_attention.attention import working_dtype
+from value_aware_attention.attention import working_precision
 from value_aware_attention.caches.budgets import Ranking, pooled_counts
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
@@ -105,8 +105,7 @@ class CacheMethod(nn.Module):
         observed: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
         """Returns the first r keys: protected, then by score, then padding."""
-        order = CacheMethod._ordered(observed, scores)[1]
-        return order if r == observed.keys else order[..., :r]
+        return CacheMethod._ordered(observed, scores)[1][..., :r]
 
     @staticmethod
     def _ordered(
@@ -116,19 +115,15 @@ class CacheMethod(nn.Module):
         largest = torch.finfo(scores.dtype).max
         scores = scores.nan_to_num(nan=-largest, posinf=largest, neginf=-largest)
         if observed.protected is not None:
-            positions = observed.protected.to(scores.device).expand(*observed.batch, -1)
-            scores = scores.scatter(-1, positions, torch.inf)
+            positions = observed.protected.to(scores.device)
+            scores = scores.scatter(-1, positions.expand(*observed.batch, -1), torch.inf)
         if observed.available is not None:
             scores = scores.masked_fill(~available(observed), -torch.inf)
-        ordered = scores.sort(dim=-1, descending=True, stable=True)
-        return ordered.values, ordered.indices
+        return scores.sort(dim=-1, descending=True, stable=True)
 
     @staticmethod
     def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
-        """Packs sets of keys, unchanged, into slots; counts them, which waits for a GPU.
-
-        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
-        """
+        """Packs sets of keys, unchanged, into slots; counts them, which waits for a GPU."""
         counts = chosen.sum(dim=-1, keepdim=True)
         order = chosen.int().argsort(dim=-1, descending=True, stable=True)
         return first_kept(observed, order, counts, counts.flatten().tolist())
@@ -176,24 +171,32 @@ def _refuse_large(observed: Observed) -> None:
     """Raises ValueError for values of which as many as there are keys have no finite sum."""
     if not observed.value.numel():
         return
-    keys, dtype = observed.keys, working_dtype(observed.value.dtype)
-    largest = observed.value.abs().max().to(dtype)
+    keys, largest = observed.keys, working_precision(observed.value.abs().max())
     refuse(
-        largest > torch.finfo(dtype).max / keys,
+        largest > torch.finfo(largest.dtype).max / keys,
         lambda: (
             f"value holds {float(largest):.0e}; sums of {keys} such numbers are too large for "
-            f"{dtype}"
+            f"{largest.dtype}"
         ),
     )
 
 
 def first_kept(
     observed: Observed, order: Int[Tensor, "*batch K"], counts: int | Int[Tensor, "*batch 1"],
-    sizes: Sequence[int],
+    sizes: list[int],
 ) -> KeptKeys:  # fmt: skip
-    """Keeps the first `counts` keys of each order; `sizes` are these numbers on the host."""
-    mask = None if observed.available is None else available(observed)
-    return KeptKeys.first_of(order, counts, sizes, mask, working_dtype(observed.key.dtype))
+    """Keeps the first `counts` keys of each order, unchanged; `sizes` are these on the host.
+
+    Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
+    """
+    indices, places = order[..., : max([1, *sizes])].sort(dim=-1)
+    used = places < counts
+    if observed.available is not None:
+        used &= available(observed).gather(-1, indices)
+    dtype = torch.float64 if observed.key.dtype == torch.float64 else torch.float32
+    choice = KeptKeys(indices, used.to(dtype).log())
+    object.__setattr__(choice, "sizes", sizes if observed.available is None else None)
+    return choice
 
 
 def available(observed: Observed) -> Bool[Tensor, "*batch M"]:

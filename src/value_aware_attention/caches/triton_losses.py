@@ -110,7 +110,10 @@ def triton_losses(
     )
     by_head = heads.by_head(output)
     turned = heads.turned(by_head)
-    length, norm = (turned * by_head).sum(dim=-1), heads.squared(heads.values)
+    length, norm = (
+        (turned * by_head).sum(dim=-1),
+        heads.squared(value.repeat_interleave(groups, dim=0)),
+    )
     loss = value.new_empty(caches * groups, keys, 1)
     kernels.losses[-(-keys // TILE), caches * groups](
         query, key, value, turned, length, scale, total, number, norm, loss, *sizes

@@ -10,7 +10,6 @@ from torch import Tensor
 from value_aware_attention.attention import AttentionState, attention_state, working_precision
 from value_aware_attention.caches.groups import visible_pairs
 from value_aware_attention.call import Arguments, Call, Rotary
-from value_aware_attention.kernels import Kernel
 
 AT_ONCE = {"cpu": 2**17}
 """Weights over a query's own past computed at once, so that they fit a CPU's cache"""
@@ -41,11 +40,6 @@ class Choice:
             self.shared[name] = make()
         return self.shared[name]
 
-    def queries(self, rows: Int[Tensor, " W"]) -> Float[Tensor, "*own G W D"]:
-        """Returns the queries at ascending rows."""
-        query = self.call.query
-        return query if len(rows) == query.shape[-2] else query[..., rows, :]
-
     def attending(self, rows: Int[Tensor, " W"]) -> Arguments:
         """Returns queries of the text and the pool keys that they see."""
         call = self.call.take(rows)
@@ -59,18 +53,13 @@ class Choice:
 
         In a periodic text, evenly spaced rows would all fall on one kind of token, such as values.
         """
-        device, count = self.pool.device, min(self.rows, len(among))
-        name = "spaced", among, count, self.seed, device
-        return self.once(name, lambda: _spaced(among, count, self.seed, device))
-
-
-def _spaced(among: range, count: int, seed: int, device: torch.device) -> Int[Tensor, " W"]:
-    if count == len(among):
-        return torch.arange(among.start, among.stop, among.step, device=device)
-    cuts = torch.arange(count + 1) * len(among) // count
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed))
-    places = cuts[:-1] + (drawn * cuts.diff()).long()
-    return (among.start + places * among.step).to(device)
+        count = min(self.rows, len(among))
+        if count == len(among):
+            return torch.arange(among.start, among.stop, among.step, device=self.pool.device)
+        cuts = torch.arange(count + 1) * len(among) // count
+        drawn = torch.rand(count, generator=torch.Generator().manual_seed(self.seed))
+        places = cuts[:-1] + (drawn * cuts.diff()).long()
+        return (among.start + places * among.step).to(self.pool.device)
 
 
 def last(choice: Choice) -> Arguments:
@@ -84,17 +73,19 @@ def causal(choice: Choice) -> Arguments:
     return choice.attending(choice.spaced(choice.past))
 
 
-def noncausal(choice: Choice) -> Arguments:
-    """Takes queries of the whole past, rotated to later positions; they see all keys."""
-    rows = choice.spaced(choice.past)
+def noncausal(choice: Choice, rows: Int[Tensor, " W"] | None = None) -> Arguments:
+    """Takes queries of the whole past, rotated to later positions; they see all keys.
+
+    `rows` are those of `Choice.spaced`, if already drawn.
+    """
+    rows = choice.spaced(choice.past) if rows is None else rows
     if choice.past == choice.served:  # encoder: there is no later position
         return choice.attending(rows)
-    query, rotary = choice.queries(rows), choice.call.layer.rotary
+    query, rotary = choice.call.query[..., rows, :], choice.call.layer.rotary
     if rotary is not None:
         name = rotary, choice.start, query.shape[-1], query.dtype, query.device
         query = query @ choice.once(name, lambda: _turn(rotary, choice.start, query))
-    name = "later", choice.past, choice.rows, choice.start, rows.device
-    return {"query": query, "positions": choice.once(name, lambda: rows + choice.start)}
+    return {"query": query, "positions": rows + choice.start}
 
 
 def _turn(rotary: Rotary, shift: int, query: Float[Tensor, "*own G W D"]) -> Float[Tensor, "D D"]:
@@ -110,54 +101,42 @@ def continued(choice: Choice) -> Arguments:
     In this second copy, distances are the true ones: neither queries nor keys are rotated.
     """
     rows, call = choice.spaced(choice.past), choice.call
-    query = choice.queries(rows)
+    query = call.query[..., rows, :]
     if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]:
         beside = choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
     else:
         beside = own_past(choice, query, call.key, call.value, rows)
-    return noncausal(choice) | {"beside": beside}
+    return noncausal(choice, rows) | {"beside": beside}
 
 
 def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
     """Returns the state of queries over the keys up to their own position."""
-    shape, kernel = query.shape[:-1], choice.call.kernel
     key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
     key, value = (x.reshape(-1, *x.shape[-2:]) for x in (key, value))
-    query = working_precision(query).reshape(-1, *query.shape[-3:])
-    weights, most = AT_ONCE.get(key.device.type, ELSEWHERE), key.shape[1]
+    heads = working_precision(query).reshape(len(key), *query.shape[-3:])
+    most, whole, shape = key.shape[1], None, query.shape[:-1]
+    weights, near = AT_ONCE.get(key.device.type, ELSEWHERE), (key, value)
     at_once = max(1, weights // max(1, shape[:-1].numel() * most))
-    if at_once >= len(rows):
-        state = _past_of(kernel, query, key, value, rows)
-        return state.rearranged(lambda x: x.view(*shape, -1))
-    # filled in place: keeping parts while blocks are freed would fragment the memory
-    values = value.new_empty(*query.shape[:-1], value.shape[-1])
-    total, log_scale = (value.new_empty(*query.shape[:-1], 1) for _ in range(2))
-    for start in range(0, len(rows), at_once):
-        block = slice(start, start + at_once)
-        at = rows[block]
-        # rows ascend; with all of them there is no number to ask the device for
-        keys = start + len(at) if len(rows) == most else min(most, int(at[-1]) + 1)
-        state = _past_of(kernel, query[:, :, block], key[:, :keys], value[:, :keys], at)
-        values[:, :, block], total[:, :, block] = state.values, state.total
-        log_scale[:, :, block] = state.log_scale
-    return AttentionState(values, total, log_scale).rearranged(lambda x: x.view(*shape, -1))
-
-
-def _past_of(
-    kernel: Kernel, query: Float[Tensor, "C G W D"], key: Float[Tensor, "C M D"],
-    value: Float[Tensor, "C M V"], rows: Int[Tensor, " W"],
-) -> AttentionState:  # fmt: skip
-    """Returns the state (C, G, W, .) of queries over the keys up to their rows."""
-    scores = kernel.log_similarity(query.flatten(1, 2), key)
-    places = torch.arange(key.shape[1], device=rows.device)
-    by_head = scores.view(*query.shape[:3], -1)
-    by_head.masked_fill_(places > rows[:, None], -torch.inf)
-    scale = scores.amax(dim=-1, keepdim=True)
-    mass = scores.sub_(scale).exp_()
-    state = AttentionState(torch.bmm(mass, value), mass.sum(dim=-1, keepdim=True), scale)
-    return state.rearranged(lambda x: x.view(*query.shape[:3], -1))
+    blocks = zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
+    for number, (block, at) in enumerate(blocks):
+        if len(at) < len(rows):  # they ascend; where they are all rows, nothing asks the device
+            last_row = number * at_once + len(at) - 1 if len(rows) == most else int(at[-1])
+            near = key[:, : last_row + 1], value[:, : last_row + 1]
+        scores = choice.call.kernel.log_similarity(block.flatten(1, 2), near[0])
+        is_later = torch.arange(near[0].shape[1], device=at.device) > at[:, None]
+        scores.view(*block.shape[:3], -1).masked_fill_(is_later, -torch.inf)
+        scale = scores.amax(dim=-1, keepdim=True)
+        mass = scores.sub_(scale).exp_()
+        state = AttentionState(torch.bmm(mass, near[1]), mass.sum(dim=-1, keepdim=True), scale)
+        if len(at) < len(rows):
+            # filled in place: keeping parts while blocks are freed would fragment the memory
+            whole = whole or state.rearranged(lambda x: x.new_empty(*heads.shape[:3], x.shape[-1]))
+            place = slice(number * at_once, number * at_once + len(at))
+            for of_all, x in zip(vars(whole).values(), vars(state).values(), strict=True):
+                of_all[:, :, place] = x.view(*block.shape[:3], -1)
+    return (whole or state).rearranged(lambda x: x.view(*shape, -1))
 
 
 def repeat(choice: Choice) -> Arguments:

@@ -26,7 +26,12 @@ from value_aware_attention.attention import (
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.groups import Groups, visible_pairs
 from value_aware_attention.caches.kept import KeptKeys, kept_state
-from value_aware_attention.caches.method import CacheMethod, check_cache_method, first_kept
+from value_aware_attention.caches.method import (
+    CacheMethod,
+    available,
+    check_cache_method,
+    first_kept,
+)
 from value_aware_attention.caches.observed import OBSERVED, Observed
 from value_aware_attention.caches.ways import Choice
 from value_aware_attention.call import Arguments, Call, Layer
@@ -343,9 +348,7 @@ class AfterPrefix(Approximation):
 
     def _all_kept(self, observed: Observed) -> KeptKeys:
         """Keeps all keys of a text with fewer than r."""
-        batch, keys = observed.batch, observed.keys
-        order = torch.arange(keys, device=observed.key.device).expand(*batch, -1)
-        choice = first_kept(observed, order, keys, [keys] * batch.numel())
+        choice = CacheMethod.pack(observed, torch.ones_like(available(observed)))
         if self.method.refits:
             return replace(choice, value=working_precision(observed.value))
         return choice
@@ -470,9 +473,10 @@ class AfterPrefix(Approximation):
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
         if pool.shape[-1] < start:  # else the pool has all keys before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
-        keys, available = pool.shape[-1], None
+        places, available = range(pool.shape[-1]), None
+        always = (*places[: self.sinks], *places[::-1][: self.recent])
         protected = choice.once(
-            ("protected", keys, pool.device), lambda: self._protected(keys, pool.device)
+            (always, pool.device), lambda: torch.tensor(always, dtype=torch.long).to(pool.device)
         )
         if (mask := call.attn_mask) is not None:  # heads may have masks, layers windows
             pairs = mask[..., start:, :] if start < mask.shape[-2] else mask
@@ -488,11 +492,6 @@ class AfterPrefix(Approximation):
             start=start,
             **OBSERVED[self.observed](choice),
         )
-
-    def _protected(self, keys: int, device: torch.device) -> Int[Tensor, " P"]:
-        """Returns the positions of sinks and recent keys."""
-        places = torch.arange(keys, device=device)
-        return torch.cat([places[: self.sinks], places.flip(0)[: self.recent]])
 
     def multiply_adds(self, sizes: Sizes) -> float:
         """Counts kept keys, keys after the prefix and the choice, averaged over all queries."""

@@ -1,6 +1,5 @@
 """Holds the kept keys of a layer's caches, of which each may keep another number."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -180,8 +179,7 @@ class Slots:
     value: Float[Tensor, "B H R V"]
     bias: Float[Tensor, "B H R"]
     """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
-    sizes: Sequence[int] | None = None
-    """`KeptKeys.sizes`"""
+    sizes: list[int] | None = None  # of KeptKeys
 
     @classmethod
     def of(
@@ -189,13 +187,16 @@ class Slots:
     ) -> Self:
         """Copies the kept keys of a layer, with refitted values if there are any."""
         indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
-        at, values = indices[..., None], choice.value
-        taken, shape = key.gather(2, at.expand(*indices.shape, key.shape[-1])), value.shape[-1:]
-        if values is None:
-            values = value.gather(2, at.expand(*indices.shape, *shape))
-        elif taken.requires_grad:
+        at = indices[..., None]
+        taken = key.gather(2, at.expand(*indices.shape, key.shape[-1]))
+        values = (
+            value.gather(2, at.expand(*indices.shape, value.shape[-1]))
+            if choice.value is None
+            else choice.value.reshape(*indices.shape, -1).to(value.dtype)
+        )
+        if choice.value is not None and taken.requires_grad:
             taken.register_hook(_refuse_gradient)
-        return cls(taken, values.view(*indices.shape, *shape).to(value.dtype), bias, choice.sizes)
+        return cls(taken, values, bias, choice.sizes)
 
     @property
     def used(self) -> Bool[Tensor, "B H R"]:
@@ -203,7 +204,7 @@ class Slots:
         return self.bias > -torch.inf
 
     @cached_property
-    def on_host(self) -> tuple[Sequence[int], bool]:
+    def on_host(self) -> tuple[list[int], bool]:
         """Returns the number of keys of each cache, and whether one has a log-weight other than 0.
 
         Where the choice does not tell, the device is waited for once.
