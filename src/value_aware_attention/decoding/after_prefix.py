@@ -468,8 +468,10 @@ class AfterPrefix(Approximation):
         """
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        shared = {} if shared is None else shared
-        choice = Choice(call, pool, past, served, start, self.rows, self.seed, own_past, shared)
+        choice = Choice(
+            call, pool, past, served, start, self.rows, self.seed, own_past,
+            {} if shared is None else shared,
+        )  # fmt: skip
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
         if pool.shape[-1] < start:  # else the pool has all keys before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))

@@ -41,10 +41,14 @@ class Parts:
         if kind[:, : call.keys].all() and (kind == kind[:1]).all():
             return cls(is_token, None)
         kinds, number = kind.unique(dim=0, return_inverse=True)
-        kinds, tokens, device = kinds[:, : call.keys], kinds[:, :start].sum(dim=1), is_token.device
+        device, tokens = is_token.device, kinds[:, :start].sum(dim=1).tolist()
         places = [
-            ((number == place).nonzero()[:, 0].to(device), kind.nonzero()[:, 0].to(device), before)
-            for place, (kind, before) in enumerate(zip(kinds, tokens.tolist(), strict=True))
+            (
+                (number == place).nonzero()[:, 0].to(device),
+                kinds[place, : call.keys].nonzero()[:, 0].to(device),
+                before,
+            )
+            for place, before in enumerate(tokens)
             if before
         ]
         return cls(is_token, places)
@@ -57,8 +61,9 @@ class Parts:
             rank = torch.full((call.keys,), -1, device=tokens.device)
             rank[tokens] = torch.arange(len(tokens), device=tokens.device)
             ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
-            is_whole = pool.shape[-1] == start  # else it lacks keys that were dropped
-            hidden = start - before if is_whole else int((ranks < 0).sum(dim=-1).min())
+            hidden = (  # a pool of fewer keys lacks those that were dropped
+                start - before if pool.shape[-1] == start else int((ranks < 0).sum(dim=-1).min())
+            )
             yield _cut(call, texts, tokens), ranks[..., hidden:], before
 
     def of_first(self, x: Int[Tensor, " B"]) -> list[int]:
