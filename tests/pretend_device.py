@@ -187,6 +187,8 @@ class _Named(TorchFunctionMode):
         if func in FROM_DATA and device == DEVICE:
             del kwargs["device"]
             return func(*args, **kwargs).to(DEVICE)
+        if func is Tensor.to and args[1:] == (DEVICE,) and not kwargs and _pretend(args[0]):
+            return args[0]  # torch's C++ would copy it, as it takes it to be on meta
         if func is Tensor.cuda:
             return args[0].to(DEVICE)
         if device is not META and META not in args[1:2]:

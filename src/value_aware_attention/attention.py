@@ -171,7 +171,7 @@ def working_precision(x: Tensor) -> Tensor:
 
 def promoted(*tensors: Tensor) -> list[Tensor]:
     """Converts tensors to the precision that holds them all."""
-    dtype = reduce(torch.promote_types, [x.dtype for x in tensors])
+    dtype = reduce(torch.promote_types, {x.dtype for x in tensors})
     return [x.to(dtype) for x in tensors]
 
 

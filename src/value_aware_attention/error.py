@@ -47,24 +47,26 @@ def relative_output_error(
     return (error / norm * larger * larger).masked_fill((error == 0) & (norm == 0), 0.0)
 
 
+@torch.no_grad()
 def typical_unit(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch 1 1"]:
     """Returns the power of two above the median of max |v_i| over the nonzero values.
 
     In this unit, squares of values neither over- nor underflow. The median is robust: a distant
     value does not change the unit of the others.
     """
-    sizes = value.detach().abs().amax(dim=-1)
-    sizes = sizes.where(sizes > 0, torch.nan)
-    return power_of_two(sizes.nanmedian(dim=-1, keepdim=True).values)[..., None]
+    sizes = value.abs().amax(dim=-1, keepdim=True)
+    sizes = sizes.masked_fill(sizes == 0, torch.nan)
+    return power_of_two(sizes.nanmedian(dim=-2, keepdim=True).values)
 
 
+@torch.no_grad()
 def power_of_two(sizes: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Returns the power of two just above each size (1 for size 0); dividing by it rounds nothing.
 
     It is clamped so that its inverse is a normal number too.
     """
     precision = torch.finfo(sizes.dtype)
-    sizes = sizes.detach().where(sizes > 0, 1.0).clamp(4 * precision.tiny, precision.max / 4)
+    sizes = sizes.where(sizes > 0, 1.0).clamp(4 * precision.tiny, precision.max / 4)
     mantissa, _ = sizes.frexp()
     return sizes / mantissa
 

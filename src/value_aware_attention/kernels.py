@@ -41,6 +41,12 @@ def _clamped_log(similarity: Tensor) -> Tensor:
     return similarity.clamp_min(torch.finfo(similarity.dtype).tiny).log()
 
 
+def _products(query: Tensor, key: Tensor) -> Tensor:
+    """Computes <q, k> of every pair; a plain batch of matrices is not broadcast."""
+    is_plain = query.ndim == key.ndim == 3 and len(query) == len(key)
+    return torch.bmm(query, key.mT) if is_plain else query @ key.mT
+
+
 @dataclass(frozen=True)
 class Exponential:
     """Computes exp(scale <q, k>), dot-product attention's kernel; scale None = head_dim ** -0.5."""
@@ -56,7 +62,7 @@ class Exponential:
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
         """Computes scale <q, k>."""
-        return (query * self.scale_for(query.shape[-1])) @ key.transpose(-2, -1)
+        return _products(query * self.scale_for(query.shape[-1]), key)
 
     def scale_for(self, head_dim: int) -> float:
         """Returns the factor of <q, k> for queries of `head_dim` numbers."""
@@ -82,7 +88,7 @@ class Polynomial:
         The clamp keeps the log of <q, k> = 0 finite. If all products are below it, all keys weigh
         the same.
         """
-        return self.degree * _clamped_log((query @ key.transpose(-2, -1)).abs())
+        return self.degree * _clamped_log(_products(query, key).abs())
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Elu:
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
         """Computes log <Phi(q), Phi(k)>, clamped at the log of the smallest normal number."""
-        return _clamped_log(self.features(query) @ self.features(key).transpose(-2, -1))
+        return _clamped_log(_products(self.features(query), self.features(key)))
 
 
 KERNELS = (Exponential, Polynomial, Elu)

@@ -41,9 +41,13 @@ class Groups:
 
     def call(self, call: Call) -> Call:
         """Returns the call as query (*own, G, N, D), key (*own, 1, M, D), value (*own, 1, M, V)."""
-        query = call.query.expand(*self.leading, -1, -1)
+        query, key, value = call.query, call.key, call.value
+        if query.shape[:-2] != self.leading:
+            query = query.expand(*self.leading, -1, -1)
         mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
-        key, value = (self.of_keys(x)[..., None, :, :] for x in (call.key, call.value))
+        grouped = (*self.leading[:-1], 1)
+        if not (self._has_last and key.shape[:-2] == value.shape[:-2] == grouped):
+            key, value = (self.of_keys(x)[..., None, :, :] for x in (key, value))
         query, layer = self.of_queries(query), self._layer(call.layer)
         return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
 
@@ -62,9 +66,9 @@ class Groups:
 
         A broadcast dimension keeps size 1.
         """
-        if self._has_last and x.shape[:-2] == self.leading:
-            return x
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
+        if self._has_last:
+            return x
         if any(x.shape[d] > 1 for d in self.shared):
             sizes = [self.leading[d] if d in self.shared else x.shape[d] for d in range(x.ndim - 2)]
             x = x.expand(*sizes, -1, -1)
@@ -73,8 +77,6 @@ class Groups:
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Drops the shared dimensions, of size 1, from keys or values: (*own, M, .)."""
-        if self._has_last and x.shape[:-2] == (*self.leading[:-1], 1):
-            return x[..., 0, :, :]
         x = x.reshape(*(1,) * (len(self.leading) + 2 - x.ndim), *x.shape)
         sizes = [self.leading[d] for d in self.separate]
         x = x.permute(*self.separate, *self.shared, -2, -1)

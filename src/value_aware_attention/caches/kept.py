@@ -1,6 +1,6 @@
 """Holds the keys that a cache keeps, and computes attention over them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,9 @@ class KeptKeys:
     """Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
     """Replaces the values of these keys; None = original values."""
+    sizes: list[int] | None = field(default=None, init=False)
+    """Number of used slots of each cache, all with log-weight 0, if the host knows it; None = a
+    device has to be asked. `dataclasses.replace` forgets it."""
 
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
         """Takes the slots of each text (first dimension) from one of two choices."""

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from value_aware_attention.arguments import arguments_shown, check_at_least, described
-from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
+from value_aware_attention.attention import working_precision
+from value_aware_attention.caches.budgets import Ranking, pooled_counts
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import refuse
@@ -48,9 +49,8 @@ class CacheMethod(nn.Module):
         for an unsupported kernel.
         """
         self.check(observed)
-        first = self.leading(observed, self.scores(observed), self.r)
-        chosen = torch.zeros_like(available(observed)).scatter(-1, first, value=True)
-        return self.pack(observed, chosen, self.r)
+        order = self.leading(observed, self.scores(observed), self.r)
+        return first_kept(observed, order, self.r, [self.r] * observed.batch.numel())
 
     @torch.no_grad()
     def rank(self, observed: Observed) -> Ranking:
@@ -59,13 +59,8 @@ class CacheMethod(nn.Module):
         A loss that is NaN counts as the lowest.
         """
         self.check(observed)
-        loss = self.losses(observed).double()
-        keys = self.leading(observed, loss, observed.keys)
-        if observed.protected is not None:
-            loss = loss.masked_fill(protected(observed), torch.inf)
-        if observed.available is not None:
-            loss = loss.masked_fill(~available(observed), -torch.inf)
-        return Ranking(keys, loss.gather(-1, keys), self.preference(observed))
+        loss, keys = self._ordered(observed, self.losses(observed).double())
+        return Ranking(keys, loss, self.preference(observed))
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         """Computes scores that are comparable between heads and layers; by default `scores`."""
@@ -84,7 +79,8 @@ class CacheMethod(nn.Module):
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
         """Keeps `counts` keys of each cache by `ranking`, which this method made."""
-        return self.pack(observed, first_of(ranking.keys, counts))
+        sizes = counts.flatten().tolist()
+        return first_kept(observed, ranking.keys, counts[..., None], sizes)
 
     def check(self, observed: Observed) -> None:
         """Raises ValueError for an unsupported kernel or number of keys."""
@@ -109,31 +105,28 @@ class CacheMethod(nn.Module):
         observed: Observed, scores: Float[Tensor, "*batch M"], r: int
     ) -> Int[Tensor, "*batch r"]:
         """Returns the first r keys: protected, then by score, then padding."""
-        largest = torch.finfo(scores.dtype).max
-        first = scores.nan_to_num(nan=-largest, posinf=largest / 2, neginf=-largest)
-        if observed.protected is not None:
-            first = first.masked_fill(protected(observed), largest)
-        if observed.available is not None:
-            first = first.masked_fill(~available(observed), -torch.inf)
-        return first.argsort(dim=-1, descending=True, stable=True)[..., :r]
+        return CacheMethod._ordered(observed, scores)[1][..., :r]
 
     @staticmethod
-    def pack(
-        observed: Observed, chosen: Bool[Tensor, "*batch M"], most: int | None = None
-    ) -> KeptKeys:
-        """Packs sets of keys, unchanged, into slots.
+    def _ordered(
+        observed: Observed, scores: Float[Tensor, "*batch M"]
+    ) -> tuple[Float[Tensor, "*batch M"], Int[Tensor, "*batch M"]]:
+        """Sorts the keys; returns finite scores, inf for protected keys and -inf for padding."""
+        largest = torch.finfo(scores.dtype).max
+        scores = scores.nan_to_num(nan=-largest, posinf=largest, neginf=-largest)
+        if observed.protected is not None:
+            positions = observed.protected.to(scores.device)
+            scores = scores.scatter(-1, positions.expand(*observed.batch, -1), torch.inf)
+        if observed.available is not None:
+            scores = scores.masked_fill(~available(observed), -torch.inf)
+        return scores.sort(dim=-1, descending=True, stable=True)
 
-        Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys. `most`
-        is the size of the largest set; None: it is counted, which waits for a GPU.
-        """
-        slots = max(1, int(chosen.sum(dim=-1).max()) if most is None else most)
-        indices = chosen.int().argsort(dim=-1, descending=True, stable=True)[..., :slots]
-        indices = indices.sort(dim=-1).values
-        used = chosen if observed.available is None else chosen & observed.available
-        unused = ~used.take_along_dim(indices, dim=-1)
-        dtype = torch.promote_types(observed.key.dtype, torch.float32)
-        weight = torch.zeros(indices.shape, dtype=dtype, device=indices.device)
-        return KeptKeys(indices, weight.masked_fill(unused, -torch.inf))
+    @staticmethod
+    def pack(observed: Observed, chosen: Bool[Tensor, "*batch M"]) -> KeptKeys:
+        """Packs sets of keys, unchanged, into slots; counts them, which waits for a GPU."""
+        counts = chosen.sum(dim=-1, keepdim=True)
+        order = chosen.int().argsort(dim=-1, descending=True, stable=True)
+        return first_kept(observed, order, counts, counts.flatten().tolist())
 
     def extra_repr(self) -> str:
         return arguments_shown(self)
@@ -178,15 +171,32 @@ def _refuse_large(observed: Observed) -> None:
     """Raises ValueError for values of which as many as there are keys have no finite sum."""
     if not observed.value.numel():
         return
-    keys, dtype = observed.keys, torch.promote_types(observed.value.dtype, torch.float32)
-    largest = observed.value.abs().max().to(dtype)
+    keys, largest = observed.keys, working_precision(observed.value.abs().max())
     refuse(
-        largest > torch.finfo(dtype).max / keys,
+        largest > torch.finfo(largest.dtype).max / keys,
         lambda: (
             f"value holds {float(largest):.0e}; sums of {keys} such numbers are too large for "
-            f"{dtype}"
+            f"{largest.dtype}"
         ),
     )
+
+
+def first_kept(
+    observed: Observed, order: Int[Tensor, "*batch K"], counts: int | Int[Tensor, "*batch 1"],
+    sizes: list[int],
+) -> KeptKeys:  # fmt: skip
+    """Keeps the first `counts` keys of each order, unchanged; `sizes` are these on the host.
+
+    Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
+    """
+    indices, places = order[..., : max([1, *sizes])].sort(dim=-1)
+    used = places < counts
+    if observed.available is not None:
+        used &= available(observed).gather(-1, indices)
+    dtype = torch.float64 if observed.key.dtype == torch.float64 else torch.float32
+    choice = KeptKeys(indices, used.to(dtype).log())
+    object.__setattr__(choice, "sizes", sizes if observed.available is None else None)
+    return choice
 
 
 def available(observed: Observed) -> Bool[Tensor, "*batch M"]:

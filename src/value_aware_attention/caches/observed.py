@@ -155,10 +155,12 @@ class Observed:
         """
         output = self.output if output is None else output
         if self.projection is not None:  # for all heads at once
-            projection = working_precision(self.projection).expand(*output.shape[:-2], -1, -1)
-            output = output.movedim(-2, 1).flatten(2) @ projection.flatten(1, -2)
+            projection, rows = working_precision(self.projection), output.movedim(-2, 1).flatten(2)
+            is_shared = projection.shape[:-1].numel() == rows.shape[-1]  # by all texts
+            by_text = projection if is_shared else projection.expand(*output.shape[:-2], -1, -1)
+            output = rows @ by_text.flatten(0 if is_shared else 1, -2)
         norm = vector_norm(output.flatten(1), dim=-1, dtype=torch.float64).square()
-        return norm.where(norm > 0, 1.0)
+        return norm.masked_fill(norm == 0, 1.0)
 
     def error(self, choice: KeptKeys) -> Float[Tensor, " *batch"]:
         """Computes the cost of a choice: sum ||o - o~||^2 over the group's queries."""

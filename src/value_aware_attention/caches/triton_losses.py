@@ -91,13 +91,13 @@ def triton_losses(
     """Computes the losses and outputs of `single_losses`, in these precisions of products."""
     kernels = import_module("value_aware_attention.caches.triton_kernels")  # may lack Triton
     heads = Heads.of(observed, projected)
-    (caches, groups, queries, dim), (_, keys, width) = heads.query.shape, heads.value.shape
+    (caches, keys, width), (groups, queries, dim) = heads.value.shape, observed.query.shape[-3:]
     assert isinstance(observed.kernel, Exponential)
     query = (heads.query * observed.kernel.scale_for(dim)).contiguous()
     key, value = heads.key.contiguous(), heads.value.contiguous()
-    top, others = (value.new_empty(caches * groups, queries, 1) for _ in range(2))
+    top, others = (value.new_empty(caches, groups * queries, 1) for _ in range(2))
     number = torch.empty(others.shape, dtype=torch.int32, device=value.device)
-    changed = value.new_empty(caches * groups, queries, width)
+    changed = value.new_empty(caches, groups * queries, width)
     padded = (max(16, 1 << (size - 1).bit_length()) for size in (dim, width))
     sizes = (groups, queries, keys, dim, width, *padded, TILE, scores, sums)
     kernels.states[-(-queries // TILE), caches * groups](
@@ -105,16 +105,17 @@ def triton_losses(
     )
     scale = torch.maximum(top, heads.log_mass)
     of_top, mass = (top - scale).exp_(), (heads.log_mass - scale).exp_()
-    at = heads.places(number)
     output, total, lost = heads.joined(
-        slice(None), at, of_top, mass, others * of_top, changed * of_top
+        None, number.long(), of_top, mass, others * of_top, changed * of_top
     )
-    largest = value.new_zeros(caches * keys).index_put_((at,), lost.flatten(), accumulate=True)
-    turned = heads.turned(output)
-    length = (turned * output).sum(dim=-1)
-    norm = heads.squared(value.index_select(0, heads.cache))
-    loss = value.new_empty(caches * groups, keys)
+    by_head = heads.by_head(output)
+    turned = heads.turned(by_head)
+    length, norm = (
+        (turned * by_head).sum(dim=-1),
+        heads.squared(value.repeat_interleave(groups, dim=0)),
+    )
+    loss = value.new_empty(caches * groups, keys, 1)
     kernels.losses[-(-keys // TILE), caches * groups](
         query, key, value, turned, length, scale, total, number, norm, loss, *sizes
     )
-    return heads.finished(loss, largest, output)
+    return heads.finished(loss, lost, output)

@@ -1,14 +1,15 @@
 """Defines the ways to select the queries that a choice of keys observes."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from value_aware_attention.attention import AttentionState, attention_state, working_precision
 from value_aware_attention.caches.groups import visible_pairs
-from value_aware_attention.call import Arguments, Call
+from value_aware_attention.call import Arguments, Call, Rotary
 
 AT_ONCE = {"cpu": 2**17}
 """Weights over a query's own past computed at once, so that they fit a CPU's cache"""
@@ -30,6 +31,14 @@ class Choice:
     seed: int = 0
     own_past: AttentionState | None = None
     """State of each past query over the keys up to its own, heads in any shape; None = unknown"""
+    shared: dict[Hashable, Tensor] = field(default_factory=dict)
+    """Tensors that are the same in all layers of a prompt, by what they depend on"""
+
+    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Returns a tensor that is made for the first layer."""
+        if name not in self.shared:
+            self.shared[name] = make()
+        return self.shared[name]
 
     def attending(self, rows: Int[Tensor, " W"]) -> Arguments:
         """Returns queries of the text and the pool keys that they see."""
@@ -64,15 +73,26 @@ def causal(choice: Choice) -> Arguments:
     return choice.attending(choice.spaced(choice.past))
 
 
-def noncausal(choice: Choice) -> Arguments:
-    """Takes queries of the whole past, rotated to later positions; they see all keys."""
-    rows = choice.spaced(choice.past)
-    query = choice.call.query[..., rows, :]
+def noncausal(choice: Choice, rows: Int[Tensor, " W"] | None = None) -> Arguments:
+    """Takes queries of the whole past, rotated to later positions; they see all keys.
+
+    `rows` are those of `Choice.spaced`, if already drawn.
+    """
+    rows = choice.spaced(choice.past) if rows is None else rows
     if choice.past == choice.served:  # encoder: there is no later position
         return choice.attending(rows)
-    if choice.call.layer.rotary is not None:
-        query = choice.call.layer.rotary(query, torch.full_like(rows[:1], choice.start))
+    query, rotary = choice.call.query[..., rows, :], choice.call.layer.rotary
+    if rotary is not None:
+        name = rotary, choice.start, query.shape[-1], query.dtype, query.device
+        query = query @ choice.once(name, lambda: _turn(rotary, choice.start, query))
     return {"query": query, "positions": rows + choice.start}
+
+
+def _turn(rotary: Rotary, shift: int, query: Float[Tensor, "*own G W D"]) -> Float[Tensor, "D D"]:
+    """Returns the matrix that a row is multiplied by to be rotated by a number of positions."""
+    identity = torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)
+    identity = identity[(None,) * (query.ndim - 2)]  # some models index dimensions from the first
+    return rotary(identity, torch.full((1,), shift, device=query.device)).flatten(0, -2)
 
 
 def continued(choice: Choice) -> Arguments:
@@ -86,35 +106,37 @@ def continued(choice: Choice) -> Arguments:
         beside = choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
     else:
         beside = own_past(choice, query, call.key, call.value, rows)
-    return noncausal(choice) | {"beside": beside}
+    return noncausal(choice, rows) | {"beside": beside}
 
 
 def own_past(
     choice: Choice, query: Tensor, key: Tensor, value: Tensor, rows: Int[Tensor, " W"]
 ) -> AttentionState:
     """Returns the state of queries over the keys up to their own position."""
-    groups = query.shape[-3]
     key, value = (working_precision(x[..., 0, : choice.start, :]) for x in (key, value))
-    places = torch.arange(key.shape[-2], device=rows.device)
-    weights = AT_ONCE.get(key.device.type, ELSEWHERE)
-    at_once = max(1, weights // max(1, query.shape[:-2].numel() * len(places)))
-    # filled in place: keeping parts while blocks are freed would fragment the memory
-    values = value.new_empty(*query.shape[:-1], value.shape[-1])
-    total, log_scale = (value.new_empty(*query.shape[:-1], 1) for _ in range(2))
-    for start in range(0, len(rows), at_once):
-        block = slice(start, start + at_once)
-        at = rows[block]
-        # rows ascend; with all of them there is no number to ask the device for
-        keys = start + len(at) if len(rows) == len(places) else min(len(places), int(at[-1]) + 1)
-        heads = working_precision(query[..., block, :]).flatten(-3, -2)
-        scores = choice.call.kernel.log_similarity(heads, key[..., :keys, :])
-        scores.unflatten(-2, (groups, -1)).masked_fill_(places[:keys] > at[:, None], -torch.inf)
+    key, value = (x.reshape(-1, *x.shape[-2:]) for x in (key, value))
+    heads = working_precision(query).reshape(len(key), *query.shape[-3:])
+    most, whole, shape = key.shape[1], None, query.shape[:-1]
+    weights, near = AT_ONCE.get(key.device.type, ELSEWHERE), (key, value)
+    at_once = max(1, weights // max(1, shape[:-1].numel() * most))
+    blocks = zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
+    for number, (block, at) in enumerate(blocks):
+        if len(at) < len(rows):  # they ascend; where they are all rows, nothing asks the device
+            last_row = number * at_once + len(at) - 1 if len(rows) == most else int(at[-1])
+            near = key[:, : last_row + 1], value[:, : last_row + 1]
+        scores = choice.call.kernel.log_similarity(block.flatten(1, 2), near[0])
+        is_later = torch.arange(near[0].shape[1], device=at.device) > at[:, None]
+        scores.view(*block.shape[:3], -1).masked_fill_(is_later, -torch.inf)
         scale = scores.amax(dim=-1, keepdim=True)
         mass = scores.sub_(scale).exp_()
-        values[..., block, :] = (mass @ value[..., :keys, :]).unflatten(-2, (groups, -1))
-        total[..., block, :] = mass.sum(dim=-1, keepdim=True).unflatten(-2, (groups, -1))
-        log_scale[..., block, :] = scale.unflatten(-2, (groups, -1))
-    return AttentionState(values, total, log_scale)
+        state = AttentionState(torch.bmm(mass, near[1]), mass.sum(dim=-1, keepdim=True), scale)
+        if len(at) < len(rows):
+            # filled in place: keeping parts while blocks are freed would fragment the memory
+            whole = whole or state.rearranged(lambda x: x.new_empty(*heads.shape[:3], x.shape[-1]))
+            place = slice(number * at_once, number * at_once + len(at))
+            for of_all, x in zip(vars(whole).values(), vars(state).values(), strict=True):
+                of_all[:, :, place] = x.view(*block.shape[:3], -1)
+    return (whole or state).rearranged(lambda x: x.view(*shape, -1))
 
 
 def repeat(choice: Choice) -> Arguments:

@@ -1,8 +1,9 @@
 """Turns a cache method into an approximation: later queries see the kept keys of a prefix."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from inspect import signature
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -22,10 +23,15 @@ from value_aware_attention.attention import (
     attention_state,
     working_precision,
 )
-from value_aware_attention.caches.budgets import Ranking, first_of
+from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.groups import Groups, visible_pairs
 from value_aware_attention.caches.kept import KeptKeys, kept_state
-from value_aware_attention.caches.method import CacheMethod, available, check_cache_method
+from value_aware_attention.caches.method import (
+    CacheMethod,
+    available,
+    check_cache_method,
+    first_kept,
+)
 from value_aware_attention.caches.observed import OBSERVED, Observed
 from value_aware_attention.caches.ways import Choice
 from value_aware_attention.call import Arguments, Call, Layer
@@ -336,7 +342,7 @@ class AfterPrefix(Approximation):
                 f"replace_attention, whose layers are read first"
             )
         ranking = self.method.rank(observed)
-        total = self.method.r * ranking.by_head.shape[1]
+        total = self.method.r * ranking.keys.shape[1:-1].numel()
         (counts,) = self.method.share([ranking], total, self._least)
         return self.method.cut(observed, ranking, counts.view(ranking.keys.shape[:-1]))
 
@@ -418,12 +424,13 @@ class AfterPrefix(Approximation):
         rankings = [ranking for _, ranking in layers if ranking is not None]
         if not rankings:  # all layers have the same number of keys
             return [[self._all_kept(observed) for observed, _ in layers]] * ways
-        heads = sum(ranking.by_head.shape[1] for ranking in rankings)
-        pooled = self.method.share(rankings, self.method.r * heads, self._least)
-        equal = [torch.full_like(count, self.method.r) for count in pooled]
+        heads = sum(ranking.keys.shape[1:-1].numel() for ranking in rankings)
+        counts = [self.method.share(rankings, self.method.r * heads, self._least)]
+        if self.pool == "checked":
+            counts.append([torch.full_like(count, self.method.r) for count in counts[0]])
         return [
-            self._cut_all([observed for observed, _ in layers], rankings, counts)
-            for counts in (pooled, equal)[:ways]
+            self._cut_all([observed for observed, _ in layers], rankings, of_way)
+            for of_way in counts
         ]
 
     def _cut_all(
@@ -432,48 +439,47 @@ class AfterPrefix(Approximation):
         rankings: Sequence[Ranking],
         counts: Sequence[Int[Tensor, "B H"]],
     ) -> list[KeptKeys]:
-        """Keeps so many keys of each layer's heads; the largest numbers are read all at once."""
-        triples = list(zip(layers, rankings, counts, strict=True))
+        """Keeps so many keys of each layer's heads; the numbers are read all at once."""
+        triples = [
+            (observed, ranking, count.to(ranking.keys.device).view(*ranking.keys.shape[:-1], 1))
+            for observed, ranking, count in zip(layers, rankings, counts, strict=True)
+        ]
         if not self._cuts_by_rank:
             return [
-                self.method.cut(
-                    replace(observed),
-                    ranking,
-                    count.to(ranking.keys.device).view(ranking.keys.shape[:-1]),
-                )
+                self.method.cut(replace(observed), ranking, count[..., 0])
                 for observed, ranking, count in triples
             ]
-        sizes, device = [count.shape[1] for count in counts], counts[0].device
-        keys = torch.cat([ranking.keys.flatten(1, -2).to(device) for ranking in rankings], dim=1)
-        of_all = torch.cat(list(counts), dim=1)
-        chosen = first_of(keys, of_all).split(sizes, dim=1)
-        most = [max(layer) for layer in of_all.amax(dim=0).cpu().split(sizes)]
+        of_texts = iter(torch.cat(list(counts), dim=1).mT.tolist())
+        sizes = [list(zip(*islice(of_texts, count.shape[1]), strict=True)) for count in counts]
         return [
-            self.method.pack(
-                observed,
-                mask.reshape(observed.key.shape[:-1]).to(observed.key.device),
-                int(slots),
-            )
-            for observed, mask, slots in zip(layers, chosen, most, strict=True)
+            first_kept(observed, ranking.keys, count, list(chain(*of_layer)))
+            for (observed, ranking, count), of_layer in zip(triples, sizes, strict=True)
         ]
 
     @torch.no_grad()
     def observe_part(
         self, call: Call, pool: Int[Tensor, "*own K"], start: int,
-        own_past: AttentionState | None = None,
+        own_past: AttentionState | None = None, shared: dict[Hashable, Tensor] | None = None,
     ) -> Observed:  # fmt: skip
         """Returns the method's input for a choice before row `start`.
 
         `own_past` is the state of all past queries over the keys up to their own, if known.
+        `shared` holds tensors that are the same in all layers, from one layer to the next.
         """
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
-        choice = Choice(call, pool, past, served, start, self.rows, self.seed, own_past)
+        choice = Choice(
+            call, pool, past, served, start, self.rows, self.seed, own_past,
+            {} if shared is None else shared,
+        )  # fmt: skip
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
         if pool.shape[-1] < start:  # else the pool has all keys before the start
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
-        places, available = torch.arange(pool.shape[-1], device=pool.device), None
-        protected = torch.cat([places[: self.sinks], places.flip(0)[: self.recent]])
+        places, available = range(pool.shape[-1]), None
+        always = (*places[: self.sinks], *places[::-1][: self.recent])
+        protected = choice.once(
+            (always, pool.device), lambda: torch.tensor(always, dtype=torch.long).to(pool.device)
+        )
         if (mask := call.attn_mask) is not None:  # heads may have masks, layers windows
             pairs = mask[..., start:, :] if start < mask.shape[-2] else mask
             available = pairs.any(dim=(-3, -2)).expand(*pool.shape[:-1], -1).gather(-1, pool)

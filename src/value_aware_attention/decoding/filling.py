@@ -1,7 +1,7 @@
 """Fills a compressed cache: records what each layer has read, and chooses its keys."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -301,6 +301,7 @@ class Filling:
         self.after: dict[int, AfterPrefix] = {}  # by number of tokens in a text
         self.bytes_before, self.watch = 0, Stopwatch()
         self.refusals: Collected = []
+        self.shared: dict[Hashable, Tensor] = {}  # by the layers, while they choose
 
     def observe(self, place: int) -> None:
         """Chooses a layer's keys, or only ranks them if those of all layers are chosen together."""
@@ -332,11 +333,13 @@ class Filling:
             state, prompt.state = prompt.state, None  # without a mask, there is one part
             if after.pool == "model":
                 prompt.ranked = [
-                    each.ranked(each.observe_part(*texts, state)) for each, texts in for_parts
+                    each.ranked(each.observe_part(*texts, state, self.shared))
+                    for each, texts in for_parts
                 ]
             else:
                 choices = [
-                    each.choose_layer(each.observe_part(*texts, state)) for each, texts in for_parts
+                    each.choose_layer(each.observe_part(*texts, state, self.shared))
+                    for each, texts in for_parts
                 ]
                 self._replace(place, prompt.parts.joined(choices), query)
 

@@ -36,7 +36,7 @@ class KeptLayer(DynamicLayer):
     def __init__(self, held: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
         super().__init__()
         self.is_read = is_read
-        self.lazy_initialization(held.key, held.value)
+        self.dtype, self.device, self.is_initialized = held.key.dtype, held.key.device, True
         self.hold(held, prefix)
 
     def hold(self, held: Slots, prefix: int) -> None:

@@ -18,61 +18,69 @@ Part = tuple[Call, Int[Tensor, "*part K"], int]
 class Parts:
     """Splits a call (`Groups.call`) into groups of texts with tokens at the same positions."""
 
-    is_token: Bool[Tensor, "*own M"]
-    places: Sequence[tuple[Int[Tensor, " T"], Int[Tensor, " n"]]] | None
-    """Texts and their token positions, for each part; None = a single part without padding"""
+    is_token: Bool[Tensor, "*own M"] | None  # None = all
+    places: Sequence[tuple[Int[Tensor, " T"], Int[Tensor, " n"], int]] | None
+    """Texts, their token positions, and how many of these precede `start`, for each part; None = a
+    single part without padding"""
 
     @classmethod
     def of(cls, call: Call, start: int, share: Int[Tensor, " B"] | None = None) -> "Parts":
         """Splits by padding and, if `share` is passed, by the number of keys that a text keeps.
 
         A key that no query of a text sees is padding. Texts without tokens before `start` have no
-        keys to keep and are left out.
+        keys to keep and are left out. The device is waited for once.
         """
-        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
         if call.attn_mask is None and share is None:  # asks a GPU nothing
-            return cls(all_keys[0, 0].expand(*call.key.shape[:-3], -1), None)
+            return cls(None, None)
+        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
         visible = all_keys if call.attn_mask is None else call.attn_mask
         is_token = visible.any(dim=(-3, -2)).expand(*call.key.shape[:-3], -1)
         texts = is_token.shape[:-1][:1].numel()  # 1 without leading dimensions
         kind = is_token.reshape(texts, -1, call.keys).any(dim=1).long()
-        if share is not None:
-            kind = torch.cat([kind, share[:, None]], dim=1)
+        kind = (kind if share is None else torch.cat([kind, share[:, None]], dim=1)).cpu()
         if kind[:, : call.keys].all() and (kind == kind[:1]).all():
             return cls(is_token, None)
         kinds, number = kind.unique(dim=0, return_inverse=True)
-        tokens = [is_own.nonzero()[:, 0] for is_own in kinds[:, : call.keys]]
+        device, tokens = is_token.device, kinds[:, :start].sum(dim=1).tolist()
         places = [
-            ((number == place).nonzero()[:, 0], positions) for place, positions in enumerate(tokens)
+            (
+                (number == place).nonzero()[:, 0].to(device),
+                kinds[place, : call.keys].nonzero()[:, 0].to(device),
+                before,
+            )
+            for place, before in enumerate(tokens)
+            if before
         ]
-        return cls(is_token, [pair for pair in places if (pair[1] < start).any()])
+        return cls(is_token, places)
 
     def cut(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Iterator[Part]:
         """Yields each part, with its keys from a pool before `start`."""
         if self.places is None:
             yield call, pool, start
-        for texts, tokens in self.places or ():
+        for texts, tokens, before in self.places or ():
             rank = torch.full((call.keys,), -1, device=tokens.device)
             rank[tokens] = torch.arange(len(tokens), device=tokens.device)
             ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
-            hidden = int((ranks < 0).sum(dim=-1).min())
-            yield _cut(call, texts, tokens), ranks[..., hidden:], int((tokens < start).sum())
+            hidden = (  # a pool of fewer keys lacks those that were dropped
+                start - before if pool.shape[-1] == start else int((ranks < 0).sum(dim=-1).min())
+            )
+            yield _cut(call, texts, tokens), ranks[..., hidden:], before
 
     def of_first(self, x: Int[Tensor, " B"]) -> list[int]:
         """Returns the entry of each part's first text."""
-        firsts = [0] if self.places is None else [int(texts[0]) for texts, _ in self.places]
+        firsts = [0] if self.places is None else [int(texts[0]) for texts, *_ in self.places]
         return [int(x[text]) for text in firsts]
 
     def joined(self, choices: Sequence[KeptKeys]) -> KeptKeys:
         """Joins the choices of all parts in the order of texts; unused slots point to padding."""
-        if self.places is None:
+        if self.places is None or self.is_token is None:
             return choices[0]
         slots = max((choice.indices.shape[-1] for choice in choices), default=1)
         indices = torch.atleast_2d(self.is_token).int().argsort(dim=-1, stable=True)[..., :slots]
         dtype = choices[0].log_weight.dtype if choices else torch.float32
         weight = torch.full(indices.shape, -torch.inf, device=indices.device, dtype=dtype)
         value = None
-        for (texts, tokens), choice in zip(self.places, choices, strict=True):
+        for (texts, tokens, _), choice in zip(self.places, choices, strict=True):
             at = texts, ..., slice(-choice.indices.shape[-1], None)
             indices[at], weight[at] = tokens[choice.indices], choice.log_weight
             if choice.value is not None:
@@ -95,7 +103,8 @@ def _cut(call: Call, texts: Int[Tensor, " T"], tokens: Int[Tensor, " n"]) -> Cal
     """Selects texts and their token positions."""
 
     def cut(x: Tensor, dim: int = -2) -> Tensor:
-        return _of_texts(x, texts, call).index_select(dim, tokens[tokens < x.shape[dim]])
+        at = tokens if x.shape[dim] == call.keys else tokens[tokens < x.shape[dim]]
+        return _of_texts(x, texts, call).index_select(dim, at)
 
     mask = None if call.attn_mask is None else cut(call.attn_mask, -1)
     query, layer, rows = _of_texts(call.query, texts, call), call.layer, call.rows
@@ -107,7 +116,10 @@ def _cut(call: Call, texts: Int[Tensor, " T"], tokens: Int[Tensor, " n"]) -> Cal
         layer = replace(layer, repeated=(query_again, key_again, value_again))
     if layer.projection is not None:
         layer = replace(layer, projection=_of_texts(layer.projection, texts, call))
+    # a mask of each text's keys alone is what the parts come from
+    is_of_keys = mask is not None and call.key.ndim > 3 and mask.shape[1:-1].numel() == 1
+    is_open = mask is None or is_of_keys or bool(mask.all())
     return replace(
         call, query=query, key=cut(call.key), value=cut(call.value), rows=rows, layer=layer,
-        queries=len(rows), attn_mask=None if mask is None or mask.all() else mask,
+        queries=len(rows), attn_mask=None if is_open else mask,
     )  # fmt: skip

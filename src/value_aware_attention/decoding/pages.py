@@ -179,6 +179,7 @@ class Slots:
     value: Float[Tensor, "B H R V"]
     bias: Float[Tensor, "B H R"]
     """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
+    sizes: list[int] | None = None  # of KeptKeys
 
     @classmethod
     def of(
@@ -187,11 +188,15 @@ class Slots:
         """Copies the kept keys of a layer, with refitted values if there are any."""
         indices, bias = (x.reshape(*key.shape[:2], -1) for x in (choice.indices, choice.log_weight))
         at = indices[..., None]
-        values = value.take_along_dim(at, dim=-2) if choice.value is None else choice.value
-        shape, taken = (*indices.shape, value.shape[-1]), key.take_along_dim(at, dim=-2)
+        taken = key.gather(2, at.expand(*indices.shape, key.shape[-1]))
+        values = (
+            value.gather(2, at.expand(*indices.shape, value.shape[-1]))
+            if choice.value is None
+            else choice.value.reshape(*indices.shape, -1).to(value.dtype)
+        )
         if choice.value is not None and taken.requires_grad:
             taken.register_hook(_refuse_gradient)
-        return cls(taken, values.reshape(shape).to(value.dtype), bias)
+        return cls(taken, values, bias, choice.sizes)
 
     @property
     def used(self) -> Bool[Tensor, "B H R"]:
@@ -202,8 +207,10 @@ class Slots:
     def on_host(self) -> tuple[list[int], bool]:
         """Returns the number of keys of each cache, and whether one has a log-weight other than 0.
 
-        The device is waited for once.
+        Where the choice does not tell, the device is waited for once.
         """
+        if self.sizes is not None:
+            return self.sizes, False
         is_weighted = ((self.bias != 0) & self.used).any()
         counts = self.used.flatten(0, 1).sum(dim=-1)
         *numbers, weighted = torch.cat([counts, is_weighted[None].long()]).tolist()
