@@ -97,6 +97,8 @@ def publish_page(cfg: DictConfig) -> Path:
     again = "make the report again (python -m pipelines.report)"
     if not (names := listed(report)):
         raise ValueError(f"{report} has no {CHECKSUMS}, the list of its page's files: {again}")
+    if "grid.csv" not in names:
+        raise ValueError(f"{report} has no grid.csv, the numbers of its page: {again}")
     check_checksums(report, again)
     with (report / "grid.csv").open(encoding="utf-8", newline="") as text:
         reported = {row["scale"] for row in csv.DictReader(text)}
