@@ -137,19 +137,21 @@ class AttentionWeights(MeanOfOthers):
 
 
 def methods(r: int) -> dict[str, approximations.Approximation]:
-    """Builds the decomposition (keys, mean or none, weights) and its controls, by their names."""
+    """Builds the rows of the table: how keys are chosen, with or without the mean, and weights."""
     of = approximations
     return {
-        "by weight | - | attention's": of.OptimalValueOblivious(r),
-        "by weight | - | optimal": of.ObliviousKeysOptimalWeights(r),
-        "by weight | mean | attention's": MeanValueSlot(r, "exact"),
-        "by weight | mean | of the mean key": MeanValueSlot(r, "mean_key"),
-        "by weight | mean | optimal": of.ObliviousKeysOptimalWeights(r, mean=True),
-        "for the output | - | attention's": of.ValueAwareKeysAttentionWeights(r),
-        "for the output | - | optimal (OVA)": of.OptimalValueAware(r),
-        "for the output | mean | attention's": AttentionWeights(r),
-        "for the output | mean | optimal": of.OptimalValueAware(r, mean=True),
-        "control: zeros for the mean": OtherCandidate(r, zeros),
+        "by weight, attention's weights": of.OptimalValueOblivious(r),
+        "by weight, optimal weights": of.ObliviousKeysOptimalWeights(r),
+        "by weight and the mean of the others, attention's weights": MeanValueSlot(r, "exact"),
+        "by weight and the mean of the others, its weight that of their mean key": MeanValueSlot(
+            r, "mean_key"
+        ),
+        "by weight and the mean, optimal weights": of.ObliviousKeysOptimalWeights(r, mean=True),
+        "for the output, attention's weights": of.ValueAwareKeysAttentionWeights(r),
+        "for the output, optimal weights (OVA)": of.OptimalValueAware(r),
+        "for the output and the mean of the others, attention's weights": AttentionWeights(r),
+        "for the output and the mean, optimal weights": of.OptimalValueAware(r, mean=True),
+        "control: zeros in place of the mean": OtherCandidate(r, zeros),
         "control: the mean of a random half": OtherCandidate(r, mean_of_half),
         "control: the mean of the values left out": MeanOfOthers(r),
         **{f"control: OVA with {more} keys": of.OptimalValueAware(more) for more in MORE[r]},
@@ -157,10 +159,10 @@ def methods(r: int) -> dict[str, approximations.Approximation]:
 
 
 AT_RANDOM = (
-    "by weight | - | attention's",
-    "by weight | mean | of the mean key",
-    "for the output | - | optimal (OVA)",
-    "for the output | mean | optimal",
+    "by weight, attention's weights",
+    "by weight and the mean of the others, its weight that of their mean key",
+    "for the output, optimal weights (OVA)",
+    "for the output and the mean, optimal weights",
 )
 """Methods that are measured with random weights too"""
 OVA, WITH_MEAN, SLOT = AT_RANDOM[2], AT_RANDOM[3], AT_RANDOM[1]
@@ -235,7 +237,8 @@ def told(cell: Cell, ova: Cell, r: int) -> dict[str, Any]:
     ratio = [float(end) for end in ratio_of_sums(totals, base)]
     return {
         "method": cell.approximation, "r": r, "perplexity": cell.value,
-        "kl": [kl.value, kl.low, kl.high], "over_ova": ratio if np.isfinite(ratio).all() else None,
+        "kl": kl.value, "kl_interval": [kl.low, kl.high],
+        "over_ova": ratio if np.isfinite(ratio).all() else None,
     }  # fmt: skip
 
 
@@ -245,11 +248,11 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# The mean of the values as a candidate\n",
         setting(record) + "\n",
-        f"KL in nats a scored token of {WINDOWS} windows of {LENGTH} tokens of {record['text']}, r "
-        "vectors a query in every layer and head; in brackets its ratio to OVA's, with the paired "
-        "95% interval over windows. Rows: how keys are chosen, whether the mean takes a place, and "
-        "the weights. The mean is that of the values left out where the weights are attention's, "
-        "else of all visible values.\n",
+        f"KL in nats a scored token of {WINDOWS} windows of {LENGTH} tokens of {record['text']}, "
+        "with r vectors a query in every layer and head. In brackets is its ratio to OVA's, with "
+        "the paired 95% interval over windows. A row says how keys are chosen, whether the mean is "
+        "one of the r, and which weights they have. The mean is that of the values left out where "
+        "the weights are attention's, and of all visible values elsewhere.\n",
     ]
     for r in SIZES:
         rows = []
@@ -268,7 +271,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def _shown(cell: dict[str, Any]) -> str:
-    value, ratio = cell["kl"][0], cell["over_ova"]
+    value, ratio = cell["kl"], cell["over_ova"]
     if ratio is None or cell["method"] == OVA:
         return f"{value:.3g}"
     return f"{value:.3g} ({ratio[0]:.2f}; {ratio[1]:.2f} to {ratio[2]:.2f})"
@@ -277,7 +280,7 @@ def _shown(cell: dict[str, Any]) -> str:
 def _at_random(model: dict[str, Any], method: str, r: int) -> str:
     """Writes the mean KL over seeds, and its ratio to OVA's."""
     cells = [cell for of_seed in model["random"].values() for cell in of_seed if cell["r"] == r]
-    means = {m: np.mean([c["kl"][0] for c in cells if c["method"] == m]) for m in (method, OVA)}
+    means = {m: np.mean([c["kl"] for c in cells if c["method"] == m]) for m in (method, OVA)}
     return f"{means[method]:.3g} ({means[method] / means[OVA]:.2f})"
 
 
