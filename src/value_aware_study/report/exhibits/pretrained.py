@@ -32,7 +32,7 @@ FOUR = 4
 MEAN_KEY, EXACT_MASS = {"mass": "mean_key"}, {"mass": "exact"}
 FIGURE_ROWS: dict[str, tuple[str, Row]] = {
     "chosen for the output (OVA)": (AWARE, {"r": FOUR}),
-    "for the output, the mean one of them": (WITH_MEAN, {"r": FOUR}),
+    "for the output, the mean one of them": (WITH_MEAN, {"r": FOUR, "mean": True}),
     "3 by weight + mean slot, mass of the mean key": (SLOT, {"r": FOUR, **MEAN_KEY}),
     "3 by weight + mean slot, exact mass": (SLOT, {"r": FOUR, **EXACT_MASS}),
     "chosen by weight (OVO)": (OBLIVIOUS, {"r": FOUR}),
@@ -51,7 +51,11 @@ CORRECTIONS = {
 """Rules between the two optimal choices"""
 CURVES: dict[str, tuple[str, Row, look.Mark]] = {
     "chosen for the output (OVA)": (AWARE, {}, look.Mark.of("blue", "square")),
-    "for the output, the mean one of them": (WITH_MEAN, {}, look.Mark.of("sky", "square")),
+    "for the output, the mean one of them": (
+        WITH_MEAN,
+        {"mean": True},
+        look.Mark.of("sky", "square"),
+    ),
     "by weight + mean slot, mass of the mean key": (
         SLOT,
         MEAN_KEY,
@@ -106,7 +110,7 @@ def origins(records: Sequence[Record]) -> str:
 
 
 def beside(results: Results) -> Results:
-    """Adds the decoders on the paper's text, a model per length, without parameters besides r."""
+    """Adds the decoders on the paper's text, a model per length, without parameters besides r and the mean."""
     decoders = [
         replace(
             record,
@@ -115,7 +119,7 @@ def beside(results: Results) -> Results:
             cells=tuple(
                 cell
                 for cell in record.cells
-                if {name for name, value in cell.parameters.items() if value} <= {"r"}
+                if {name for name, value in cell.parameters.items() if value} <= {"r", "mean"}
             ),
         )
         for record in results.pretrained
