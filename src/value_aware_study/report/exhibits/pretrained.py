@@ -110,7 +110,7 @@ def origins(records: Sequence[Record]) -> str:
 
 
 def beside(results: Results) -> Results:
-    """Adds the decoders on the paper's text, a model per length, with settings of r and the mean."""
+    """Adds the decoders on the paper's text, a model per length, with settings of r and mean."""
     decoders = [
         replace(
             record,
