@@ -129,9 +129,9 @@ def start(root: Path, command: str, errors: Path) -> None:
     needed = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
     # of two values of a key Hydra takes the later one, of two options of a group none
     text = f" {' '.join(arguments)}"
+    if " pretrained=" in text:
+        text += " probe.model="  # a packaged model takes its place
     needed = [value for value in needed if f"{value.partition('=')[0]}=" not in text]
-    if " pretrained=" in text:  # takes the place of a model
-        needed = [value for value in needed if not value.startswith("probe.model=")]
     sys.argv = [f"pipelines.{app}", *needed, *arguments]
     import_module(f"pipelines.{app}").main()
 
