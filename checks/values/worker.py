@@ -128,9 +128,8 @@ def start(root: Path, command: str, errors: Path) -> None:
     app, *arguments = words
     needed = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
     # of two values of a key Hydra takes the later one, of two options of a group none
-    text = f" {' '.join(arguments)}"
-    if " pretrained=" in text:
-        text += " probe.model="  # a packaged model takes its place
+    # a packaged model takes the place of a model
+    text = f" {' '.join(arguments)}".replace(" pretrained=", " probe.model= pretrained=")
     needed = [value for value in needed if f"{value.partition('=')[0]}=" not in text]
     sys.argv = [f"pipelines.{app}", *needed, *arguments]
     import_module(f"pipelines.{app}").main()
