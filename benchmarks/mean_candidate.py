@@ -265,7 +265,7 @@ def page(record: dict[str, Any]) -> str:
         headers = [f"r = {r}", *(of["model"] for of in models.values())]
         lines += [markdown(headers, rows), ""]
         random = [[m, *(_at_random(of, m, r) for of in models.values())] for m in AT_RANDOM]
-        headers[0] = f"r = {r}, random weights, {len(SEEDS)} seeds"
+        headers[0] = f"r = {r}, random weights ({len(SEEDS)} seeds, {RANDOM_WINDOWS} windows)"
         lines += [markdown(headers, random), ""]
     return "\n".join(lines)
 
