@@ -140,10 +140,8 @@ def test_a_model_of_the_user_is_measured_with_its_layers_and_decoding(
 
 def test_what_cannot_be_measured_is_named(site: Path) -> None:
     assert refusal(command(site, "group=other"), site).endswith(
-        "caches.group is other; it must be one of practical, long, joint"
+        "caches.group is other; it must be one of practical, long, families, joint"
     )
     assert "keep 0.5 of 32 tokens: r is 16; it counts" in refusal(command(site), site)
     line = refusal(command(site, "group=joint", "prompts=90"), site)
     assert "prompts of 38 tokens; 90 after the first 1 are asked for: give a longer text" in line
-    line = refusal(command(site, "group=joint", "kind=needles"), site)
-    assert "the tokenizer has no chat template, by which questions are asked" in line

@@ -69,9 +69,13 @@ def test_what_cannot_be_asked_is_named(
         build(tokenizer, [0] * 90, 90, 0)
     least = int(str(refused.value).rpartition(" ")[2])
     assert len(build(tokenizer, [0] * least, least, 0).tokens) > least
+
+
+def test_without_a_chat_template_the_words_are_plain(tokenizer: PreTrainedTokenizerFast) -> None:
     plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
-    with pytest.raises(ValueError, match="the tokenizer has no chat template"):
-        build(plain, [0] * LENGTH, LENGTH, 0)
+    before, question, _ = text(plain, recalled_list(plain, [0] * LENGTH, LENGTH, 0))
+    assert len(before) == LENGTH and before.startswith("Remember the list")
+    assert question == "\n\nRepeat the list.\n\nThe list is:"
 
 
 @pytest.fixture

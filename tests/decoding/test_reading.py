@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 
 from tests.hugging_face.models import sharp
 from value_aware_attention.caches import (
@@ -52,8 +53,9 @@ def test_one_ranking_serves_every_number_of_keys(method: Callable[[int], CacheMe
             assert torch.equal(shared.log_weight, expected.log_weight)
 
 
-def test_a_compressed_cache_by_default_is_the_same() -> None:
-    model = sharp("llama")
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_compressed_cache_by_default_is_the_same(kind: str) -> None:
+    model = sharp(kind) if kind == "llama" else sharp_gemma()
     after = AfterPrefix(LeaveOneOut(8), prefix=PREFIX, observed="continued", pool="model")
     reading = SharedReading(model, TOKENS, PREFIX)
     with torch.no_grad(), compressed_cache(model, LeaveOneOut, keep=8 / PREFIX):
@@ -63,11 +65,30 @@ def test_a_compressed_cache_by_default_is_the_same() -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_with_windows_is_refused() -> None:
+def sharp_gemma() -> PreTrainedModel:
+    """Builds a model whose middle layer attends to the whole past, and its others to 6 tokens."""
+    config = Gemma3TextConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=16, num_hidden_layers=3, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=6, query_pre_attn_scalar=1,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Gemma3ForCausalLM(config).eval()
+
+
+def test_layers_with_windows_stay_exact() -> None:
+    reading = SharedReading(sharp_gemma(), TOKENS, PREFIX)
+    assert [call.layer.number for call in reading.calls] == [1]
+    everything = reading.choose(AfterPrefix(Recent(PREFIX), prefix=PREFIX))
+    torch.testing.assert_close(reading.continued(everything), reading.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_of_windows_alone_is_refused() -> None:
     config = sharp("mistral").config
     config.sliding_window = 6
-    with pytest.raises(ValueError, match="the model has a DynamicSlidingWindowLayer; layers must"):
-        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX).continued([])
+    with pytest.raises(ValueError, match="every layer attends within a window"):
+        SharedReading(type(sharp("mistral"))(config).eval(), TOKENS, PREFIX)
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX + LATER])

@@ -11,16 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from value_aware_attention.approximations import Exact
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import seconds_now
 from value_aware_attention.decoding.after_prefix import OF_MODEL, AfterPrefix
-from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
+from value_aware_attention.decoding.kept_layer import KeptLayer, Slots, filled
 from value_aware_attention.hugging_face.adapter import replace_attention
-from value_aware_attention.hugging_face.attending import set_implementation
+from value_aware_attention.hugging_face.attending import repeated, set_implementation
 from value_aware_attention.hugging_face.contexts import named_attention
 from value_aware_attention.hugging_face.layers import layer_kernel
 from value_aware_attention.hugging_face.recording import recording
@@ -32,13 +33,18 @@ class SharedReading:
     Reading once serves every choice of keys: a cache is chosen from what is held, and only the
     continuation is read again, over the kept keys. Logits are those of `compressed_cache`.
 
+    Layers that attend within a window keep it, as in `compressed_cache`: keys are chosen in the
+    others, and `calls` are theirs.
+
     Args:
-        model: A transformers model. For `continued` and `decoded`, a causal language model whose
-            layers attend to the whole past.
+        model: A transformers model. For `continued` and `decoded`, a causal language model.
         tokens: Texts of one length, without padding.
         prefix: Tokens of the prompt; those after it are the continuation. None: an encoder's text,
             without a prompt.
         repeated: True: the prompt is read once more, for `observed="repeat"`.
+
+    Raises ValueError for a prompt without a continuation, and for a decoder with another kind of
+    layer or without one that attends to the whole past.
     """
 
     @torch.no_grad()
@@ -52,8 +58,10 @@ class SharedReading:
         self.rankings: dict[str, list[tuple[Observed, Ranking | None]]] = {}
         with recording(
             model, shares_keys=True, repeated=prefix if repeated else None
-        ) as self.calls:
+        ) as self.all_calls:
             self.logits = self.output()
+        chosen = range(len(self.all_calls)) if prefix is None else full_layers(model)
+        self.calls = [self.all_calls[number] for number in chosen]
 
     def output(self) -> Float[Tensor, "B n E"]:
         """Reads the texts with the model's attention as it is now.
@@ -123,20 +131,14 @@ class SharedReading:
 
     @contextmanager
     def _over(self, choices: Sequence[KeptKeys]) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Yields what reads further tokens after the kept keys of each layer, and gives logits.
-
-        Raises ValueError for a model with a layer that does not attend to the whole past.
-        """
-        kinds = {type(layer) for layer in DynamicCache(config=self.model.config).layers}
-        if others := kinds - {DynamicLayer}:
-            raise ValueError(
-                f"the model has a {others.pop().__name__}; layers must attend to the whole past"
-            )
+        """Yields what reads further tokens after the kept keys of each layer, and gives logits."""
         cache = DynamicCache()
-        for call, choice in zip(self.calls, choices, strict=True):
-            key, value = (x[:, :, 0, : self.prefix] for x in (call.key, call.value))
-            layer = KeptLayer(Slots.of(choice, key, value), self.prefix or 0, lambda: True)
-            cache.layers.append(layer)
+        for call in self.all_calls:
+            cache.layers.append(layer := DynamicLayer())
+            layer.update(*(x[:, :, 0, : self.prefix] for x in (call.key, call.value)))
+        for number, choice in zip(full_layers(self.model), choices, strict=True):
+            slots = Slots.of(choice, *filled(cache.layers[number]))
+            cache.layers[number] = KeptLayer(slots, self.prefix or 0, lambda: True)
         with named_attention(self.model, alone=True) as name:
             AttentionInterface.register(name, partial(_serve, cache))
             AttentionMaskInterface.register(name, lambda *_, **__: None)
@@ -146,6 +148,22 @@ class SharedReading:
                     self.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
                 )
             )
+
+
+def full_layers(model: PreTrainedModel) -> list[int]:
+    """Returns the numbers of a decoder's layers that attend to the whole past.
+
+    Raises ValueError if there is none, or if another layer attends other than within a window.
+    """
+    kinds = [type(layer) for layer in DynamicCache(config=model.config).layers]
+    if others := set(kinds) - {DynamicLayer, DynamicSlidingWindowLayer}:
+        raise ValueError(
+            f"the model has a {others.pop().__name__}; layers must attend to the whole past, or "
+            f"within a window"
+        )
+    if DynamicLayer not in kinds:
+        raise ValueError("every layer attends within a window, so no cache can be compressed")
+    return [number for number, kind in enumerate(kinds) if kind is DynamicLayer]
 
 
 def logits_after(
@@ -184,8 +202,13 @@ def _serve(
     cache: DynamicCache, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: None, scaling: float | None = None, **options: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Computes attention of a layer over the keys that its cache kept, and the later ones."""
-    layer = cache.layers[cast(int, module.layer_idx)]
-    assert isinstance(layer, KeptLayer)
-    output = layer.serve(query, layer_kernel(module, scaling), None)
+    """Computes attention over the kept keys of a layer and the later ones, or within its window."""
+    layer, kernel = cache.layers[cast(int, module.layer_idx)], layer_kernel(module, scaling)
+    if isinstance(layer, KeptLayer):
+        output = layer.serve(query, kernel, None)
+    else:
+        places = torch.arange(key.shape[2], device=key.device)
+        age = places[-query.shape[2] :, None] - places
+        visible = (age >= 0) & (age < cast(int, options["sliding_window"]))
+        output = Exact()(query, *repeated(query, key, value), kernel=kernel, attn_mask=visible)
     return output.transpose(1, 2).contiguous(), None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -247,7 +247,11 @@ class _Reading:
         grows, is_fixed = after.every, after.prefix is not None or after.pool == "model"
         once = {"sinks": 0, "recent": 0, "pool": None}
         methods = [after if grows else after.like(Given(choice), **once) for choice in choices]
-        with replace_attention(self.shared.model, lambda n: methods[n] if is_fixed else after):
+        of_layer = {
+            cast(int, call.layer.number): method if is_fixed else after
+            for call, method in zip(self.shared.calls, methods, strict=True)
+        }
+        with replace_attention(self.shared.model, of_layer.__getitem__, layers=of_layer):
             output = self.shared.output()
         counts = [choice.log_weight.isfinite().sum(dim=-1).flatten(1) for choice in choices]
         return {

@@ -104,14 +104,19 @@ def _asked(
 ) -> Prompt:  # fmt: skip
     """Hides sentences in a passage: task and passage fill `prefix` tokens, the question follows.
 
-    Raises ValueError for a tokenizer without a chat template, or a prompt too short for the task.
+    A tokenizer without a chat template, as of a base model, gets the same words as plain text.
+    Raises ValueError for a prompt too short for the task.
     """
-    if tokenizer.chat_template is None:
-        raise ValueError("the tokenizer has no chat template, by which questions are asked")
     mark = "\0"
-    chat = [{"role": "user", "content": f"{task}\n\n{mark}\n\n{question}"}]
-    template = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    before, after = str(template).split(mark)
+    template = words = f"{task}\n\n{mark}\n\n{question}"
+    if tokenizer.chat_template is None:
+        template += "\n\n"
+    else:
+        chat = [{"role": "user", "content": words}]
+        template = str(
+            tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        )
+    before, after = template.split(mark)
 
     def tokens(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False).input_ids)
