@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from pipelines.app.values import (
     leaves,
     read_params,
     values_of_scale,
-    with_group,
 )
 
 
@@ -140,8 +139,9 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
     Raises ValueError for a value that is not allowed; with `app` also where one is missing.
     """
     register_methods(name)
-    parsed = parse(overrides)
-    with inside_hydra():
+    parsed, conf = parse(overrides), str(CONF_FOLDER)
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(conf, version_base=None):
         cfg = compose(name, list(overrides), **options)
     check(cfg, parsed, app)
     return cfg
@@ -201,14 +201,23 @@ def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
     )
 
 
-@contextmanager
-def inside_hydra() -> Iterator[None]:
-    """Makes Hydra compose from conf/, where no running app does."""
-    if GlobalHydra.instance().is_initialized():
-        yield
-    else:
-        with initialize_config_dir(str(CONF_FOLDER), version_base=None):
-            yield
+def with_group(overrides: Sequence[Override]) -> list[str]:
+    """Writes overrides as they were given, those of keys of a swept group with ++ before them.
+
+    Hydra composes once without all that is swept, and every job before the first one runs. It would
+    end the sweep for a key that the default option or one of the swept ones lacks.
+    """
+    groups = tuple(
+        f"{override.package or override.key_or_group}."
+        for override in overrides
+        if is_group(override) and override.is_sweep_override()
+    )
+    return [
+        f"++{str(override.input_line).lstrip('+')}"
+        if str(override.key_or_group).startswith(groups) and not override.is_delete()
+        else str(override.input_line)
+        for override in overrides
+    ]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
