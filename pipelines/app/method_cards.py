@@ -5,7 +5,7 @@ defaults, the options of `attention`, and `scale=laptop`, which sets no value.
 """
 
 from collections.abc import Iterable, Mapping
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
@@ -79,9 +79,7 @@ def check_arguments(cfg: DictConfig, added: Iterable[str]) -> None:
         section, _, name = key.rpartition(".")
         target = OmegaConf.select(cfg, section)._target_
         parameters = signature(get_method(target)).parameters
-        takes_all = any(
-            parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
-        )
+        takes_all = any(argument.kind is argument.VAR_KEYWORD for argument in parameters.values())
         if name not in parameters and not takes_all and not name.startswith("_"):
             raise ValueError(
                 f"{key}: {target.rpartition('.')[2]} takes no {name!r}; it takes "

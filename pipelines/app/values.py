@@ -299,7 +299,8 @@ def check_override(override: Override) -> None:
     is_plain = not (override.is_delete() or override.is_sweep_override())
     if is_plain and key == "hydra.job.chdir":
         rule_of(key).check(key, override.value())
-    if is_plain and key in CONFIG_GROUPS and not isinstance(override.value(), str | list):
+    kinds = (str, list) if key == "corpus" else str
+    if is_plain and key in CONFIG_GROUPS and not isinstance(override.value(), kinds):
         raise ValueError(f"{key} is {shown(override.value())}; it must be the name of an option")
 
 
@@ -398,13 +399,9 @@ def unknown(key: str, keys: Iterable[str] = ()) -> str:
 
     These have its name, or else the right name in another place.
     """
-    groups = ("scale", "", *CONFIG_GROUPS)
-    names = {
-        other: other.rpartition(".")[2]
-        for other in [*keys]
-        or [*CONFIG_GROUPS, *(key for group in groups for key in written(group))]
-        if other != key
-    }
+    written_keys = (other for group in ("scale", "", *CONFIG_GROUPS) for other in written(group))
+    others = [other for other in [*keys] or [*CONFIG_GROUPS, *written_keys] if other != key]
+    names = {other: other.rpartition(".")[2] for other in others}
     alike = get_close_matches(key.rpartition(".")[2], names.values(), n=1, cutoff=0.75)
     near = get_close_matches(key, names, n=1, cutoff=0.8) or [k for k in names if names[k] in alike]
     return f"{key} is no key that is read here{asked(near[:3])}"
@@ -418,6 +415,5 @@ def shown(value: object) -> str:
     """Writes a value as it is typed, in quotes where it could be taken for another type."""
     if isinstance(value, str) and (not value[:1].isalpha() or value in ("true", "false", "null")):
         return repr(value)
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    text = str(value)
+    return "null" if value is None else text.lower() if isinstance(value, bool) else text
