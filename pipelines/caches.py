@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, own_values, plain
+from pipelines.app import app, file_hash, own_values, plain
 from value_aware_study.data.text import HUB, documents
 
 if TYPE_CHECKING:  # they bring torch
@@ -32,7 +32,6 @@ SHORT = (
 @app("caches", short=SHORT)
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>-<group>-<kind>-<text>-<length>[-<own values>].json."""
-    from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import tracked
     from value_aware_attention.files import save_json
     from value_aware_attention.hugging_face.saved import short_name
@@ -44,7 +43,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.records.terminal import cache_table
     from value_aware_attention.texts import text_paths
     from value_aware_study.evaluation.pretrained import named_text, packaged_model
-    from value_aware_study.paths import inside
+    from value_aware_study.safe_text import inside
 
     if cfg.model and not cfg.text:
         raise ValueError(f"caches.model is {cfg.model}; give a text for it, caches.text=<file>")

@@ -16,7 +16,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, plain
+from pipelines.app import app, file_hash, plain
 
 
 @app("evaluate")
@@ -59,7 +59,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
 
 def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: str) -> Any:
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
-    from pipelines.app import checkpoint, evaluating
+    from pipelines.app import evaluating
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement.control import control
     from value_aware_attention.measurement.measure import LayerOptions, measure
@@ -70,7 +70,7 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     record = measure(task, cells, **named)  # type: ignore[arg-type]
     key = {
         "count_models": plain(cfg.count_models),
-        "training": checkpoint.file_hash([cfg.training]),
+        "training": file_hash([cfg.training]),
     }
     counts = instantiate(cfg.count_models)
     beside = count_models(counts, task, record.cells[0], cache=cfg.cache, key=key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, own_values, plain
+from pipelines.app import app, file_hash, own_values, plain
 from value_aware_study.data.text import HUB, documents
 
 if TYPE_CHECKING:  # they bring torch
@@ -26,7 +26,7 @@ FEWEST = 4
 @app("evaluate_pretrained", short=("text", "text_name", "description", "search"))
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>-<text>[-<own values>]-<extent>.json."""
-    from pipelines.app import checkpoint, evaluating, tracking
+    from pipelines.app import evaluating, tracking
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
     from value_aware_attention.models.checkpoints import checkpoint_files
@@ -39,12 +39,12 @@ def main(cfg: DictConfig) -> None:
         named_text,
         weights_of,
     )  # fmt: skip
-    from value_aware_study.paths import inside
+    from value_aware_study.safe_text import inside
 
     extent = plain(cfg.extent)
-    hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(weights_of(cfg.model)))}
+    hashes = {"checkpoint": file_hash(checkpoint_files(weights_of(cfg.model)))}
     if cfg.text and not cfg.text.startswith(HUB):
-        hashes["text"] = checkpoint.file_hash(text_paths(Path(cfg.text)))
+        hashes["text"] = file_hash(text_paths(Path(cfg.text)))
     text, description = named_text(cfg, hashes.get("text", ""), cfg.model.description)
     name = f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}"
     file = inside(cfg.records, name, ".json")

@@ -31,7 +31,7 @@ def main(cfg: DictConfig) -> dict[str, object]:
     from value_aware_attention.hugging_face.saved import short_name
     from value_aware_study.data.text import documents
     from value_aware_study.evaluation.pretrained import packaged_model
-    from value_aware_study.paths import inside
+    from value_aware_study.safe_text import inside
 
     name = cfg.name or (card.model if card else short_name(cfg.model))
     if not name:

@@ -19,7 +19,7 @@ from zipfile import ZIP_BZIP2, ZipFile, ZipInfo
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
-from value_aware_study.paths import SUMMARY, TIMES, inside
+from value_aware_study.safe_text import SUMMARY, TIMES, inside
 
 RECORDS = {
     "pretrained": ("pretrained",),

@@ -27,7 +27,7 @@ from pygit2 import GitError
 from pipelines.app import composed, ending_with_one_line, one_line, write_json
 from pipelines.app.values import PARAMS_FILE, read_params, values_of_scale
 from value_aware_attention.files import load_json, write_text
-from value_aware_study.paths import TIMES
+from value_aware_study.safe_text import TIMES
 
 STAGE_AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),

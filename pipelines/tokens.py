@@ -10,16 +10,16 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, write_json
+from pipelines.app import app, file_hash, write_json
 
 
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    from pipelines.app import checkpoint, tracking
+    from pipelines.app import tracking
     from value_aware_attention.files import load_json, new_folder, write_checksums
     from value_aware_study.data.tokens import merged_counts
-    from value_aware_study.paths import check_apart
+    from value_aware_study.safe_text import check_apart
 
     lengths = sorted({cfg.instance_length, *(() if cfg.rearrange else (cfg.long_length,))})
     documents = load_json(cfg.corpus_metrics, *cfg.sources, remedy="run python -m pipelines.corpus")
@@ -38,10 +38,8 @@ def main(cfg: DictConfig) -> None:
             write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
     read = [Path(cfg.folder) / name for name in ("causal", "causal/evaluation.npy", "masked")]
-    hashes = [checkpoint.file_hash([path]) for path in read]
-    tracking.record_made(
-        cfg, "tokens", {"corpus": checkpoint.file_hash([cfg.corpus])}, "data", hashes
-    )
+    hashes = [file_hash([path]) for path in read]
+    tracking.record_made(cfg, "tokens", {"corpus": file_hash([cfg.corpus])}, "data", hashes)
 
 
 def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: Any) -> Any:

@@ -5,11 +5,15 @@ python -m pipelines.train_masked length=short attention=sliding_window [attentio
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
+
+if TYPE_CHECKING:  # it brings torch
+    from value_aware_attention.models.trained_attention import TrainedAttention
 
 
 @app("train_masked")
@@ -24,7 +28,6 @@ def main(cfg: DictConfig) -> None:
         masked_sequences,
     )
     from value_aware_study.data.tokens import held_out_split
-    from value_aware_study.training.masked_start import check_attention
 
     attention, start = trained_attention(cfg), cfg.warm_start
     folder, length, block = Path(cfg.tokens), cfg.positions.length, cfg.positions.block
@@ -53,6 +56,31 @@ def main(cfg: DictConfig) -> None:
         **({"attention": str(attention)} if attention else {}),
     }
     train(cfg, module, batches, frozen, save=save_masked, facts=facts)
+
+
+def check_attention(
+    attention: "TrainedAttention | None", warm_start: str | None, *, length: int, head_dim: int
+) -> None:
+    """Raises ValueError for an attention that cannot be trained at this size from `warm_start`.
+
+    A model trained with a mixing has no attention to start from.
+    """
+    from value_aware_attention.hugging_face.saved import check_files, installed
+    from value_aware_attention.kernels import Exponential
+    from value_aware_attention.models.long_roberta import read_config
+    from value_aware_attention.models.masked_lm import masked_kernel
+    from value_aware_attention.models.trained_attention import TrainedAttention
+
+    if attention is not None:
+        kernel = masked_kernel(attention) or Exponential()
+        attention.check_trainable(kernel=kernel, length=length, head_dim=head_dim, is_causal=False)
+    if warm_start is None:
+        return
+    if (folder := Path(installed(warm_start))).is_dir():
+        check_files(folder, "train the model again")
+    start = TrainedAttention.of(read_config(warm_start))
+    if start and start.is_mixing and not (attention and attention.is_mixing):
+        raise ValueError(f"{warm_start} was trained with {start}: it has no attention")
 
 
 if __name__ == "__main__":

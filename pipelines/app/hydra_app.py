@@ -1,8 +1,8 @@
-"""Makes a function a Hydra app, whose config is composed and checked, and writes its JSON."""
+"""Makes a function a Hydra app with a checked config; hashes and writes the files of apps."""
 
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -261,3 +261,20 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
         raise ValueError(f"{path} was not written: {error}") from None
     write = save_json if checksum else write_text
     write(path, text + "\n")
+
+
+def file_hash(paths: Iterable[Path | str]) -> str:
+    """Computes a sha256 over names and sha256 of files and of every file below folders, in order.
+
+    A model's card and checksums are left out: no number depends on them. A file whose checksum was
+    compared before is not read again.
+    """
+    from value_aware_attention.files import CARD, CHECKSUMS, checksum  # it brings torch
+
+    digest = sha256()
+    for path in map(Path, paths):
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            if file.name not in (CARD, CHECKSUMS):
+                digest.update(f"{file.name}\0{checksum(file)}\n".encode())
+    return digest.hexdigest()

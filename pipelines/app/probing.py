@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipelines.app.checkpoint import file_hash
-from pipelines.app.hydra_app import plain
+from pipelines.app.hydra_app import file_hash, plain
 from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel

@@ -7,7 +7,7 @@ import torch
 
 from value_aware_attention.files import DiskFull
 from value_aware_study.training import checkpoints
-from value_aware_study.training.checkpoints import CheckpointFiles
+from value_aware_study.training.fit import CheckpointFiles
 
 
 def test_the_last_checkpoint_survives_a_full_disk(

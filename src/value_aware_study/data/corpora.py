@@ -19,7 +19,7 @@ from tqdm import tqdm
 from value_aware_attention.files import new_folder
 from value_aware_attention.texts import read_texts
 from value_aware_study.data.text import SPLITS, Document
-from value_aware_study.paths import inside
+from value_aware_study.safe_text import inside
 
 Counts = dict[str, int]
 Hashes = NDArray[np.uint64]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from value_aware_attention.files import check_checksums, reading
 from value_aware_attention.texts import read_texts
 from value_aware_study.data.text import SPLITS
-from value_aware_study.paths import inside
+from value_aware_study.safe_text import inside
 
 if TYPE_CHECKING:  # slow to import, and reading tokens needs neither
     from datasets import Dataset

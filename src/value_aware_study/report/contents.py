@@ -16,9 +16,7 @@ from value_aware_study.report.exhibits import (
     caches,
     claims,
     drawing,
-    every_r,
     figures,
-    hyperparameters,
     layers,
     model,
     pretrained,
@@ -180,7 +178,7 @@ def _paper(results: Results) -> Section:
             ("Figure 2", figures.figure_2(results)),
             ("Figure 3", figures.figure_3(results)),
             ("Table 3", tables.table_3(results.tokens)),
-            ("Table 4", hyperparameters.table_4(results.training)),
+            ("Table 4", tables.table_4(results.training)),
         ],
     )
 
@@ -189,13 +187,13 @@ def _every_r(results: Results) -> Section:
     measured = of_models(results)
     on = captions.queries_of(measured)
     exhibits: list[Named] = [
-        ("Figure 4", every_r.figure_4(results)),
-        ("Figure 5", every_r.figure_5(results)),
+        ("Figure 4", figures.figure_4(results)),
+        ("Figure 5", figures.figure_5(results)),
         ("Figure 6", layers.output_error(measured, "figure_6", on, "Figure 6. ", "model")),
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
-        ("every cell", every_r.grid_table(results)),
+        ("every cell", figures.grid_table(results)),
     ]
     return _section(
         "every_r",

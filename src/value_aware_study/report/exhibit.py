@@ -8,8 +8,8 @@ from itertools import chain
 import pandas as pd
 
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
+from value_aware_study.safe_text import escaped
 
 # A number at the start of a text, in page.js too: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")

@@ -22,9 +22,9 @@ from value_aware_attention.files import (
     with_checksum,
     write_checksums,
 )
-from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
+from value_aware_study.safe_text import escaped
 
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and a mark that only our pages contain"""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCardData
 from tabulate import tabulate
 
-from value_aware_study.markdown import escaped
+from value_aware_study.safe_text import escaped
 
 PROJECT = "value-aware-attention"
 PAPER_TITLE = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"

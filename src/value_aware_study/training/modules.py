@@ -12,8 +12,10 @@ from jaxtyping import Float, Int
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import LinearCrossEntropyOptions
-from torch.nn.functional import cross_entropy, linear_cross_entropy
+from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,7 +24,6 @@ from transformers import PreTrainedModel, RobertaForMaskedLM
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
-from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.optimizers import Schedule
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -349,5 +350,65 @@ def training_flops(parameters: int, *, layers: int, width: int, length: int) -> 
 
 def dense_parameters(modules: Iterable[nn.Module]) -> int:
     """Counts the weights of all linear layers, without biases."""
-    linear = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
-    return sum(layer.weight.numel() for layer in linear)
+    layers = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
+    return sum(layer.weight.numel() for layer in layers)
+
+
+class SummedCrossEntropy(nn.Module):
+    """Computes nats of the targets from hidden states, with the logits in autocast's precision.
+
+    It is a module, so that torch.compile can fuse the passes over the logits.
+    """
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "N width"],
+        weight: Float[Tensor, "vocabulary width"],
+        targets: Int[Tensor, " N"],
+    ) -> Float[Tensor, ""]:
+        return cross_entropy(linear(hidden, weight).float(), targets, reduction="sum")
+
+
+def chunked_cross_entropy(
+    summed: nn.Module,
+    rows: int,
+    hidden: Float[Tensor, "N width"],
+    weight: Float[Tensor, "vocabulary width"],
+    targets: Int[Tensor, " N"],
+) -> Float[Tensor, ""]:
+    """Computes nats of the targets, with the logits of at most `rows` of them in memory.
+
+    `summed` is a `SummedCrossEntropy`. torch.nn.functional.linear_cross_entropy does the same in
+    the precision of its arguments; autocast does not lower it.
+    """
+    if torch.is_grad_enabled():
+        return _Chunked.apply(summed, rows, hidden, weight, targets)
+    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+    return torch.stack([summed(part, weight, wanted) for part, wanted in parts]).sum()
+
+
+class _Chunked(Function):
+    """Computes a chunk's gradients right after its logits, so that no logits are computed twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, summed: nn.Module, rows: int, hidden: Tensor, weight: Tensor, targets: Tensor
+    ) -> Tensor:
+        nats, of_hidden, of_weight = [], [], torch.zeros_like(weight, dtype=torch.float32)
+        leaf = weight.detach().requires_grad_()
+        for chunk, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+            states = chunk.detach().requires_grad_()
+            with torch.enable_grad():
+                part = summed(states, leaf, wanted)
+            gradients = torch.autograd.grad(part, (states, leaf))
+            nats.append(part.detach())
+            of_hidden.append(gradients[0])
+            of_weight += gradients[1]
+        ctx.save_for_backward(torch.cat(of_hidden), of_weight.to(weight.dtype))
+        return torch.stack(nats).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight = ctx.saved_tensors
+        return None, None, of_hidden * scale, of_weight * scale, None
