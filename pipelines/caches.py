@@ -56,8 +56,7 @@ def main(cfg: DictConfig) -> None:
     folder = cfg.model or packaged_model(cfg.pretrained, cfg.cache)
     model, tokenizer = loaded(folder)
     code = source_hash("value_aware_attention.measurement.caches")
-    weights = file_hash(checkpoint_files(folder))
-    store = RecordCache(cfg.cache, {"weights": weights, "code": code})
+    store = RecordCache(cfg.cache, {"weights": file_hash(checkpoint_files(folder)), "code": code})
     with tracked(cfg, "caches", text):
         record = measure_prompts(
             model, prompts(cfg, tokenizer), caches, keep=cfg.keep, store=store,

@@ -25,15 +25,18 @@ def main(cfg: DictConfig) -> None:
             for text in [path] if Path(path).exists() else glob(path, recursive=True):
                 check_apart(folder, Path(text))
     sources = {name: instantiate(source.documents) for name, source in cfg.sources.items()}
-    counts = write_corpus(
-        sources,
-        folder,
-        cfg.seed,
-        cfg.evaluation_fraction,
-        validation_fraction=cfg.validation_fraction,
-        remove_copies=cfg.remove_copies,
+    write_json(
+        cfg.metrics,
+        write_corpus(
+            sources,
+            folder,
+            cfg.seed,
+            cfg.evaluation_fraction,
+            validation_fraction=cfg.validation_fraction,
+            remove_copies=cfg.remove_copies,
+        ),
+        checksum=True,
     )
-    write_json(cfg.metrics, counts, checksum=True)
     tracking.record_made(cfg, "corpus", {}, "corpus", [file_hash([cfg.folder])])
 
 

@@ -66,22 +66,23 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     from value_aware_study.evaluation.explorer import evaluated_exploration
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
 
-    cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)
-    record = measure(task, cells, **named)  # type: ignore[arg-type]
+    record = measure(task, grid(plain(cfg.methods), plain(cfg.axes), task.length), **named)  # type: ignore[arg-type]
     key = {
         "count_models": plain(cfg.count_models),
         "training": file_hash([cfg.training]),
     }
-    counts = instantiate(cfg.count_models)
-    beside = count_models(counts, task, record.cells[0], cache=cfg.cache, key=key)
+    beside = count_models(
+        instantiate(cfg.count_models), task, record.cells[0], cache=cfg.cache, key=key
+    )
     beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
     layers = LayerOptions(between=False, skewness_gap=False)  # seconds: no end metric
     alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
     record = replace(
         record, scale=cfg.scale, hashes=hashes, baselines=beside, control=control(task, alike)
     )
-    explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
-    evaluating.write_summary(cfg, record, explored)
+    evaluating.write_summary(
+        cfg, record, evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
+    )
     evaluating.write_record(
         cfg, cfg.records, record
     )  # last: a record has everything that belongs to it

@@ -46,8 +46,11 @@ def main(cfg: DictConfig) -> None:
     if cfg.text and not cfg.text.startswith(HUB):
         hashes["text"] = file_hash(text_paths(Path(cfg.text)))
     text, description = named_text(cfg, hashes.get("text", ""), cfg.model.description)
-    name = f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}"
-    file = inside(cfg.records, name, ".json")
+    file = inside(
+        cfg.records,
+        f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}",
+        ".json",
+    )
     with chunked(max_elements_within(cfg.memory_gib)):
         task, read = windows(cfg, extent["length"], extent["windows"])
         settings = grid(plain(cfg.methods), plain(cfg.axes), extent["length"])

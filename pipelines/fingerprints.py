@@ -82,8 +82,10 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     classes = {name for name in targets(values) if name.startswith(CODE_PACKAGES)}
     modules = sorted({f"pipelines.{app}", *map(defining_module, classes)})
     code = code_hashes(*modules, packages=CODE_PACKAGES, without=WITHOUT)
-    files = import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
-    for folder in {file.parent for file in files}:  # with the page's template, styles and script
+    for folder in {
+        file.parent
+        for file in import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
+    }:  # with the page's template, styles and script
         looks = (file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js"))
         code |= {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
     return {"values": values, "code": code}
@@ -102,8 +104,9 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
     """Yields the dotted keys that differ, with their new values where these are short."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
-            inner = f"{key}.{name}" if key else name
-            yield from differences(before.get(name), after.get(name), inner)
+            yield from differences(
+                before.get(name), after.get(name), f"{key}.{name}" if key else name
+            )
     elif before != after:
         head, _, rest = key.partition(".")
         yield rest if head == "code" else f"{rest} = {after}"[:80]

@@ -139,8 +139,12 @@ def publish_records(cfg: DictConfig, what: str) -> Path:
     for name in files:
         with new_folder(published / name) as folder:
             if what != "survey" and (published / name).exists():
-                without = shutil.ignore_patterns(CHECKSUMS)
-                shutil.copytree(published / name, folder, ignore=without, dirs_exist_ok=True)
+                shutil.copytree(
+                    published / name,
+                    folder,
+                    ignore=shutil.ignore_patterns(CHECKSUMS),
+                    dirs_exist_ok=True,
+                )
             for file in files[name]:
                 packed = folder / f"{file.relative_to(records / name)}{COMPRESSED}"
                 packed.parent.mkdir(parents=True, exist_ok=True)

@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ending_with_one_line():
         arguments = sys.argv[1:] if arguments is None else arguments
         end = arguments.index("--") if "--" in arguments else len(arguments)
-        cfg = choose(arguments[:end])
-        print("\n".join(to_run(cfg, arguments[end + 1 :])), flush=True)
+        print("\n".join(to_run(choose(arguments[:end]), arguments[end + 1 :])), flush=True)
 
 
 def choose(arguments: Sequence[str]) -> DictConfig:
@@ -141,8 +140,11 @@ def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
         written, there = replaced.get(key, (None, None))
         if written == before[key]:
             before[key] = there
-        of_cfg = list(OmegaConf.select(cfg, key))
-        after[key] = of_cfg if key in of_overrides else of_scale.get(key, before[key])
+        after[key] = (
+            list(OmegaConf.select(cfg, key))
+            if key in of_overrides
+            else of_scale.get(key, before[key])
+        )
     notes = {key: [after[key], before[key]] for key in STAGE_AXES if after[key] != before[key]}
     if notes != replaced:
         write_json(REPLACED, notes)

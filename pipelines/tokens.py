@@ -38,8 +38,13 @@ def main(cfg: DictConfig) -> None:
             write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
     read = [Path(cfg.folder) / name for name in ("causal", "causal/evaluation.npy", "masked")]
-    hashes = [file_hash([path]) for path in read]
-    tracking.record_made(cfg, "tokens", {"corpus": file_hash([cfg.corpus])}, "data", hashes)
+    tracking.record_made(
+        cfg,
+        "tokens",
+        {"corpus": file_hash([cfg.corpus])},
+        "data",
+        [file_hash([path]) for path in read],
+    )
 
 
 def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: Any) -> Any:

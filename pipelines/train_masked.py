@@ -31,13 +31,13 @@ def main(cfg: DictConfig) -> None:
 
     attention, start = trained_attention(cfg), cfg.warm_start
     folder, length, block = Path(cfg.tokens), cfg.positions.length, cfg.positions.block
-    head_dim = cfg.layers.width // cfg.layers.heads
-    check_attention(attention, start, length=length, head_dim=head_dim)
+    check_attention(attention, start, length=length, head_dim=cfg.layers.width // cfg.layers.heads)
     splits = ("train", held_out_split(folder, length))
     options = {"folder": folder, "length": length, "fraction": cfg.fraction, "block": block}
     text, held_out = (masked_sequences(split=split, **options) for split in splits)
-    limit = cfg.training.evaluation_batches * cfg.batches.batch_size
-    frozen = FrozenMaskedBatches(held_out, limit=limit, **cfg.batches)
+    frozen = FrozenMaskedBatches(
+        held_out, limit=cfg.training.evaluation_batches * cfg.batches.batch_size, **cfg.batches
+    )
 
     def module():
         size = {"vocabulary_size": text.vocabulary_size, **cfg.positions, **cfg.layers}
@@ -72,8 +72,12 @@ def check_attention(
     from value_aware_attention.models.trained_attention import TrainedAttention
 
     if attention is not None:
-        kernel = masked_kernel(attention) or Exponential()
-        attention.check_trainable(kernel=kernel, length=length, head_dim=head_dim, is_causal=False)
+        attention.check_trainable(
+            kernel=masked_kernel(attention) or Exponential(),
+            length=length,
+            head_dim=head_dim,
+            is_causal=False,
+        )
     if warm_start is None:
         return
     if (folder := Path(installed(warm_start))).is_dir():

@@ -56,14 +56,13 @@ def built(entity: str, project: str) -> workspaces.Workspace:
         )
         for metric, title in LOSS_TITLES.items()
     ]
-    training = [
-        panels.LinePlot(title=title, y=names, title_x="optimizer step")
-        for title, names in TRAINING_PANELS.items()
-    ]
     sections: dict[str, list[Any]] = {
         "Loss against r": curves,
         "Models compared": [models_compared("perplexity"), models_compared("error_percent")],
-        "Training": training,
+        "Training": [
+            panels.LinePlot(title=title, y=names, title_x="optimizer step")
+            for title, names in TRAINING_PANELS.items()
+        ],
     }
     return workspaces.Workspace(
         entity=entity,
@@ -80,8 +79,12 @@ def built(entity: str, project: str) -> workspaces.Workspace:
 def models_compared(metric: str) -> panels.ParallelCoordinatesPlot:
     """Compares models by their metric with exact attention and with few keys."""
     names = [*(f"{metric}_{name}" for name in COMPARED_METHODS), "match_4_keys"]
-    columns = [panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names]
-    return panels.ParallelCoordinatesPlot(title=f"Models compared: {metric}", columns=columns)
+    return panels.ParallelCoordinatesPlot(
+        title=f"Models compared: {metric}",
+        columns=[
+            panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names
+        ],
+    )
 
 
 if __name__ == "__main__":

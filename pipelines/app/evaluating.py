@@ -78,8 +78,9 @@ def tracked_by_first(
 
     It is named after the model and, of a sweep, after the one cell that is measured.
     """
-    name = f"{cfg.name} {cell}".strip()
-    return tracked(cfg, stage, name, **hashes) if is_first() else nullcontext()
+    return (
+        tracked(cfg, stage, f"{cfg.name} {cell}".strip(), **hashes) if is_first() else nullcontext()
+    )
 
 
 def write_record(cfg: DictConfig, folder: str, record: Record) -> None:

@@ -193,11 +193,13 @@ def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
         path = CONF_FOLDER / group / f"{choices.get(group, name)}.yaml"
         if path.exists():
             values |= dict(leaves(OmegaConf.to_container(OmegaConf.load(path)), group))
-    of_params = parse(scale_of_params(HydraConfig.get().overrides.task))
     return (
         values
         | values_of_scale(root.scale)
-        | {str(override.key_or_group): override.value() for override in of_params}
+        | {
+            str(override.key_or_group): override.value()
+            for override in parse(scale_of_params(HydraConfig.get().overrides.task))
+        }
     )
 
 
@@ -259,8 +261,7 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
-    write = save_json if checksum else write_text
-    write(path, text + "\n")
+    (save_json if checksum else write_text)(path, text + "\n")
 
 
 def file_hash(paths: Iterable[Path | str]) -> str:
@@ -273,8 +274,7 @@ def file_hash(paths: Iterable[Path | str]) -> str:
 
     digest = sha256()
     for path in map(Path, paths):
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        for file in files:
+        for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
             if file.name not in (CARD, CHECKSUMS):
                 digest.update(f"{file.name}\0{checksum(file)}\n".encode())
     return digest.hexdigest()

@@ -69,8 +69,11 @@ def survey(methods: Iterable[Card]) -> dict[str, object]:
 
 def attention(card: Card) -> dict[str, object]:
     """Composes the option of `attention` that trains a model with the method."""
-    method = card.build(**(card.train or {}))
-    return {"method": method, "name": card.name, "suffix": "_${attention.name}"}
+    return {
+        "method": card.build(**(card.train or {})),
+        "name": card.name,
+        "suffix": "_${attention.name}",
+    }
 
 
 def check_arguments(cfg: DictConfig, added: Iterable[str]) -> None:

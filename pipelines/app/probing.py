@@ -59,8 +59,12 @@ def probed(
             report.record, text=replace(report.record.text, description=description),
             hashes=hashes, bits_a_weight=bits_a_weight(cfg.model or cfg.pretrained.weights),
         )  # fmt: skip
-        explored = exploration(name, model, tokenizer, texts, kernel=post_hoc)
-        write_probe(record, folder, report.caches, explored)
+        write_probe(
+            record,
+            folder,
+            report.caches,
+            exploration(name, model, tokenizer, texts, kernel=post_hoc),
+        )
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}

@@ -48,8 +48,8 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
     named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
     named["tags"] = [tag for tag in tags if isinstance(tag, str)]
-    multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    if multirun or "WANDB_SWEEP_ID" in os.environ:
+    is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    if is_multirun or "WANDB_SWEEP_ID" in os.environ:
         named["group"] = f"{cfg.run.get('group')} sweep"
     run = instantiate(cfg.run, **named)
     if run is None:
@@ -119,11 +119,13 @@ def log_record(run: "Run | None", record: Record) -> None:
     rows = rows.rename(columns={"value": metric, "relative_output_error": error})
     if len(record.cells) == 2:  # one cell of a sweep, and exact attention
         run.summary.update({name: rows[name].iloc[1] for name in (metric, error)})
-    numbers = {
-        key(name) if name in LOGGED_NAMES else f"{metric}_{name}": value
-        for name, value in summary(record).items()
-    }
-    run.summary.update(numbers | {"grid": wandb.Table(dataframe=rows.astype(object))})
+    run.summary.update(
+        {
+            key(name) if name in LOGGED_NAMES else f"{metric}_{name}": value
+            for name, value in summary(record).items()
+        }
+        | {"grid": wandb.Table(dataframe=rows.astype(object))}
+    )
 
 
 def key(name: str) -> str:

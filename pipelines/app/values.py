@@ -162,8 +162,9 @@ ADDED = (
 @cache
 def rule_of(key: str) -> Rule:
     """Returns the rule of a key; `ANYTHING` where its type is all that is asked for."""
-    rules = (rule for pattern, rule in VALUE_RULES.items() if fnmatchcase(key, pattern))
-    return next(rules, ANYTHING)
+    return next(
+        (rule for pattern, rule in VALUE_RULES.items() if fnmatchcase(key, pattern)), ANYTHING
+    )
 
 
 def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list[str]:

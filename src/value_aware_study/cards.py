@@ -88,16 +88,19 @@ class Card(MethodCard):
 
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
-        labels = (
-            marks.get(setting[argument], {}).get("label", f"{setting[argument]} {argument}")
-            for argument, marks in self.curves.items()
+        return ", ".join(
+            [
+                self.label,
+                *(
+                    marks.get(setting[argument], {}).get("label", f"{setting[argument]} {argument}")
+                    for argument, marks in self.curves.items()
+                ),
+            ]
         )
-        return ", ".join([self.label, *labels])
 
     def marks(self) -> dict[str, Mapping[str, str]]:
         """Collects the curves that have marks of their own, with these marks."""
-        own = {self.label: self.mark} if "colour" in self.mark else {}
-        return own | {
+        return ({self.label: self.mark} if "colour" in self.mark else {}) | {
             self.curve({argument: value}): mark
             for argument, marks in self.curves.items()
             for value, mark in marks.items()

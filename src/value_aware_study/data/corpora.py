@@ -111,10 +111,9 @@ def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
     """Counts the words of each source's evaluation text, and those copied from training text."""
     held_out = [list(read_texts(folder / name / "evaluation.jsonl")) for name in names]
     train = chain.from_iterable(read_texts(folder / name / "train.jsonl") for name in names)
-    words = copied_words(train, held_out)
     return {
         name: {"words": total, "copied_words": copied}
-        for name, (copied, total) in zip(names, words, strict=True)
+        for name, (copied, total) in zip(names, copied_words(train, held_out), strict=True)
     }
 
 
@@ -143,8 +142,7 @@ def _assigned(
 
 
 def _uniform(key: str) -> float:
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator[Document]:
@@ -168,8 +166,9 @@ def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator
         if max(shares) < 0.5:
             text = document.text
         else:
-            fresh = (p for p, share in zip(passages, shares, strict=True) if share < 0.5)
-            text = "".join(fresh).strip()
+            text = "".join(
+                p for p, share in zip(passages, shares, strict=True) if share < 0.5
+            ).strip()
             hashes = _ngrams(_words(text)).tolist()
         earlier.update(hashes)
         yield Document(text, document.split)

@@ -47,8 +47,9 @@ class TextFiles:
         if self.evaluation_path is not None:
             paths = [("train", self.path), ("evaluation", self.evaluation_path)]
         for split, path in paths:
-            texts = read_texts(path, field=self.field, show=print)
-            yield from (Document(text, split) for text in texts)
+            yield from (
+                Document(text, split) for text in read_texts(path, field=self.field, show=print)
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,10 +72,10 @@ class WordLevel:
         specials = {name: token for name, token in SPECIALS.items() if name != "mask_token"}
         for token in specials.values():
             counts.pop(token, None)
-        types = sorted(counts, key=lambda word: (-counts[word], word))
-        words = [*specials.values(), *types]
-        padding = -len(words) % self.padding_multiple
-        words += [f"madeupword{number:04d}" for number in range(padding)]
+        words = [*specials.values(), *sorted(counts, key=lambda word: (-counts[word], word))]
+        words += [
+            f"madeupword{number:04d}" for number in range(-len(words) % self.padding_multiple)
+        ]
         vocabulary = {word: index for index, word in enumerate(words)}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIALS["unk_token"]))
         tokenizer.normalizer = normalizers.Replace("\n", f" {SPECIALS['eos_token']} ")
@@ -121,8 +121,7 @@ class PretrainedTokenizer:
         merges = folder / "merges.txt"
         if not merges.is_file():
             raise FileNotFoundError(f"{merges} is missing beside vocab.json")
-        model = models.BPE.from_file(str(folder / "vocab.json"), str(merges))
-        tokenizer = _byte_level(model)
+        tokenizer = _byte_level(models.BPE.from_file(str(folder / "vocab.json"), str(merges)))
         missing = [name for name in SPECIALS.values() if tokenizer.token_to_id(name) is None]
         if missing:
             raise ValueError(f"{folder / 'vocab.json'} lacks the tokens {' '.join(missing)}")

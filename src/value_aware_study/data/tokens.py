@@ -131,10 +131,9 @@ def _write_instances(
 ) -> None:
     """Writes each source's instances of one length and split, and adds to its `counts`."""
     for name, stream in streams.items():
-        path = inside(folder, name) / f"{split}.npy"
         rows = write_instances(
-            stream, path, tokenizer=tokenizer, instance_length=length,
-            quota=getattr(sources[name], split),
+            stream, inside(folder, name) / f"{split}.npy", tokenizer=tokenizer,
+            instance_length=length, quota=getattr(sources[name], split),
         )  # fmt: skip
         counts[name][split] |= {"instances": rows, "instance_tokens": rows * (length - 2)}
 
@@ -150,8 +149,9 @@ def _write_validation(
 
     if sum(map(count_tokens, streams.values())) >= length - 2:
         text = concatenate_datasets(list(streams.values()))
-        path = folder / "validation.npy"
-        write_instances(text, path, tokenizer=tokenizer, instance_length=length)
+        write_instances(
+            text, folder / "validation.npy", tokenizer=tokenizer, instance_length=length
+        )
 
 
 def held_out_split(folder: Path | str, tokens: int) -> str:
@@ -159,8 +159,7 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 
     Otherwise it is "evaluation": a small corpus may have little validation text, or none.
     """
-    files = Path(folder).rglob("validation.npy")
-    sizes = (read_tokens(file).size for file in files)
+    sizes = (read_tokens(file).size for file in Path(folder).rglob("validation.npy"))
     return "validation" if max(sizes, default=0) >= tokens else "evaluation"
 
 
@@ -272,8 +271,9 @@ def write_instances(
 
 def _array(path: Path, vocabulary_size: int, shape: tuple[int, ...]) -> np.memmap:
     """Makes a memory-mapped file of the smaller of uint16 and int32 that holds every id."""
-    dtype = np.uint16 if vocabulary_size <= 2**16 else np.int32
-    array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
+    array: np.memmap = open_memmap(
+        path, "w+", dtype=np.uint16 if vocabulary_size <= 2**16 else np.int32, shape=shape
+    )
     if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a map would kill Python
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

@@ -75,8 +75,7 @@ def _cost(
 ) -> float:
     """Computes the cost in keys; infinite if the method rejects the parameter."""
     try:
-        method = build(parameter)
-        return cost_in_keys(method, length=length, head_dim=head_dim, is_causal=is_causal)
+        return cost_in_keys(build(parameter), length=length, head_dim=head_dim, is_causal=is_causal)
     except ValueError:
         return math.inf
 
@@ -152,8 +151,11 @@ def _near(
             continue
         method = {**contender.method, **contender.argument(closest.parameter)}
         for seed in seeds if "seed" in method else [None]:
-            seeded = method if seed is None else method | {"seed": seed}
-            yield setting(contender.name, seeded), keys, rounded(closest.cost)
+            yield (
+                setting(contender.name, method if seed is None else method | {"seed": seed}),
+                keys,
+                rounded(closest.cost),
+            )
 
 
 def _usable(method: nn.Module, call: Call) -> bool:
@@ -166,11 +168,16 @@ def _usable(method: nn.Module, call: Call) -> bool:
 def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
     """Adds budget and cost to every cell of a record except the first, exact attention."""
     exact, *measured = record.cells
-    costed = (
-        replace(cell, budget=budget, cost=cost)
-        for cell, (_, budget, cost) in zip(measured, plan, strict=True)
+    return replace(
+        record,
+        cells=(
+            exact,
+            *(
+                replace(cell, budget=budget, cost=cost)
+                for cell, (_, budget, cost) in zip(measured, plan, strict=True)
+            ),
+        ),
     )
-    return replace(record, cells=(exact, *costed))
 
 
 def first_head(call: Call, positions: int) -> Call:
@@ -203,19 +210,24 @@ def picture(
     """Computes every method's weights on a text's first tokens, in the first layer and head."""
     head = first_head(call, tokens)
     text = (str(tokenizer.decode([token])).strip() for token in task.first_tokens(tokens))
-    exact = _matrix(effective_weights(Exact(), head))
-    panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
+    panels = [
+        Panel(
+            approximation="exact",
+            parameters={},
+            cost=None,
+            weights=_matrix(effective_weights(Exact(), head)),
+        )
+    ]
     for contender in contenders:
         closest = contender.near(budget, head, within=math.inf)
         if closest is None:
             continue
-        weights = effective_weights(contender.build(closest.parameter), head)
         panels.append(
             Panel(
                 approximation=contender.name,
                 parameters=contender.argument(closest.parameter),
                 cost=rounded(closest.cost),
-                weights=_matrix(weights),
+                weights=_matrix(effective_weights(contender.build(closest.parameter), head)),
             )
         )
     return Picture(tokens=tuple(text), panels=tuple(panels))

@@ -102,8 +102,10 @@ class Exploration:
                 raise ValueError(
                     f"the {name} of explorations are {values[0]} and {values[1]}, not one"
                 )
-        models = tuple(model for exploration in explorations for model in exploration.models)
-        return replace(explorations[0], models=models)
+        return replace(
+            explorations[0],
+            models=tuple(model for exploration in explorations for model in exploration.models),
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":

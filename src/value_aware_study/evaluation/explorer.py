@@ -100,8 +100,11 @@ def _query(
 
 def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
     keys = weights.nonzero()[:, 0]
-    relative = float(f"{error:.3g}") if error.isfinite() else None
-    return Kept(tuple(keys.tolist()), _rounded(weights[keys]), relative)
+    return Kept(
+        tuple(keys.tolist()),
+        _rounded(weights[keys]),
+        float(f"{error:.3g}") if error.isfinite() else None,
+    )
 
 
 def _rounded(weights: Float[Tensor, " K"]) -> tuple[int, ...]:
@@ -134,8 +137,11 @@ def exploration(
     places = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
     heads = {places[index] for index in evenly_spaced(len(places), MOST_HEADS)}
     methods = {card.explored: card.method for card in map(cards().__getitem__, EXPLORED)}
-    explored = explored_model(name, calls, pieces, methods, EXPLORED_SIZES, heads)
-    return Exploration(EXPLORED_SIZES, tuple(methods), (explored,))
+    return Exploration(
+        EXPLORED_SIZES,
+        tuple(methods),
+        (explored_model(name, calls, pieces, methods, EXPLORED_SIZES, heads),),
+    )
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ends:
@@ -159,8 +165,9 @@ def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Decodes the rows of a task, with masked tokens restored and without special tokens."""
     for text in task.texts:
         for inputs, labels in zip(text.inputs, text.labels, strict=True):
-            hidden = (labels >= 0) & (task.metric == "error")
-            written = str(tokenizer.decode(labels.where(hidden, inputs)))
+            written = str(
+                tokenizer.decode(labels.where((labels >= 0) & (task.metric == "error"), inputs))
+            )
             for special in tokenizer.all_special_tokens:
                 written = written.replace(special, "")
             yield written

@@ -40,11 +40,12 @@ def grid(
 
 def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict[str, Any]]:
     """Yields all combinations of the axes' values, without those of more than `length` keys."""
-    values = [
-        dict.fromkeys(length if value == "all" else value for value in axis)
-        for axis in axes.values()
-    ]
-    for combination in product(*values):
+    for combination in product(
+        *[
+            dict.fromkeys(length if value == "all" else value for value in axis)
+            for axis in axes.values()
+        ]
+    ):
         cell = dict(zip(axes, combination, strict=True))
         if cell.get("r", 0) <= length:
             yield cell
@@ -64,8 +65,11 @@ def setting(name: str, option: Mapping[str, Any]) -> Setting:
             raise ValueError(f"{name}: {method['_target_']} makes no approximation of attention")
         return built
 
-    parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
-    return Setting(name, parameters, build)
+    return Setting(
+        name,
+        {key: value for key, value in method.items() if key not in ("_target_", "search")},
+        build,
+    )
 
 
 def own_record(task: Task, attention: TrainedAttention, kernel: str, **options: Any) -> Record:
@@ -131,5 +135,8 @@ def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Basel
     if (cut.texts[0].inputs[:, 0] != task.texts[0].inputs[0][0]).any():
         return {}
     sums = cut.run(None)
-    length = longer["sequences"]["length"]
-    return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}
+    return {
+        "longer_text": Baseline(
+            length=longer["sequences"]["length"], **end_metric(sums, sums, task.metric)
+        )
+    }

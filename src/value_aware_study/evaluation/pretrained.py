@@ -112,8 +112,13 @@ def measure_pretrained(
     )
     whole = [setting for setting in settings if "layers" not in setting.parameters]
     record = measure(task, whole, layers=layers, **options)
-    parts = [setting for setting in settings if setting not in whole]
-    alone = measure(task, parts, layers=None, cell_errors=False, **options)
+    alone = measure(
+        task,
+        [setting for setting in settings if setting not in whole],
+        layers=None,
+        cell_errors=False,
+        **options,
+    )
     record = replace(record, cells=(*record.cells, *alone.cells[1:]))
     few = [
         setting

@@ -42,9 +42,8 @@ def passages(
     passage = [*first]
     for text in texts:
         room = tokens - len(passage)
-        begun = text[: 16 * room] + "\n\n"
         passage += tokenizer(
-            begun, truncation=True, max_length=room, add_special_tokens=False
+            text[: 16 * room] + "\n\n", truncation=True, max_length=room, add_special_tokens=False
         ).input_ids
         if len(passage) == tokens:
             yield passage
@@ -110,8 +109,9 @@ def _asked(
         raise ValueError("the tokenizer has no chat template, by which questions are asked")
     mark = "\0"
     chat = [{"role": "user", "content": f"{task}\n\n{mark}\n\n{question}"}]
-    template = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    before, after = str(template).split(mark)
+    before, after = str(
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    ).split(mark)
 
     def tokens(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False).input_ids)

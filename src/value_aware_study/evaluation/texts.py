@@ -106,8 +106,10 @@ def masked_task(
     if whole % length:
         raise ValueError(f"piece is {piece}; it must divide the sequences' {whole} tokens")
     _check_fit(model, sequences.vocabulary_size, length)
-    chosen = evenly_spaced(len(sequences), units)
-    rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
+    rows = [
+        sequences.masked(sequences.tokens([index]), seed, index)
+        for index in evenly_spaced(len(sequences), units)
+    ]
     inputs, labels = (
         torch.cat([row[name] for row in rows]).view(-1, length) for name in ("input_ids", "labels")
     )

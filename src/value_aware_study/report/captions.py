@@ -135,8 +135,10 @@ def ours(records: Iterable[Record]) -> str:
         )
         for record in records
     )
-    sentences = (f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
-    return " ".join(sentences) or "No model of this kind was evaluated."
+    return (
+        " ".join(f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
+        or "No model of this kind was evaluated."
+    )
 
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:

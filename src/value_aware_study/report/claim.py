@@ -182,8 +182,10 @@ def over_trainings(
     same = grouped(
         (key_of(made.what, made.label), made) for training in trainings for made in training
     )
-    first = dict.fromkeys(key_of(made.what, made.label) for made in trainings[0])
-    return [_joint(same[key], spreads.get(key)) for key in first]
+    return [
+        _joint(same[key], spreads.get(key))
+        for key in dict.fromkeys(key_of(made.what, made.label) for made in trainings[0])
+    ]
 
 
 def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Finding:
@@ -194,8 +196,11 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
     effects = [effect for effect in made if isinstance(effect, Effect)]
     plain = [finding for finding in made if isinstance(finding, Finding)]
     if plain:
-        worst = min(plain, key=lambda finding: (finding.holds or False, -(finding.estimate or 0)))
-        return replace(worst, trainings=len(made), agree=sum(bool(f.holds) for f in plain))
+        return replace(
+            min(plain, key=lambda finding: (finding.holds or False, -(finding.estimate or 0))),
+            trainings=len(made),
+            agree=sum(bool(f.holds) for f in plain),
+        )
     first, means = effects[0], [effect.mean for effect in effects]
     if len({len(effect.counts) for effect in effects}) > 1:
         other = "layers" if first.unit == "correlation" else "text"

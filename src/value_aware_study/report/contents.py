@@ -185,11 +185,15 @@ def _paper(results: Results) -> Section:
 
 def _every_r(results: Results) -> Section:
     measured = of_models(results)
-    on = captions.queries_of(measured)
     exhibits: list[Named] = [
         ("Figure 4", figures.figure_4(results)),
         ("Figure 5", figures.figure_5(results)),
-        ("Figure 6", layers.output_error(measured, "figure_6", on, "Figure 6. ", "model")),
+        (
+            "Figure 6",
+            layers.output_error(
+                measured, "figure_6", captions.queries_of(measured), "Figure 6. ", "model"
+            ),
+        ),
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
@@ -320,13 +324,12 @@ def write_probe(
     if cached is not None:
         texts["caches.json"] = with_checksum(cached.to_json())
     section = model_section(record, explored=explored)
-    last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
     write_page(
         Page(
             f"{record.model}: how many keys its attention needs",
             "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at "
             "exact attention: they measure what a method could reach, not what it costs.",
-            [section, last],
+            [section, Section("how", HOW_TITLE, "; ".join(*section.machines), [])],
         ),
         Path(folder),
         texts,

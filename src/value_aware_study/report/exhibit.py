@@ -46,8 +46,14 @@ class Table:
     def markdown(self) -> str:
         """Writes the text as a Markdown table; markup in it appears as text."""
         text = self._text().map(escaped).rename(columns=escaped)
-        align = ["right" if numbers else "left" for numbers in self.numeric()]
-        return text.to_markdown(index=False, disable_numparse=True, colalign=align) + "\n"
+        return (
+            text.to_markdown(
+                index=False,
+                disable_numparse=True,
+                colalign=["right" if numbers else "left" for numbers in self.numeric()],
+            )
+            + "\n"
+        )
 
     def latex(self) -> str:
         """Writes the text as a LaTeX tabular with booktabs rules."""

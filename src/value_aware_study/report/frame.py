@@ -185,8 +185,10 @@ class Results:
         """
         trainings = [self.trainings_of(record) for record in self.records]
         names = dict.fromkeys(TRAINING + name for of_model in trainings for name in of_model)
-        rows = [row for of_model in trainings for row in _settings(of_model)]
-        frame = _frame(rows, (*SEED_COLUMNS, *(names if self.replicates else ())))
+        frame = _frame(
+            [row for of_model in trainings for row in _settings(of_model)],
+            (*SEED_COLUMNS, *(names if self.replicates else ())),
+        )
         frame = frame.assign(
             series=[series_label(row) for row in frame.to_dict("records")],
             kernel_label=frame["kernel"].map(KERNEL_LABELS),
@@ -215,8 +217,9 @@ class Results:
         frame, singles = self.nats.copy(), of_trainings(self.nats)
         exact = frame[frame["approximation"] == "exact"].set_index("model")
         for name in ("value", "low", "high", *singles):
-            base = exact[name if name in singles else "value"]
-            frame[name] = frame[name] - frame["model"].map(base)
+            frame[name] = frame[name] - frame["model"].map(
+                exact[name if name in singles else "value"]
+            )
         return frame[frame["value"].notna()]
 
     def find(
@@ -241,12 +244,15 @@ def _row(record: Record, cell: Cell) -> Row:
     error = cell.error
     if error is None:
         return row | dict.fromkeys(EXTRAS) | {"relative_output_error_by_layer": ""}
-    layers = ("nan" if layer is None else f"{layer:.6g}" for layer in error.by_layer)
     return (
         row
         | dict(zip(OUTPUT_ERRORS, (error.relative, error.low, error.high), strict=True))
         | {name: getattr(error, name) for name in EXTRAS if name not in OUTPUT_ERRORS}
-        | {"relative_output_error_by_layer": " ".join(layers)}
+        | {
+            "relative_output_error_by_layer": " ".join(
+                "nan" if layer is None else f"{layer:.6g}" for layer in error.by_layer
+            )
+        }
     )
 
 
@@ -339,8 +345,11 @@ def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
     """Averages losses per target, or changes, from each training's sums and counts by unit."""
     totals, counts = (np.sum(sums, axis=0) for sums in zip(*trainings, strict=True))
     mean, _, high = map(float, ratio_of_sums(totals, counts))
-    means = [float(t.sum() / c.sum()) for t, c in trainings]
-    return mean_over_trainings(means, [(high - mean) / quantile(len(counts))], len(counts))
+    return mean_over_trainings(
+        [float(t.sum() / c.sum()) for t, c in trainings],
+        [(high - mean) / quantile(len(counts))],
+        len(counts),
+    )
 
 
 def averaged(
@@ -353,8 +362,10 @@ def averaged(
     are dropped. Columns `training_<name>` hold the single values.
     """
     if frame["training"].nunique() > 1:
-        groups = frame.groupby(list(same), sort=False, dropna=False)
-        frame = pd.DataFrame(_mean_row(group, value, others) for _, group in groups)
+        frame = pd.DataFrame(
+            _mean_row(group, value, others)
+            for _, group in frame.groupby(list(same), sort=False, dropna=False)
+        )
     return frame.drop(columns=["training", "units"])
 
 

@@ -73,8 +73,9 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
             for exhibit in page.exhibits()
             for ending in (".csv", ".md", ".png", "_dark.png", ".json")
         }
-        needed = {*names, *(beside or {})} - set(earlier)
-        if taken := sorted(name for name in needed if (folder / name).is_file()):
+        if taken := sorted(
+            name for name in {*names, *(beside or {})} - set(earlier) if (folder / name).is_file()
+        ):
             raise ValueError(
                 f"{folder / taken[0]} is not of a page, which needs its name: move it away"
             )
@@ -122,8 +123,9 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     if exhibit.charts:
         title = exhibit.title if exhibit.shared else ""
         for dark in (False, True)[: 1 + exhibit.shared]:
-            picture = png(exhibit.charts, len(exhibit.choices) or 1, title, dark)
-            path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(picture)
+            path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(
+                png(exhibit.charts, len(exhibit.choices) or 1, title, dark)
+            )
     if exhibit.exploration:
         text = with_checksum(exhibit.exploration.to_json())
         path.with_suffix(".json").write_text(text, encoding="utf-8")

@@ -89,8 +89,10 @@ def pretrained(*roots: Path) -> list[Record]:
 
 def caches(*roots: Path) -> list[CacheRecord]:
     """Reads the records of caches: short prompts, running text first."""
-    records = read_all(CacheRecord.from_json, "caches/*.json", *roots).values()
-    return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
+    return sorted(
+        read_all(CacheRecord.from_json, "caches/*.json", *roots).values(),
+        key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"),
+    )
 
 
 def explorations(explored: Path, *roots: Path) -> list[Exploration]:
@@ -182,8 +184,9 @@ def published_spreads(folder: Path) -> dict[Key, Spread]:
         with reading(file, RESTORE_RESULTS), file.open(encoding="utf-8", newline="") as text:
             for row in csv.DictReader(text):
                 if row.get("seeds"):
-                    spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
-                    spreads[key_of(row["what"], row["model"])] = spread
+                    spreads[key_of(row["what"], row["model"])] = Spread(
+                        float(row["spread"]), int(row["seeds"]), folder.name
+                    )
     return spreads
 
 

@@ -48,8 +48,10 @@ def intervals(
     ends: Sequence[str] = ("low", "high"),
 ) -> list[str]:
     """Writes the interval of each row, from the two columns with its ends."""
-    pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
-    return [interval(low, high, digits, text) for low, high in pairs]
+    return [
+        interval(low, high, digits, text)
+        for low, high in zip(frame[ends[0]], frame[ends[1]], strict=True)
+    ]
 
 
 def sentences(

@@ -127,8 +127,11 @@ def _trainer(
     """
     for name in LIGHTNING:
         logging.getLogger(name).setLevel(logging.WARNING)
-    is_shown = options.pop("enable_progress_bar", True)
-    bar = [StepProgress(checkpoint.files.folder.name)] if is_shown else []
+    bar = (
+        [StepProgress(checkpoint.files.folder.name)]
+        if options.pop("enable_progress_bar", True)
+        else []
+    )
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     plugins: list[Any] = [checkpoint.files]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
@@ -193,8 +196,8 @@ def missing_compiler(device: str) -> str | None:
     """Names what torch.compile lacks on a cpu or cuda device of this machine; None if nothing."""
     if device == "cuda":
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        complete = compiler and find_spec("triton")
-        return None if complete else "it needs Triton and a C compiler on CUDA"
+        is_complete = compiler and find_spec("triton")
+        return None if is_complete else "it needs Triton and a C compiler on CUDA"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     return None if compiler else "it needs a C++ compiler on the CPU"
 
@@ -210,8 +213,12 @@ def _run(
 ) -> None:
     """Trains from the newest checkpoint to the last step; saves, then removes the checkpoints."""
     accumulate = trainer.accumulate_grad_batches
-    on_gpu = trainer.strategy.root_device.type == "cuda"
-    loader = partial(DataLoader, batch_size=None, num_workers=workers, pin_memory=on_gpu)
+    loader = partial(
+        DataLoader,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=trainer.strategy.root_device.type == "cuda",
+    )
     micro_batches = MicroBatches(
         train_batches,
         accumulate=accumulate,
@@ -337,8 +344,8 @@ class ResumableCheckpoint(Callback):
         batch: MicroBatch,
         batch_idx: int,
     ) -> None:
-        last = batch.position + 1 == trainer.accumulate_grad_batches
-        if last and trainer.global_step % self.evaluate_every:
+        is_last = batch.position + 1 == trainer.accumulate_grad_batches
+        if is_last and trainer.global_step % self.evaluate_every:
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
@@ -346,9 +353,8 @@ class ResumableCheckpoint(Callback):
             self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
-        ending = trainer.received_sigterm and trainer.world_size == 1
-        due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
-        if due or ending:
+        is_due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
+        if is_due or (trainer.received_sigterm and trainer.world_size == 1):
             trainer.save_checkpoint(self.files.last)
 
 

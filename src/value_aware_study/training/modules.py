@@ -112,8 +112,7 @@ class LanguageModeling(LightningModule):
         """Counts operations of a forward and backward pass that predicts `targets` tokens."""
         layers, width = self.layers(), self.model.config.hidden_size
         inputs, weights = self.inputs(batch), dense_parameters(layers)
-        length = inputs.shape[1]
-        body = training_flops(weights, layers=len(layers), width=width, length=length)
+        body = training_flops(weights, layers=len(layers), width=width, length=inputs.shape[1])
         return inputs.numel() * body + 6.0 * targets * self.output_parameters()
 
     def checkpoint_activations(self) -> None:
@@ -138,10 +137,9 @@ class LanguageModeling(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self.make_optimizer(self.parameter_groups())
-        scheduler = LambdaLR(optimizer, self.schedule)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, self.schedule), "interval": "step"},
         }
 
     def on_before_batch_transfer(
@@ -176,8 +174,7 @@ class LanguageModeling(LightningModule):
         accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
         self._tokens += self.inputs(batch.rows).numel() * processes
         self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
-        last = batch.position + 1 == accumulate
-        if not (last and self._is_due(self.trainer.global_step)):
+        if batch.position + 1 < accumulate or not self._is_due(self.trainer.global_step):
             return
         values = {name: float(value) for name, value in self._pending.items()}
         seconds = time.perf_counter() - self._since
@@ -197,11 +194,12 @@ class LanguageModeling(LightningModule):
             self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
 
     def on_validation_epoch_end(self) -> None:
-        sums = {
-            name: float(self.trainer.strategy.reduce(value, reduce_op="sum"))
-            for name, value in self._totals.items()
-        }
-        metrics = self.metrics(sums)
+        metrics = self.metrics(
+            {
+                name: float(self.trainer.strategy.reduce(value, reduce_op="sum"))
+                for name, value in self._totals.items()
+            }
+        )
         self.curve.append({"step": self.trainer.global_step, **metrics})
         self._log_values({f"evaluation/{name}": value for name, value in metrics.items()})
 
@@ -281,8 +279,13 @@ class CausalTraining(LanguageModeling):
             return nats / len(targets) if reduction == "mean" else nats
         # torch's default is 2 rows at the paper's vocabulary, 20 times slower than 128
         rows = max(128, CHUNK_LOGITS // len(weight))
-        options = LinearCrossEntropyOptions(batch_chunk_size=rows)
-        return linear_cross_entropy(hidden, weight, targets, reduction=reduction, options=options)
+        return linear_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            reduction=reduction,
+            options=LinearCrossEntropyOptions(batch_chunk_size=rows),
+        )
 
 
 class MaskedTraining(LanguageModeling):
@@ -297,8 +300,9 @@ class MaskedTraining(LanguageModeling):
     decays_vectors = False
 
     def loss(self, batch: dict[str, Tensor], targets: float | None = None) -> Tensor:
-        nats = cross_entropy(*self.predictions(batch), reduction="sum")
-        return nats / (self.count_targets(batch) if targets is None else targets)
+        return cross_entropy(*self.predictions(batch), reduction="sum") / (
+            self.count_targets(batch) if targets is None else targets
+        )
 
     def predictions(
         self, batch: dict[str, Tensor]
@@ -350,8 +354,12 @@ def training_flops(parameters: int, *, layers: int, width: int, length: int) -> 
 
 def dense_parameters(modules: Iterable[nn.Module]) -> int:
     """Counts the weights of all linear layers, without biases."""
-    layers = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
-    return sum(layer.weight.numel() for layer in layers)
+    return sum(
+        layer.weight.numel()
+        for module in modules
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear)
+    )
 
 
 class SummedCrossEntropy(nn.Module):
@@ -383,8 +391,12 @@ def chunked_cross_entropy(
     """
     if torch.is_grad_enabled():
         return _Chunked.apply(summed, rows, hidden, weight, targets)
-    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return torch.stack([summed(part, weight, wanted) for part, wanted in parts]).sum()
+    return torch.stack(
+        [
+            summed(part, weight, wanted)
+            for part, wanted in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+    ).sum()
 
 
 class _Chunked(Function):

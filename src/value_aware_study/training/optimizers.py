@@ -57,14 +57,16 @@ class BertAdam(_StepwiseOptimizer):
             )
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas}; both must lie in [0, 1)")
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": tuple(betas),
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "max_grad_norm": max_grad_norm,
+            },
+        )
 
     def _take(self) -> None:
         for group in self.param_groups:

@@ -50,8 +50,10 @@ def with_hours(row: Mapping[str, Any], operations_per_second: float | None) -> d
     columns = dict(row)
     if operations_per_second is not None:
         optimizer = columns.pop("optimizer")
-        hours = row["operations"] / operations_per_second / 3600
-        columns |= {"hours": hours, "optimizer": optimizer}
+        columns |= {
+            "hours": row["operations"] / operations_per_second / 3600,
+            "optimizer": optimizer,
+        }
     return columns
 
 
@@ -102,8 +104,9 @@ def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:
     else:
         model = instantiate(section.model, **size)
     module: LanguageModeling = instantiate(section.module, model)
-    peak = section.module.schedule.peak
-    module.schedule = LinearWarmupDecay(peak=peak, warmup_proportion=0.0, steps=2)
+    module.schedule = LinearWarmupDecay(
+        peak=section.module.schedule.peak, warmup_proportion=0.0, steps=2
+    )
     return module
 
 
@@ -113,8 +116,10 @@ def random_batch(section: DictConfig, vocabulary: int, count: int) -> Batch:
     if "positions" not in section:
         return torch.randint(vocabulary, (count, length + 1))
     tokens = torch.randint(5, vocabulary, (count, length))
-    asked = torch.rand(tokens.shape) < section.fraction
-    return {"input_ids": tokens, "labels": torch.where(asked, tokens, IGNORED)}
+    return {
+        "input_ids": tokens,
+        "labels": torch.where(torch.rand(tokens.shape) < section.fraction, tokens, IGNORED),
+    }
 
 
 def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
@@ -135,8 +140,7 @@ def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
     if on_gpu:
         torch.cuda.synchronize(module.device)
     seconds = time.perf_counter() - start
-    finite = all(bool(p.isfinite().all()) for p in module.parameters())
-    if not (finite and torch.isfinite(loss)):
+    if not (all(bool(p.isfinite().all()) for p in module.parameters()) and torch.isfinite(loss)):
         raise ValueError(f"the loss is {value} and the parameters are not all finite after a step")
     if on_gpu:
         memory = torch.cuda.max_memory_allocated(module.device)

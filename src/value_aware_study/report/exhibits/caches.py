@@ -57,8 +57,9 @@ def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
             })
             for cells in zip(*(record.cells for record in several), strict=True)
         ]  # fmt: skip
-        texts = ", ".join(record.text for record in several)
-        yield replace(several[0], cells=tuple(cells), text=texts)
+        yield replace(
+            several[0], cells=tuple(cells), text=", ".join(record.text for record in several)
+        )
 
 
 def rows(record: CacheRecord) -> Iterator[Row]:
@@ -190,8 +191,15 @@ def _panel(data: pd.DataFrame) -> look.Panel:
     title = charts.direction("KL / single losses with SnapKV's queries", "lower")
     drawn = data.assign(value=data["ratio"])
     drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
-    numbers = drawn[["value", "low", "high"]].astype(float).stack().dropna().tolist()
-    x = charts.powers(alt.X, "value", title, numbers)
+    x = charts.powers(
+        alt.X,
+        "value",
+        title,
+        drawn[["value", "low", "high"]].astype(float).stack().dropna().tolist(),
+    )
     drawn["hue"] = drawn["cache"].map(_kind)
-    layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)]
-    return charts.toggled(layers, 34, data["task"][0])
+    return charts.toggled(
+        [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)],
+        34,
+        data["task"][0],
+    )

@@ -97,8 +97,10 @@ class Sums:
     @classmethod
     def of(cls, measured: Sequence[EndMetric]) -> "Sums":
         """Averages several measurements on the same targets."""
-        totals = np.mean([metric.unit_totals for metric in measured], axis=0)
-        return cls(totals, np.array(measured[0].unit_counts))
+        return cls(
+            np.mean([metric.unit_totals for metric in measured], axis=0),
+            np.array(measured[0].unit_counts),
+        )
 
 
 @dataclass(frozen=True)
@@ -154,8 +156,7 @@ def difference(
     if not np.array_equal(first.counts, second.counts):
         return [Finding(f"{label} not compared: other targets", None, what, label)]
     unit, size = ("ratio", 1.0) if metric == "perplexity" else ("points", 100.0)
-    totals = size * (first.totals - second.totals)
-    return [Effect(what, label, unit, totals, first.counts, above)]
+    return [Effect(what, label, unit, size * (first.totals - second.totals), first.counts, above)]
 
 
 ORF = Setting("orf", {"features": 256, "scaling": "paper"})
@@ -221,8 +222,12 @@ def flatter_kernels_gap(results: Results) -> Iterator[Effect | Finding]:
 
 def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:
     """Correlates effective keys with OVO / OVA error over the kernels of each layer, by rank."""
-    layers = gap_rows(of_models(results)).groupby(["model", "layer"])
-    ranks = np.array([rows["share"].rank().corr(rows["gap"].rank()) for _, rows in layers])
+    ranks = np.array(
+        [
+            rows["share"].rank().corr(rows["gap"].rank())
+            for _, rows in gap_rows(of_models(results)).groupby(["model", "layer"])
+        ]
+    )
     finite = np.isfinite(ranks)
     if finite.any():
         what = (
@@ -326,8 +331,9 @@ def lsh_against_oblivious(
         ]
         if fitting:
             r, rounds = max(fitting)
-            setting = Setting("lsh", {"r": r, "rounds": rounds})
-            yield from compared([model], setting, oblivious(65), above=above)
+            yield from compared(
+                [model], Setting("lsh", {"r": r, "rounds": rounds}), oblivious(65), above=above
+            )
 
 
 def _by_kernel(results: Results) -> list[Model]:
@@ -498,10 +504,10 @@ def answer(results: Results, claim: Claim, findings: Sequence[Finding]) -> Answe
 
 def joint(results: Results, finds: Sequence[Find]) -> list[Finding]:
     """Makes one finding of each comparison, by its effects in all trainings."""
-    found = [
-        [made for find in finds for made in find(training)] for training in results.trainings()
-    ]
-    return over_trainings(found, results.spreads)
+    return over_trainings(
+        [[made for find in finds for made in find(training)] for training in results.trainings()],
+        results.spreads,
+    )
 
 
 def about(answered: Sequence[Answer]) -> str:

@@ -208,8 +208,9 @@ def figure_2(results: Results) -> Exhibit | None:
     ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
     if ours.empty:
         return None
-    series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
-    ours = ours.assign(series=series).drop_duplicates(["series", "r"])
+    ours = ours.assign(
+        series=ours["kernel_label"].where(ours["scale"] != "", ours["model"])
+    ).drop_duplicates(["series", "r"])
     theirs = published_losses("optimal_v_oblivious").assign(
         series=lambda losses: losses["kernel"].map(KERNEL_LABELS)
     )
@@ -366,16 +367,21 @@ def figure_4(results: Results) -> Exhibit | None:
 def _figure_4_panel(frame: pd.DataFrame, name: str) -> look.Panel:
     task, named = frame["task"].iloc[0], frame[frame["series"] != REST]
     marks = look.method_marks(named) | ({REST: look.OTHER} if len(named) < len(frame) else {})
-    where = "{setting}, output error {relative_output_error:.3g}, cosine {cosine:.3g}"
-    told = sentences(frame, where, " nats" if task == "causal" else " points", "+")
+    told = sentences(
+        frame,
+        "{setting}, output error {relative_output_error:.3g}, cosine {cosine:.3g}",
+        " nats" if task == "causal" else " points",
+        "+",
+    )
     drawn = frame[["series", "relative_output_error", "value"]].assign(said=told)
     drawn = drawn.sort_values("series", key=lambda series: series != REST)
     x = charts.powers(
         alt.X, "relative_output_error", charts.ERROR_AXIS, frame["relative_output_error"].tolist()
     )
     y = loss_axis(task, frame["value"])
-    ranks = frame[[*EXPLAINING, "value"]].rank().corr()["value"]
-    error, cosine, _, _ = (signed(rank, 2) for rank in ranks)
+    error, cosine, _, _ = (
+        signed(rank, 2) for rank in frame[[*EXPLAINING, "value"]].rank().corr()["value"]
+    )
     return charts.figure(
         [
             *charts.level(0.0),
@@ -439,8 +445,12 @@ def _figure_5_models(results: Results) -> dict[str, pd.DataFrame]:
 
 def _figure_5_published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Returns the paper's values of the optimal methods, for the models that we have."""
-    masked = published_errors().assign(task="masked", kernel="exponential")
-    both = pd.concat([masked, published_losses().assign(task="causal")])
+    both = pd.concat(
+        [
+            published_errors().assign(task="masked", kernel="exponential"),
+            published_losses().assign(task="causal"),
+        ]
+    )
     both = both[both["approximation"].isin(OPTIMAL_METHODS)]
     same = ["task", "kernel"]
     return pd.concat(

@@ -96,8 +96,7 @@ def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
     probed = (
         (record, measured) for record in results.probed for measured in of_kernels(record)[:1]
     )
-    counted = (pair for pair in probed if pair[1].output_error.matching_keys)
-    for record, measured in counted:
+    for record, measured in (pair for pair in probed if pair[1].output_error.matching_keys):
         return _answer(record, replace(measured, label=record.model), anchor)
     return None
 
@@ -213,8 +212,10 @@ def _bars(measured: Measured, title: str = "") -> look.Panel:
     ]
     if not measured.control:
         aware = words.ORACLES[AWARE]
-        alone = [{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes]
-        rows = [*alone, *rows]
+        rows = [
+            *[{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes],
+            *rows,
+        ]
     seen = f"{(errors.keys + 1) // 2:,} seen on average" if errors.causal else f"{errors.keys:,}"
     return _paired(rows, f"keys by weight (of {seen}) with the error of r", title)
 
@@ -313,8 +314,10 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
     columns |= {"range over trainings": ranges} if single else {}
     if CONTROLS[0] in data:
-        random = zip(*(data[name] for name in CONTROLS), strict=True)
-        columns[AT_RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
+        columns[AT_RANDOM] = [
+            with_interval(keys, low, high, 0)
+            for keys, low, high in zip(*(data[name] for name in CONTROLS), strict=True)
+        ]
     columns |= {
         "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NO_COUNT),
         "median query": data["median"].map(whole),
@@ -543,8 +546,10 @@ def gap_findings(measured: Sequence[Measured]) -> str:
     gaps = post_hoc.pivot_table(index=[*GAP_PLACE], columns="degree", values="gap")
     first, last = gaps.columns.min(), gaps.columns.max()
     wider = int((gaps[first] > gaps[last]).sum())
-    same = post_hoc.groupby("degree")["same"].mean()
-    shares = ", ".join(f"{100 * share:.0f}% at {int(degree)}" for degree, share in same.items())
+    shares = ", ".join(
+        f"{100 * share:.0f}% at {int(degree)}"
+        for degree, share in post_hoc.groupby("degree")["same"].mean().items()
+    )
     return (
         f"Rank correlation of the two axes: {_correlation(of_own)} over the own "
         f"kernels, {_correlation(post_hoc)} over the polynomials. The gap is wider at degree "
@@ -588,8 +593,13 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Pane
     gap = f", OVO's error over OVA's with {SIZE} keys"
     told = []
     for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers")):
-        where = f"{{series}}, {of}, {{kernel}}{gap}"
-        told.append(rows.assign(said=words.sentences(rows.rename(columns={"gap": "value"}), where)))
+        told.append(
+            rows.assign(
+                said=words.sentences(
+                    rows.rename(columns={"gap": "value"}), f"{{series}}, {of}, {{kernel}}{gap}"
+                )
+            )
+        )
     x = alt.X(
         "kernel:N",
         title="degree, or the model's own kernel",
@@ -598,11 +608,12 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Pane
             labelAngle=0, labelExpr="replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
         ),
     )
-    ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
     y = alt.Y(
         "gap:Q",
         title=f"OVO error / OVA error, r = {SIZE}",
-        scale=alt.Scale(type="log", domain=ends, nice=False),
+        scale=alt.Scale(
+            type="log", domain=[frame["gap"].min() / 1.2, frame["gap"].max() * 1.2], nice=False
+        ),
         axis=alt.Axis(
             values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
         ),

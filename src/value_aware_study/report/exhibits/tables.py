@@ -105,8 +105,9 @@ def exact_of(results: Results, model: str) -> Row:
     """Returns the setting of exact attention, with its own interval; {} for no model."""
     row = results.find(model, "exact")
     for record in results.models(model):
-        trainings = results.trainings_of(record)
-        row |= level({name: of.cells[0] for name, of in trainings.items()}, record.metric)
+        row |= level(
+            {name: of.cells[0] for name, of in results.trainings_of(record).items()}, record.metric
+        )
     return row
 
 
@@ -163,14 +164,15 @@ def _masked_rows(results: Results) -> list[Row]:
     frame = results.changes[results.changes["model"] == "masked_long"]
     frame = frame.rename(columns={name: f"difference_{name}" for name in of_trainings(frame)})
     frame = frame.assign(value=frame["value"] + exact.get("value", 0.0))
-    alone = results.find("masked_long", "sliding_window", frame, r=1)
     rows = [
         *_approximate_rows(results, frame, exact),
         _masked_row(
             "short model, exact", published.SHORT_EXACT, exact_of(results, "masked_short"), "exact"
         ),
         _masked_row("short model, exact, same text", None, short.get("longer_text", {}), "exact"),
-        _masked_row(ALONE, None, alone, "sliding_window"),
+        _masked_row(
+            ALONE, None, results.find("masked_long", "sliding_window", frame, r=1), "sliding_window"
+        ),
         *(_masked_row(label, None, long.get(name, {})) for name, label in MASKED_COUNTS.items()),
     ]
     return [
