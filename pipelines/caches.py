@@ -22,14 +22,14 @@ if TYPE_CHECKING:  # they bring torch
 
     from value_aware_attention.measurement.caches import Build, Prompt
 
-SHORT = (
-    *("model", "text", "text_name", "description", "kind", "length", "prompts", "group", "keep"),
-    *("gaps", "decoding"),
+
+@app(
+    "caches",
+    short=(
+        *("model", "text", "text_name", "description", "kind", "length", "prompts", "group"),
+        *("keep", "gaps", "decoding"),
+    ),
 )
-"""Arguments that stand for caches.<name>"""
-
-
-@app("caches", short=SHORT)
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>-<group>-<kind>-<text>-<length>[-<own values>].json."""
     from pipelines.app.tracking import tracked

@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # they bring torch
     from value_aware_attention.measurement import Task
     from value_aware_attention.measurement.windows import TextWindows
 
-FEWEST = 4
-"""Fewest windows that are measured"""
+FEWEST_WINDOWS = 4
 
 
 @app("evaluate_pretrained", short=("text", "text_name", "description", "search"))
@@ -71,7 +70,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows]":
-    """Loads the model on windows of the text. Raises ValueError for fewer than `FEWEST` of them."""
+    """Loads the model on windows of the text. Raises ValueError for too few of them."""
     from value_aware_attention.probe import loaded, window_task
     from value_aware_study.evaluation.pretrained import packaged_model
 
@@ -81,10 +80,10 @@ def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows
         model, tokenizer, [document.text for source in sources for document in source],
         windows=most, length=length, seed=0, context=length // 2,
     )  # fmt: skip
-    if len(read) < FEWEST:
+    if len(read) < FEWEST_WINDOWS:
         raise ValueError(
-            f"the text fills {len(read)} windows of {length} tokens; {FEWEST} are needed for an "
-            f"interval: give a longer text, or shorter windows (extent.length)"
+            f"the text fills {len(read)} windows of {length} tokens; {FEWEST_WINDOWS} are needed "
+            f"for an interval: give a longer text, or shorter windows (extent.length)"
         )
     return task, read
 

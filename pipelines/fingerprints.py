@@ -92,7 +92,6 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def targets(config: Any) -> Iterator[str]:
-    """Yields every `_target_` of a config."""
     if isinstance(config, dict):
         yield from [config["_target_"]] if "_target_" in config else []
         config = list(config.values())

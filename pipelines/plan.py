@@ -80,7 +80,6 @@ def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
 
 
 def total_operations(stages: list[dict[str, Any]]) -> float:
-    """Sums the operations of all stages."""
     return sum(stage["operations"] for stage in stages)
 
 

@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from pipelines.app import app
 
 SHORT_ARGUMENTS = ("model", "text", "tokenizer", "caches")
-"""Arguments that stand for probe.<name>."""
 
 
 @app("probe", short=SHORT_ARGUMENTS)

@@ -28,14 +28,6 @@ RECORDS = {
     "probe": ("probe",),
 }
 """What is published -> the folders of its records"""
-OF_PAGE = (
-    "records/*.json",
-    "explored/*.json",
-    "metrics/**/*.json",
-    "summary/*.json",
-    "plots/*.csv",
-)
-"""Files of a run that are kept with `what=trainings`"""
 
 
 @app("publish", short=("what",))
@@ -61,7 +53,8 @@ def keep(outputs: Path, folder: Path) -> int:
     from value_aware_study.report.records import files_of
 
     files_of(outputs / "records")
-    files = sorted(file for pattern in OF_PAGE for file in outputs.glob(pattern))
+    patterns = ("records/*.json", "explored/*.json", "metrics/**/*.json", "summary/*.json")
+    files = sorted(file for name in (*patterns, "plots/*.csv") for file in outputs.glob(name))
     with new_folder(folder) as partial, ZipFile(partial / "records.zip", "w") as packed:
         for file in files:
             packed.writestr(ZipInfo(file.as_posix()), file.read_bytes(), ZIP_BZIP2)

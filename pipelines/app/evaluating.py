@@ -67,7 +67,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
 
 
 def hashes_of(cfg: DictConfig) -> dict[str, str]:
-    """Computes the sha256 of the checkpoint and of the tokens."""
     return {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
 
 

@@ -8,7 +8,6 @@ SHORT_NAMES = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
 def row(record: Record, cell: Cell) -> dict[str, object]:
-    """Makes a row of a table of a cell."""
     return (
         {"model": record.model, "approximation": cell.approximation}
         | dict(cell.parameters)

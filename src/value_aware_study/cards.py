@@ -18,8 +18,6 @@ from hydra.utils import instantiate
 CONF = Path(__file__).parents[2] / "conf"
 APPROXIMATIONS = CONF / "approximation"
 
-GIVEN = ("name", "path", "target", "arguments")
-"""Fields of a card that do not come from `card` in its file"""
 C = TypeVar("C", bound="MethodCard")
 
 
@@ -132,7 +130,6 @@ def read_cards(kind: type[C], folder: Path) -> Mapping[str, C]:
 
 
 def _read(kind: type[C], file: Path) -> C:
-    """Reads the card of one file."""
     path = "/".join(file.parts[-3:])  # the same in every checkout
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -144,8 +141,9 @@ def _read(kind: type[C], file: Path) -> C:
     for key, value in (("_target_", target), ("card.label", card.get("label"))):
         if not value:
             raise ValueError(f"{path}: {key} is missing")
-    known = [field.name for field in fields(kind) if field.name not in GIVEN]
+    of_file = ("name", "path", "target", "arguments")
+    allowed = [field.name for field in fields(kind) if field.name not in of_file]
     for key in card:
-        if key not in known:
-            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(known)}")
+        if key not in allowed:
+            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(allowed)}")
     return kind(name=file.stem, path=path, target=target, arguments=arguments, **card)

@@ -22,12 +22,10 @@ from value_aware_study.data.text import SPLITS, Document
 from value_aware_study.safe_text import inside
 
 Counts = dict[str, int]
-Hashes = NDArray[np.uint64]
 
 NGRAM = 13
 """Words in an n-gram that counts as copied if it occurs twice (GPT-3, Brown et al. 2020)."""
 
-WORD = re.compile(r"\w+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -210,10 +208,10 @@ def _passages(text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> list[str]:
-    return WORD.findall(text.lower())
+    return re.findall(r"\w+", text.lower())
 
 
-def _ngrams(words: list[str]) -> Hashes:
+def _ngrams(words: list[str]) -> NDArray[np.uint64]:
     """Hashes all len(words) - 12 13-grams. Hashes differ between processes."""
     words_hashed = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
     count = max(0, len(words) - NGRAM + 1)

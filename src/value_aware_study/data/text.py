@@ -19,9 +19,6 @@ from value_aware_attention.texts import articles, read_texts
 Split = Literal["train", "validation", "evaluation"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "evaluation")
 
-TEST_FOLDERS = {"test", "tests", "testing", "_testing"}
-"""Folders of a package that `Docstrings` leaves out."""
-
 
 @dataclass(frozen=True)
 class Document:
@@ -109,7 +106,8 @@ def _modules(package: str) -> list[Path]:
     return [
         file
         for name, file in sorted(files.items())
-        if TEST_FOLDERS.isdisjoint(name.split("/")) and not file.name.startswith("test_")
+        if not {"test", "tests", "testing", "_testing"} & set(name.split("/"))
+        if not file.name.startswith("test_")
     ]
 
 
@@ -189,7 +187,6 @@ def _first_line(error: Exception) -> str:
 
 
 HUB = "hub:"
-DATA_SET = re.compile(r"hub:(?P<name>[^:]+)(:(?P<split>[^:[]+(\[[^]]*\])?)(:(?P<column>[^:]+))?)?")
 
 
 def documents(source: str) -> Iterable[Document]:
@@ -200,7 +197,8 @@ def documents(source: str) -> Iterable[Document]:
     """
     if not source.startswith(HUB):
         return TextFiles(source)
-    match = DATA_SET.fullmatch(source)
+    split = r"(?P<split>[^:[]+(\[[^]]*\])?)"
+    match = re.fullmatch(rf"hub:(?P<name>[^:]+)(:{split}(:(?P<column>[^:]+))?)?", source)
     if match is None:
         raise ValueError(f"text is {source}; a data set is hub:NAME[:SPLIT[:COLUMN]]")
     path, configuration = match["name"], None

@@ -23,11 +23,10 @@ POINTS = 16
 
 
 class Affordable(NamedTuple):
-    """A parameter, and the cost of the method with it."""
+    """A parameter, and the method's cost: multiply-adds over those of one key, a query."""
 
     parameter: int
     cost: float
-    """In keys per query: multiply-adds over those of one key's score and weighted value"""
 
 
 def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bool) -> float:
@@ -81,7 +80,6 @@ def _cost(
 
 
 Planned = tuple[Setting, float, float]
-"""A cell with its budget and its cost, both in keys a query."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,6 @@ class Contender:
     make: Callable[..., nn.Module]
 
     def argument(self, parameter: int) -> dict[str, int]:
-        """Returns the open argument under its name."""
         return {} if self.vary is None else {self.vary: parameter}
 
     def build(self, parameter: int) -> nn.Module:
@@ -122,6 +119,8 @@ def planned_cells(
     seeds: Sequence[int],
 ) -> list[Planned]:
     """Plans every method near every budget, a random method once per seed.
+
+    Each cell comes with its budget and its cost, both in keys a query.
 
     Raises ValueError if no method comes within the share `within` of a budget.
     """

@@ -90,7 +90,6 @@ class Exploration:
         return replace(self, models=tuple(models))
 
     def to_json(self) -> str:
-        """Returns as compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @classmethod

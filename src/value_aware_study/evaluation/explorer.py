@@ -32,8 +32,7 @@ FEWEST_TOKENS, MOST_TOKENS = 32, 48
 """Tokens of a passage, special ones included"""
 CONSIDERED = 200
 """Passages considered; the one with the most common words is taken"""
-PARAGRAPHS, SENTENCES = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.?!])\s+")
-PROSE = re.compile(r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]")
+PROSE = r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]"
 Ends = tuple[list[int], list[int]]
 """Special tokens before and after a text"""
 Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
@@ -212,11 +211,11 @@ def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: in
     """Yields runs of whole sentences within a paragraph that are long enough."""
     fewest = min(FEWEST_TOKENS, most * 2 // 3)
     for text in texts:
-        for place, paragraph in enumerate(PARAGRAPHS.split(text)):
+        for place, paragraph in enumerate(re.split(r"\n\s*\n", text)):
             run = ""
-            for sentence in SENTENCES.split(paragraph.strip())[not place :]:
+            for sentence in re.split(r"(?<=[.?!])\s+", paragraph.strip())[not place :]:
                 sentence = " ".join(sentence.split())
-                run = f"{run} {sentence}".strip() if PROSE.fullmatch(sentence) else ""
+                run = f"{run} {sentence}".strip() if re.fullmatch(PROSE, sentence) else ""
                 count = _length(run, tokenizer) if run else 0
                 if fewest <= count <= most:
                     yield run

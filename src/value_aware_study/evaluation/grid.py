@@ -17,9 +17,6 @@ from value_aware_attention.measurement.task import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 from value_aware_attention.records.record import Baseline, Cell, read
 
-CODE = ("value_aware_attention", "value_aware_study")
-"""Packages whose code decides the scores of count models"""
-
 
 def grid(
     methods: Mapping[str, Mapping[str, object]],
@@ -105,7 +102,9 @@ def count_models(
     sums = UnitSums(np.array(exact.unit_totals), np.array(exact.unit_counts))
     identity = {
         **key,
-        "source": source_hash(type(counted).__module__, packages=CODE),
+        "source": source_hash(
+            type(counted).__module__, packages=("value_aware_attention", "value_aware_study")
+        ),
         "text": task.digest(0),
         "exact": exact.unit_totals,
     }

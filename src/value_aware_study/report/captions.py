@@ -53,10 +53,6 @@ MATCH_OF_QUERIES = (
     "whose error for that query is at most that of its r value-aware keys."
 )
 CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
-CAUSAL = (
-    "A causal query sees its past alone: rows at all positions count alike, and one that sees no "
-    "more keys than are kept is exact with either method."
-)
 DRAWS = (
     "Random methods: means over the draws of their seeds, which the interval does not cover; the "
     "range over these seeds is given apart."
@@ -166,9 +162,12 @@ def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
 
 
 def probed_on(record: Record) -> str:
-    """Describes the model, the text and the queries of a probe."""
     text, errors = record.text, record.attention[0].output_error
     rows = errors.rows // (errors.heads * errors.units)
+    causal = (
+        " A causal query sees its past alone: rows at all positions count alike, and one that sees "
+        "no more keys than are kept is exact with either method."
+    )
     return (
         f"{record.model} ({record.architecture}, {errors.layers} layers of {errors.heads} heads of "
         f"{errors.head_dim} dimensions), {record.kernel} kernel"
@@ -177,5 +176,5 @@ def probed_on(record: Record) -> str:
         f"{', BOS first' * text.begins_with_bos}, "
         f"{rounded(100 * (text.share_read or 0), 2)}% of the text's {text.tokens:,} tokens; "
         f"{rows} queries of each head and window; OVA's search: {errors.search}."
-        f"{f' {CAUSAL}' if errors.causal else ''}"
+        f"{causal if errors.causal else ''}"
     )

@@ -143,7 +143,6 @@ def extent(*frames: pd.DataFrame) -> list[float]:
 
 
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
-    """Builds the colours of these series, with the legend's options."""
     return alt.Color(
         "series:N",
         scale=alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()]),
@@ -152,7 +151,6 @@ def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
 
 
 def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
-    """Builds the shapes of these series, with the legend's options."""
     return alt.Shape(
         "series:N",
         scale=alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()]),
@@ -301,7 +299,6 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2}
-"""Legend of a figure of curves"""
 
 
 def _drawn(marks: Mapping[str, Mark], *frames: pd.DataFrame | None) -> dict[str, Mark]:

@@ -42,12 +42,14 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation of an effect over trainings, and their number."""
+    """The standard deviation of an effect over trainings, and their number.
+
+    `of` is the published run that measured it; "" for the trainings of this run.
+    """
 
     deviation: float
     seeds: int
     of: str = ""
-    """The published run that measured it; "" for the trainings of this run"""
 
 
 @dataclass(frozen=True)

@@ -30,17 +30,11 @@ READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
     "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
 )
-POST_HOC = (
-    "The model was trained with another kernel than the one measured (post hoc): exact attention "
-    "here is exact attention with that kernel, and the end metric is that of a model that never "
-    "met it."
-)
 HOW_LEAD, HOW_TITLE = (
     "The models, the text and the machine behind every number of this run. A row is one model with "
     "exact attention: the value that every approximation above is compared with.",
     "How it was measured",
 )
-EVERYTHING = "Every number of keys, text, method and cell that was measured, and how."
 FOR = {
     "smoke": "Runs of scale smoke test the code: no number of their models means anything. ",
     "laptop": "Models of scale laptop are trained for minutes: they are for trying things, not for "
@@ -87,7 +81,13 @@ def report_page(results: Results, origin: str = "") -> Page:
             _answer(results),
             _paper(results),
             *cached,
-            Section("everything", "Everything", EVERYTHING, [], within=sections),
+            Section(
+                "everything",
+                "Everything",
+                "Every number of keys, text, method and cell that was measured, and how.",
+                [],
+                within=sections,
+            ),
         ],
         origin,
         results.links,
@@ -137,7 +137,6 @@ def pretrained_section(records: Sequence[Record]) -> Section:
 
 
 def caches_section(records: Sequence[CacheRecord]) -> Section:
-    """Builds the section of compressed caches."""
     return _section(
         "caches",
         "Caches",
@@ -265,7 +264,12 @@ def model_section(
         layers.skewness_gap(kernels, f"{name}_skewness_gap", setting),
     ]
     lead = [f"{headline(record).rstrip('.')}.", READ]
-    lead += [POST_HOC] if record.attention[0].post_hoc else []
+    if record.attention[0].post_hoc:
+        lead.append(
+            "The model was trained with another kernel than the one measured (post hoc): exact "
+            "attention here is exact attention with that kernel, and the end metric is that of a "
+            "model that never met it."
+        )
     return _section(
         name,
         f"Probed: {record.model}",

@@ -13,7 +13,6 @@ from value_aware_study.safe_text import escaped
 
 # A number at the start of a text, in page.js too: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")
-UNKNOWN_TEXTS = ("", "–")
 # Characters that pdfLaTeX cannot read without more packages.
 MATHEMATICAL = str.maketrans(
     {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
@@ -72,7 +71,7 @@ class Table:
         """Reports which columns hold only numbers, to be aligned right; the first never does."""
         numeric = []
         for column in zip(*self.rows(), strict=True):
-            texts = [text for text in column if text not in UNKNOWN_TEXTS]
+            texts = [text for text in column if text not in ("", "–")]
             numeric.append(bool(texts) and all(map(NUMBER.match, texts)))
         return [False, *numeric[1:]] if numeric else [False] * self.display.shape[1]
 

@@ -396,13 +396,15 @@ def filled(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Attention of one model, or of one kernel in a model, with its name and mark in figures."""
+    """Attention of one model, or of one kernel in a model, with its name and mark in figures.
+
+    `control` is the attention of the same architecture with random weights.
+    """
 
     label: str
     mark: Mark
     attention: Attention
     control: Attention | None = None
-    """The attention of the same architecture with random weights."""
     training: str = FIRST
 
     @property

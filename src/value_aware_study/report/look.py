@@ -44,7 +44,6 @@ COLOURS = {
     "olive": ("#6b7a00", "#b5c437"),
 }
 SERIES = tuple(COLOURS)[5:]
-"""Names of the colours for series"""
 
 FIGURE_WIDTH, FIGURE_GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the gap between two"""
@@ -158,7 +157,6 @@ OTHER = Mark.of("grey")
 
 
 def kernel_mark(kernel: str) -> Mark:
-    """Returns the mark of a kernel by its option's name."""
     return KERNEL_MARKS.get(KERNEL_LABELS.get(kernel, kernel), OTHER)
 
 

@@ -132,7 +132,6 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
 
 
 def html(page: Page) -> str:
-    """Writes a page as one file."""
     environment = Environment(
         loader=PackageLoader("value_aware_study.report", ""),
         autoescape=True,

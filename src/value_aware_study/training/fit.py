@@ -42,9 +42,6 @@ UNHELPFUL = "|".join(
 LOG_EVERY = 60.0
 """Seconds between two lines of the log."""
 
-LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
-"""Loggers whose notices are silenced."""
-
 PEAKS = {
     "B200": 2250e12,
     "H200": 989.4e12,
@@ -125,7 +122,7 @@ def _trainer(
     Raises ValueError for an argument that it does not have, or that is not the user's to choose,
     and for devices that are not there.
     """
-    for name in LIGHTNING:
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     bar = (
         [StepProgress(checkpoint.files.folder.name)]

@@ -9,9 +9,6 @@ from tabulate import tabulate
 
 from value_aware_study.safe_text import escaped
 
-PROJECT = "value-aware-attention"
-PAPER_TITLE = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
-
 
 class Task(NamedTuple):
     """Names a kind of language model as the hub and transformers do."""
@@ -56,7 +53,7 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
 
 A {task.name} with {_number(metrics["parameters"])} parameters,
 trained with {escaped(attention)} and the {escaped(kernel)} kernel to measure approximations of
-attention ({PAPER_TITLE}).
+attention (*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021).
 
 Scale: {escaped(scale)}. Data: {escaped(data)}. It saw {_number(metrics["tokens"])} tokens in
 {_number(metrics["steps"])} optimizer steps ({escaped(metrics["hyperparameters"]["optimizer"])}).
@@ -84,7 +81,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
         language="en",
         library_name="transformers",
         pipeline_tag=task,
-        tags=[PROJECT, "attention", kernel],
+        tags=["value-aware-attention", "attention", kernel],
         model_name=metrics["model"],
         eval_results=[
             EvalResult(

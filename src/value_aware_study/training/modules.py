@@ -33,9 +33,6 @@ CHUNK_LOGITS = 2**21
 CHUNK_ON_GPU = 2**28
 """The same on a GPU: 0.5 GB in bf16."""
 
-BAR_ENDINGS = ("/loss", "/perplexity", "/error", "/tokens_per_second")
-"""Endings of the logged names that the progress shows."""
-
 
 class LanguageModeling(LightningModule):
     """Trains a model. Subclasses define the loss and the metrics; `optimizer` takes the steps.
@@ -222,10 +219,10 @@ class LanguageModeling(LightningModule):
         return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
     def _log_values(self, values: dict[str, float]) -> None:
-        """Logs values to every logger, at the number of steps taken."""
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        self.latest |= {name: value for name, value in values.items() if name.endswith(BAR_ENDINGS)}
+        shown = ("/loss", "/perplexity", "/error", "/tokens_per_second")
+        self.latest |= {name: value for name, value in values.items() if name.endswith(shown)}
 
 
 class CausalTraining(LanguageModeling):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ class _StepwiseOptimizer(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Updates every parameter that has a gradient, once."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._take()
         return loss
@@ -144,10 +143,7 @@ class Muon(_StepwiseOptimizer):
         return optimizers
 
 
-class Schedule(Protocol):
-    """Computes the learning rate of the optimizer step after n others."""
-
-    def __call__(self, n: int) -> float: ...
+Schedule = Callable[[int], float]  # the learning rate of the optimizer step after n others
 
 
 @dataclass(frozen=True, kw_only=True)

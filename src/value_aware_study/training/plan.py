@@ -22,7 +22,6 @@ COUNTED = (
     "Operations: 6 a token and parameter it is multiplied with, and 12 layers x width x "
     "sequence a token for attention; forward and backward, all kernels together."
 )
-"""Explanation of the operations that a row counts"""
 
 
 def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
@@ -70,12 +69,10 @@ def assumptions(operations: float, operations_per_second: float | None) -> str:
 
 
 def class_name(component: Mapping[str, Any]) -> str:
-    """Returns the name of the class that a config instantiates."""
     return str(component["_target_"].rpartition(".")[2])
 
 
 def recipe(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> str:
-    """Describes an optimizer and its learning rates."""
     warmup = schedule.get("warmup_steps") or schedule.get("warmup_proportion")
     clip = optimizer.get("max_grad_norm")
     return (

@@ -56,10 +56,6 @@ CLAIM_SIZES = {
 }
 """Claim -> the numbers of keys at which it is asked, fixed before a run is read, and why"""
 ALL_MODELS = ("causal", "long", "short")
-"""All models, as `models` names them."""
-FINDING_COLUMNS = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
-"""Columns of a finding's numbers"""
-NOT_MEASURED = {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
 HELD = {True: "yes", False: "no", None: ""}
 Find = Callable[[Results], Iterable[Effect | Finding]]
 
@@ -511,7 +507,6 @@ def joint(results: Results, finds: Sequence[Find]) -> list[Finding]:
 
 
 def about(answered: Sequence[Answer]) -> str:
-    """Explains how to read the verdicts."""
     over = Counter(f.over for answer in answered for f in answer.findings if f.over)
     counts = ", ".join(f"{count} over {what}" for what, count in over.items()) or "none"
     once = " An interval over text alone is about one training run." * ("text alone" in over)
@@ -581,7 +576,6 @@ def _told(answer: Answer) -> str:
 
 
 def _row(answer: Answer) -> Row:
-    """Returns what the file holds of a claim."""
     held, firm = ([getattr(f, x) for f in answer.findings] for x in ("holds", "corrected"))
     return {
         "claim": answer.claim,
@@ -635,9 +629,10 @@ def _strength(findings: Sequence[Finding]) -> Exhibit:
 def _numbers(finding: Finding) -> Row:
     """Returns what the files hold of a finding, for later runs to be compared with."""
     spread = finding.spread
+    columns = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
     return {
         "model": finding.label,
-        **{name: getattr(finding, name) for name in FINDING_COLUMNS},
+        **{name: getattr(finding, name) for name in columns},
         "spread": spread.deviation if spread else None,
         "seeds": spread.seeds if spread else "",
     }
@@ -686,7 +681,11 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
                     "p, after Holm": f"{rounded(finding.p, 2)}, {rounded(finding.p_holm, 2)}",
                     "agrees": finding.mark,
                 }
-                | ({} if answer.findings else NOT_MEASURED)
+                | (
+                    {}
+                    if answer.findings
+                    else {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
+                )
                 for answer, finding in pairs
             ],
         ),

@@ -36,8 +36,6 @@ CHANGED = {
     "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
 }
 """Columns on the x axis of changes, with the axis' title and the words of a sentence"""
-PAPER_PREFIX = "paper, "
-"""Prefix of the sentence of a hollow mark"""
 OTHER_ORACLES = [
     name for name, card in cards().items() if card.oracle and name not in OPTIMAL_METHODS
 ]
@@ -75,7 +73,7 @@ def loss_panel(
     The paper's marks are hollow. A grey band behind them spans the best to the worst of `others`.
     """
     (label, at), task, keys = CHANGED[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
-    frames = {"": ours.dropna(subset=of), PAPER_PREFIX: theirs.dropna(subset=of)}
+    frames = {"": ours.dropna(subset=of), "paper, ": theirs.dropna(subset=of)}
     unit, others = (
         " nats" if task == "causal" else " points",
         ours.head(0) if others is None else others,

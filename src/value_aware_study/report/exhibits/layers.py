@@ -55,16 +55,6 @@ MOST_BAR_KEYS = 16
 OF_TRAINING, AT_RANDOM = "trained", "random weights"
 BAR_MARKS = look.ORACLE_MARKS | {OF_TRAINING: look.Mark.of("teal"), AT_RANDOM: look.Mark.of("grey")}
 QUARTILES = ("low", "high", "median", "lower_quartile", "upper_quartile")
-KEYS_COLUMNS = (
-    "model",
-    "layer",
-    "r",
-    "keys_needed",
-    *QUARTILES,
-    "keys",
-    "share",
-    "value_aware_error",
-)
 CONTROLS = ("random_keys", "random_low", "random_high")
 NORM_OF_METHOD = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 SIMILAR = 0.1
@@ -221,7 +211,6 @@ def _bars(measured: Measured, title: str = "") -> look.Panel:
 
 
 def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
-    """Draws a bar with its interval for each series of each row."""
     frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *charts.END_COLUMNS), float))
     x = alt.X(
         "value:Q",
@@ -281,7 +270,11 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
         for item in measured
         for row in _count_rows(item)
     )
-    data = pd.DataFrame(rows, columns=[*KEYS_COLUMNS, *CONTROLS, "training", "units"])
+    columns = [
+        *("model", "layer", "r", "keys_needed", *QUARTILES, "keys", "share", "value_aware_error"),
+        *(*CONTROLS, "training", "units"),
+    ]
+    data = pd.DataFrame(rows, columns=columns)
     data = averaged(
         data,
         ["model", "layer", "r"],

@@ -227,7 +227,6 @@ def _layers_panel(
 
 
 def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
-    """Shows the relative output error of each head with few keys, in percent."""
     size = shown_size(record)
     return _heat_maps(
         name,
@@ -250,7 +249,6 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
 
 
 def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
-    """Shows the keys that each head needs for 5% error."""
     return _heat_maps(
         name,
         f"Keys that each head needs for an output error of {FIVE_PERCENT:.0%}",

@@ -39,7 +39,6 @@ MASKED = ("masked_long", "masked_short")
 RANDOM_METHODS = ("lsh", "orf")
 """Methods with all our settings in the table, and with two digits of the paper's numbers"""
 ALONE = "itself alone (window 1)"
-TRAINED_GROUP, COUNTS_GROUP = "trained here", "counts"
 MASKED_COUNTS = {
     "unigram": "counts: most frequent token",
     "shown_token": "counts: the token shown",
@@ -302,7 +301,7 @@ def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterat
             levels = ("value", "count", "own_low", "own_high", *of_trainings(cell, "own_"))
             added = [end for end in (*charts.END_COLUMNS, *of_trainings(change)) if end in change]
             yield (
-                {"model": model or TRAINED_GROUP, "kernel": kernel}
+                {"model": model or "trained here", "kernel": kernel}
                 | {"column": column if size == first else f"{column[:3]}-{size['r']}"}
                 | size
                 | {"share": cell.get("share"), "paper": paper.get(column)}
@@ -324,7 +323,7 @@ def _counting_rows(results: Results) -> list[Row]:
     for record in results.causal:
         counts = baselines(results, record.model) | counts
     return [
-        {"model": COUNTS_GROUP, "kernel": "", "column": label}
+        {"model": "counts", "kernel": "", "column": label}
         | {end: counts[name][end] for end in counts[name] if end not in CHANGE}
         for name, label in CAUSAL_COUNTS.items()
         if name in counts
