@@ -99,8 +99,7 @@ def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prom
     tokens, end = cfg.length + cfg.continuation, cfg.skip + cfg.prompts
     sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.pretrained.texts.values())
     texts = [document.text for source in sources for document in source]
-    passages = list(islice(kinds.passages(tokenizer, texts, tokens), end))
-    if len(passages) < end:
+    if len(passages := list(islice(kinds.passages(tokenizer, texts, tokens), end))) < end:
         raise ValueError(
             f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} after the "
             f"first {cfg.skip} are asked for: give a longer text, fewer of them (caches.prompts), "

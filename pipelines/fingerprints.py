@@ -63,8 +63,7 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
         raise ValueError("dvc.yaml has no stages, or there is none here: git checkout dvc.yaml")
     for stage in expanded:
         _, _, module, *overrides = stage.cmd.split()
-        app = module.removeprefix("pipelines.")
-        if app != "fingerprints":
+        if (app := module.removeprefix("pipelines.")) != "fingerprints":
             yield stage.addressing, app, overrides
 
 

@@ -32,8 +32,7 @@ def main(cfg: DictConfig) -> dict[str, object]:
     from value_aware_study.evaluation.pretrained import packaged_model
     from value_aware_study.safe_text import inside
 
-    name = cfg.name or (card.model if card else short_name(cfg.model))
-    if not name:
+    if not (name := cfg.name or (card.model if card else short_name(cfg.model))):
         raise ValueError(f"model is {cfg.model}; its folder has no name: give probe.name=<name>")
     sources = [documents(cfg.text)] if cfg.text else map(instantiate, card.texts.values())
     return probed(

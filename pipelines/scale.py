@@ -113,8 +113,7 @@ def checked() -> DictConfig:
 def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
     """Composes the values of all stages. Raises ValueError for what cannot pass through DVC."""
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        if key in CELLS:
+        if (key := override.lstrip("+~").partition("=")[0]) in CELLS:
             reason = "every stage makes its own choice: give it to an app alone"
         elif key.startswith("paths.") and key not in ANYWHERE:
             reason = "DVC keeps a run in its folder: work in a copy of the project on another disk"

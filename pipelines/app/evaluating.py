@@ -115,8 +115,7 @@ def check_checkpoint(cfg: DictConfig) -> None:
     folder, tokens = Path(cfg.checkpoint), Path(cfg.tokens)
     check_model(folder)
     beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER_FILE
-    tokenizer = folder / TOKENIZER_FILE
-    if not tokenizer.exists():
+    if not (tokenizer := folder / TOKENIZER_FILE).exists():
         raise FileNotFoundError(f"{tokenizer} is missing: {TRAIN_AGAIN}")
     if beside.is_file() and checksum(tokenizer) != checksum(beside):
         raise ValueError(

@@ -190,8 +190,7 @@ def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
     choices = HydraConfig.get().runtime.choices
     values = dict(leaves(read_params()))
     for group in ("", "pretrained", "extent"):
-        path = CONF_FOLDER / group / f"{choices.get(group, name)}.yaml"
-        if path.exists():
+        if (path := CONF_FOLDER / group / f"{choices.get(group, name)}.yaml").exists():
             values |= dict(leaves(OmegaConf.to_container(OmegaConf.load(path)), group))
     return (
         values
@@ -238,8 +237,7 @@ def scale_of_params(arguments: Sequence[str]) -> list[str]:
     """
     params = OmegaConf.create(read_params())
     scale, overrides = f"scale={params.scale}", list(params.overrides)
-    scales = [argument for argument in arguments if argument.startswith("scale=")]
-    if scales:
+    if scales := [argument for argument in arguments if argument.startswith("scale=")]:
         return overrides if scales[-1] == scale else []
     return [scale, *overrides]
 

@@ -78,8 +78,7 @@ def check_earlier(
     A record from before checkpoints were hashed is this model's if name and architecture are equal.
     """
     earlier_files(folder)
-    file = folder / "record.json"
-    if not file.exists():
+    if not (file := folder / "record.json").exists():
         return
     remedy = f"give probe.name=<another name>, or remove {folder}"
     earlier = load_json(file, "hashes", "model", "architecture", remedy=remedy)
@@ -91,8 +90,7 @@ def check_earlier(
 
 def built_kernel(option: DictConfig) -> Kernel:
     """Builds the kernel of a config; ValueError where its `_target_` makes none."""
-    built = instantiate(option)
-    if not isinstance(built, Kernel):
+    if not isinstance((built := instantiate(option)), Kernel):
         raise ValueError(
             f"{option._target_} makes no kernel; value_aware_attention.kernels has Elu and others"
         )

@@ -51,8 +51,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     if is_multirun or "WANDB_SWEEP_ID" in os.environ:
         named["group"] = f"{cfg.run.get('group')} sweep"
-    run = instantiate(cfg.run, **named)
-    if run is None:
+    if (run := instantiate(cfg.run, **named)) is None:
         yield None
         return
     run.config.update(

@@ -291,8 +291,7 @@ def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[obj
 
 def check_override(override: Override) -> None:
     """Raises ValueError for an override that Hydra takes, and fails at without naming it."""
-    key = str(override.key_or_group)
-    if key.startswith("hydra.sweeper.params"):
+    if (key := str(override.key_or_group)).startswith("hydra.sweeper.params"):
         raise ValueError(
             f"{key} is read from a config file alone; on the command line each key has its values, "
             f"as in -m approximation.r=1,4"

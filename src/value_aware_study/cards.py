@@ -118,13 +118,11 @@ def read_cards(kind: type[C], folder: Path) -> Mapping[str, C]:
     Raises ValueError, naming file and key, for a missing label, an unknown key, or a label that
     another card has; FileNotFoundError if there are no cards.
     """
-    found = [_read(kind, file) for file in folder.glob("*.yaml")]
-    if not found:
+    if not (found := [_read(kind, file) for file in folder.glob("*.yaml")]):
         raise FileNotFoundError(f"{folder} holds no method cards; run from a checkout")
     first: dict[str, C] = {}
     for card in sorted(found, key=lambda card: (card.place, card.name)):
-        other = first.setdefault(card.label, card)
-        if other is not card:
+        if (other := first.setdefault(card.label, card)) is not card:
             raise ValueError(f"{card.path}: card.label is {card.label!r}, as in {other.path}")
     return {card.name: card for card in first.values()}
 

@@ -139,8 +139,7 @@ class HubDocuments:
 
     def _rows(self, hub_split: str) -> Iterator[str]:
         for row in self._load(hub_split):
-            text = row.get(self.field)
-            if not isinstance(text, str):
+            if not isinstance((text := row.get(self.field)), str):
                 columns = ", ".join(row)
                 raise ValueError(f"{self.path} has no texts in {self.field!r}, only {columns}")
             yield text

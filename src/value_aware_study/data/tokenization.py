@@ -118,8 +118,7 @@ class PretrainedTokenizer:
         return tokenizer
 
     def _from_vocabulary(self, folder: Path) -> PreTrainedTokenizerFast:
-        merges = folder / "merges.txt"
-        if not merges.is_file():
+        if not (merges := folder / "merges.txt").is_file():
             raise FileNotFoundError(f"{merges} is missing beside vocab.json")
         tokenizer = _byte_level(models.BPE.from_file(str(folder / "vocab.json"), str(merges)))
         missing = [name for name in SPECIALS.values() if tokenizer.token_to_id(name) is None]

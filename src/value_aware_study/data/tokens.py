@@ -227,8 +227,7 @@ def write_stream(
     from datasets import concatenate_datasets
 
     stream = concatenate_datasets(list(streams))
-    total = count_tokens(stream)
-    if total == 0:
+    if (total := count_tokens(stream)) == 0:
         raise ValueError(f"{path}: the streams hold no tokens")
     if seed is not None:
         stream = stream.shuffle(seed=seed)
@@ -258,8 +257,7 @@ def write_instances(
         raise ValueError(
             f"{path}: a stream of {total} tokens fills no instance of {instance_length} tokens"
         )
-    count = total // pieces if quota is None else min(quota, total // pieces)
-    if count == 0:
+    if (count := total // pieces if quota is None else min(quota, total // pieces)) == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
     path.parent.mkdir(parents=True, exist_ok=True)
     array = _array(path, len(tokenizer), (count, instance_length))

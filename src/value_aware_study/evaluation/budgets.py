@@ -145,8 +145,7 @@ def _near(
     seeds: Sequence[int],
 ) -> Iterator[Planned]:
     for keys in budgets:
-        closest = contender.near(keys, call, within)
-        if closest is None:
+        if (closest := contender.near(keys, call, within)) is None:
             continue
         method = {**contender.method, **contender.argument(closest.parameter)}
         for seed in seeds if "seed" in method else [None]:
@@ -218,8 +217,7 @@ def picture(
         )
     ]
     for contender in contenders:
-        closest = contender.near(budget, head, within=math.inf)
-        if closest is None:
+        if (closest := contender.near(budget, head, within=math.inf)) is None:
             continue
         panels.append(
             Panel(

@@ -225,8 +225,7 @@ def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: in
 
 def _words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: int) -> str:
     """Returns whole words of the longest text, without its first and last, which may be cut."""
-    words = max(texts, key=len, default="").split()
-    if not words:
+    if not (words := max(texts, key=len, default="").split()):
         raise ValueError("the text is empty")
     words = (words[1:-1] or words)[:most]
     while len(words) > 1 and _length(" ".join(words), tokenizer) > most:

@@ -43,8 +43,7 @@ def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict
             for axis in axes.values()
         ]
     ):
-        cell = dict(zip(axes, combination, strict=True))
-        if cell.get("r", 0) <= length:
+        if (cell := dict(zip(axes, combination, strict=True))).get("r", 0) <= length:
             yield cell
 
 
@@ -57,8 +56,7 @@ def setting(name: str, option: Mapping[str, Any]) -> Setting:
 
     def build(layer: int) -> Approximation:
         seeded = {"seed": method["seed"] * SEEDS_PER_LAYER + layer} if "seed" in method else {}
-        built = instantiate(method | seeded)
-        if not isinstance(built, Approximation):
+        if not isinstance((built := instantiate(method | seeded)), Approximation):
             raise ValueError(f"{name}: {method['_target_']} makes no approximation of attention")
         return built
 

@@ -44,8 +44,7 @@ def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
     if not (file := gguf_file(weights)):
         return weights
     # 2: the tokenizers of earlier folders split blanks differently
-    folder = Path(cache) / f"{file.stem}-{checksum(file)[:12]}-2"
-    if not folder.exists():
+    if not (folder := Path(cache) / f"{file.stem}-{checksum(file)[:12]}-2").exists():
         disable_progress_bar()
         with new_folder(folder) as partial:
             load_model(weights).save_pretrained(partial)

@@ -51,8 +51,7 @@ def causal_task(
     """
     if kernel is not None and kernel != own_kernel(model):
         raise ValueError(f"the model was trained with {own_kernel(model)}, not with {kernel}")
-    stream = read_tokens(tokens, dimensions=1)
-    if len(stream) <= length:
+    if len(stream := read_tokens(tokens, dimensions=1)) <= length:
         raise ValueError(
             f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
             f"of {length}"

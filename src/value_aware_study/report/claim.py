@@ -196,8 +196,7 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
     It is open if the claim expects the effect above zero in one training and below in another.
     """
     effects = [effect for effect in made if isinstance(effect, Effect)]
-    plain = [finding for finding in made if isinstance(finding, Finding)]
-    if plain:
+    if plain := [finding for finding in made if isinstance(finding, Finding)]:
         return replace(
             min(plain, key=lambda finding: (finding.holds or False, -(finding.estimate or 0))),
             trainings=len(made),

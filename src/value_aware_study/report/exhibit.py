@@ -150,8 +150,7 @@ class Page:
     def __post_init__(self) -> None:
         names = [section.name for section in self.every_section()]
         names += [exhibit.name for exhibit in self.exhibits()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two parts of the page are named {twice[0]}; names are anchors")
 
     def exhibits(self) -> Iterator[Exhibit]:

@@ -82,8 +82,7 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
     with new_files(folder, last=PAGE) as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
-        content = html(page).encode()
-        if len(content) > MOST_BYTES:
+        if len(content := html(page).encode()) > MOST_BYTES:
             raise ValueError(
                 f"the page has {len(content):,} bytes; at most {MOST_BYTES:,} are allowed"
             )

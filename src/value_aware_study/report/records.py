@@ -216,8 +216,7 @@ def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:
 
 def _check_alike(what: str, values: Mapping[str, str]) -> None:
     """Raises ValueError, naming the files, where they do not all have the same value."""
-    names = grouped((value, name) for name, value in values.items())
-    if len(names) > 1:
+    if len(names := grouped((value, name) for name, value in values.items())) > 1:
         different = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
         raise ValueError(f"the records of a report have one of its {what}, these have {different}")
 

@@ -224,8 +224,7 @@ def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:
             for _, rows in gap_rows(of_models(results)).groupby(["model", "layer"])
         ]
     )
-    finite = np.isfinite(ranks)
-    if finite.any():
+    if (finite := np.isfinite(ranks)).any():
         what = (
             "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put "
             f"on a layer's queries and keys (mean of {finite.sum()} layers)"

@@ -203,8 +203,7 @@ def figure_2(results: Results) -> Exhibit | None:
     """Shows the change of each kernel's loss, and the paper's; None if none was evaluated."""
     ours = results.changes
     causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNEL_NAMES)
-    ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
-    if ours.empty:
+    if (ours := ours[causal & (ours["approximation"] == "optimal_v_oblivious")]).empty:
         return None
     ours = ours.assign(
         series=ours["kernel_label"].where(ours["scale"] != "", ours["model"])
@@ -319,8 +318,7 @@ def figure_4(results: Results) -> Exhibit | None:
     """Shows a panel per model, with the rank correlation; None if no output error was recorded."""
     frame, names = results.changes, results.names()
     frame = frame[frame["relative_output_error"] >= SMALLEST_ERROR]
-    frame = frame[frame["approximation"] != "exact"]
-    if frame.empty:
+    if (frame := frame[frame["approximation"] != "exact"]).empty:
         return None
     frame = frame.assign(
         name=frame["model"].map(names),
@@ -400,8 +398,7 @@ def _figure_4_panel(frame: pd.DataFrame, name: str) -> look.Panel:
 
 def figure_5(results: Results) -> Exhibit | None:
     """Shows two panels per model, optimal methods and others; None if there is no curve."""
-    models = _figure_5_models(results)
-    if not models:
+    if not (models := _figure_5_models(results)):
         return None
     ours, theirs = pd.concat(models.values()), _figure_5_published(models)
     return Exhibit(

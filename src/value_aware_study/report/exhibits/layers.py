@@ -164,8 +164,7 @@ def _losses(record: Record) -> list[look.Panel]:
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
     """Shows bars for every kernel of a probed model; None if nothing was counted."""
-    kernels = [kernel for kernel in measured if kernel.output_error.matching_keys]
-    if not kernels:
+    if not (kernels := [kernel for kernel in measured if kernel.output_error.matching_keys]):
         return None
     findings = {kernel.label: matches(kernel.output_error) for kernel in kernels}
     return Exhibit(
@@ -230,8 +229,7 @@ def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
     """Shows the counts pooled over layers, drawn and listed; None if there are none."""
     data = counts(measured)
-    pooled = data[data["layer"] == "all"].reset_index(drop=True)
-    if pooled.empty:
+    if (pooled := data[data["layer"] == "all"].reset_index(drop=True)).empty:
         return None
     return Exhibit(
         "figure_7",
@@ -249,8 +247,7 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
 
 def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
     """Shows the counts pooled and in each layer; None if there are none."""
-    data = counts(measured)
-    if data.empty:
+    if (data := counts(measured)).empty:
         return None
     return Exhibit(
         "keys_needed",
@@ -488,8 +485,7 @@ def skewness_gap(
     measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
 ) -> Exhibit | None:
     """Shows one panel over the degree, with a series per model; None if nothing was measured."""
-    frame = gap_rows(measured)
-    if frame.empty:
+    if (frame := gap_rows(measured)).empty:
         return None
     rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
     on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
@@ -532,8 +528,7 @@ def skewness_gap(
 
 def gap_findings(measured: Sequence[Measured]) -> str:
     """Describes the skewness gap in numbers: rank correlations, and equal first keys."""
-    frame = gap_rows(measured)
-    if frame.empty:
+    if (frame := gap_rows(measured)).empty:
         return ""
     of_own, post_hoc = (frame[frame["own"] == is_own] for is_own in (True, False))
     gaps = post_hoc.pivot_table(index=[*GAP_PLACE], columns="degree", values="gap")

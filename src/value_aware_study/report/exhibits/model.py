@@ -355,8 +355,7 @@ def explorer(
 
     `is_first`: they are the first of several trainings.
     """
-    selected = explored and explored.labelled(labels)
-    if not selected or not selected.models:
+    if not (selected := explored and explored.labelled(labels)) or not selected.models:
         return None
     first, r = selected.models[0], median_low(selected.sizes)
     medians = " and ".join(

@@ -45,8 +45,7 @@ MIXING = {
 
 def distance(results: Results) -> Exhibit | None:
     """Shows output error and its cost, two panels per model; None if no model met a budget."""
-    frame = budget_settings(results)
-    if frame.empty:
+    if (frame := budget_settings(results)).empty:
         return None
     drawn = [record for record in results.records if record.model in set(frame["model"])]
     of_model = {
