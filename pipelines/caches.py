@@ -11,11 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, file_hash, own_values, plain
-from value_aware_study.data.text import HUB, documents
+from value_aware_study.data.text import HUB
 
 if TYPE_CHECKING:  # they bring torch
     from transformers import PreTrainedTokenizerBase
@@ -90,6 +89,7 @@ def caches_of_group(cfg: DictConfig) -> "Mapping[str, Build]":
 def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prompt]":
     """Builds the prompts of a kind, each from a passage of its own; ValueError for too few."""
     from value_aware_study.evaluation import prompts as kinds
+    from value_aware_study.evaluation.pretrained import texts_of
 
     build = {
         "running_text": kinds.running_text,
@@ -97,8 +97,7 @@ def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prom
         "recalled_list": kinds.recalled_list,
     }[cfg.kind]
     tokens, end = cfg.length + cfg.continuation, cfg.skip + cfg.prompts
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.pretrained.texts.values())
-    texts = [document.text for source in sources for document in source]
+    texts = texts_of(cfg.text, cfg.pretrained)
     if len(passages := list(islice(kinds.passages(tokenizer, texts, tokens), end))) < end:
         raise ValueError(
             f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} after the "

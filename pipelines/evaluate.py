@@ -67,14 +67,14 @@ def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: s
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
 
     record = measure(task, grid(plain(cfg.methods), plain(cfg.axes), task.length), **named)  # type: ignore[arg-type]
-    key = {
-        "count_models": plain(cfg.count_models),
-        "training": file_hash([cfg.training]),
-    }
-    beside = count_models(
-        instantiate(cfg.count_models), task, record.cells[0], cache=cfg.cache, key=key
+    counted = count_models(
+        instantiate(cfg.count_models),
+        task,
+        record.cells[0],
+        cache=cfg.cache,
+        key={"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])},
     )
-    beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
+    beside = counted | longer_text(task, plain(cfg.longer) if cfg.longer else None)
     layers = LayerOptions(between=False, skewness_gap=False)  # seconds: no end metric
     alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
     record = replace(

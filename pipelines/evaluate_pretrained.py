@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app, file_hash, own_values, plain
-from value_aware_study.data.text import HUB, documents
+from value_aware_study.data.text import HUB
 
 if TYPE_CHECKING:  # they bring torch
     from value_aware_attention.measurement import Task
@@ -72,12 +71,11 @@ def main(cfg: DictConfig) -> None:
 def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows]":
     """Loads the model on windows of the text. Raises ValueError for too few of them."""
     from value_aware_attention.probe import loaded, window_task
-    from value_aware_study.evaluation.pretrained import packaged_model
+    from value_aware_study.evaluation.pretrained import packaged_model, texts_of
 
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
     model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
     task, read = window_task(
-        model, tokenizer, [document.text for source in sources for document in source],
+        model, tokenizer, texts_of(cfg.text, cfg.model),
         windows=most, length=length, seed=0, context=length // 2,
     )  # fmt: skip
     if len(read) < FEWEST_WINDOWS:

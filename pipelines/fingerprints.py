@@ -71,9 +71,10 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """Returns {"values": the section that the app gets, "code": module -> hash}."""
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     # W&B's changes no result, and a choice is known to a running app alone
-    values = {key: section[key] for key in section if key not in ("run", "choice")}
     values = {
-        key: plain(value) if OmegaConf.is_config(value) else value for key, value in values.items()
+        key: plain(section[key]) if OmegaConf.is_config(section[key]) else section[key]
+        for key in section
+        if key not in ("run", "choice")
     }
     if "trainer" in values:
         trainer = values["trainer"]  # of it what a scale or a user may set, and changes a result

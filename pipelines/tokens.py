@@ -27,8 +27,9 @@ def main(cfg: DictConfig) -> None:
     causal = (cfg.causal_tokenizer, list(cfg.causal_sources or cfg.sources))
     masked = (cfg.masked_tokenizer, list(cfg.masked_sources or cfg.sources))
     with new_folder(cfg.folder) as folder:
-        options: dict[str, Any] = {"instance_folder": folder / "masked"}
-        options |= {"instance_lengths": lengths, "scratch": folder}
+        options: dict[str, Any] = {
+            "instance_folder": folder / "masked", "instance_lengths": lengths, "scratch": folder
+        }  # fmt: skip
         stream = partial(write, stream_folder=folder / "causal", score_first=cfg.score_first)
         if causal == masked:  # the same text and tokenizer serve both: tokenize once
             made = [stream(cfg, *causal, **options)]

@@ -46,8 +46,11 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
     tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
     words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
-    named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
-    named["tags"] = [tag for tag in tags if isinstance(tag, str)]
+    named: dict[str, Any] = {
+        "job_type": stage,
+        "name": f"{stage}/{words}",
+        "tags": [tag for tag in tags if isinstance(tag, str)],
+    }
     is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     if is_multirun or "WANDB_SWEEP_ID" in os.environ:
         named["group"] = f"{cfg.run.get('group')} sweep"

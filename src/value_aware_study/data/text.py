@@ -40,13 +40,14 @@ class TextFiles:
     field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
-        paths: list[tuple[Split | None, str | Path]] = [(None, self.path)]
-        if self.evaluation_path is not None:
-            paths = [("train", self.path), ("evaluation", self.evaluation_path)]
-        for split, path in paths:
-            yield from (
-                Document(text, split) for text in read_texts(path, field=self.field, show=print)
-            )
+        paths: dict[Split | None, str | Path] = (
+            {None: self.path}
+            if self.evaluation_path is None
+            else {"train": self.path, "evaluation": self.evaluation_path}
+        )
+        for split, path in paths.items():
+            for text in read_texts(path, field=self.field, show=print):
+                yield Document(text, split)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,8 +155,8 @@ def _byte_level(model: models.Model) -> Tokenizer:
 
 
 def _wrap(tokenizer: Tokenizer, specials: dict[str, str]) -> PreTrainedTokenizerFast:
-    named = dict(specials)
-    if "mask_token" in named:
-        named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
+    ends = {"cls_token": specials["bos_token"], "sep_token": specials["eos_token"]}
     # texts are packed and never truncated, so no text is too long
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **specials, **(ends if "mask_token" in specials else {})
+    )

@@ -107,10 +107,9 @@ def count_models(
         "exact": exact.unit_totals,
     }
 
-    def compute() -> dict[str, object]:
-        return {name: asdict(model) for name, model in counted(task, sums).items()}
-
-    baselines = RecordCache(cache, {}).get(identity, compute)
+    baselines = RecordCache(cache, {}).get(
+        identity, lambda: {name: asdict(model) for name, model in counted(task, sums).items()}
+    )
     return {name: read(Baseline, model) for name, model in baselines.items()}
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,7 +21,7 @@ from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_attention.records.matching import SLOT
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, WITH_MEAN
-from value_aware_study.data.text import HUB
+from value_aware_study.data.text import HUB, documents
 
 DEFAULT = "docstrings"
 """Name of the default text, that of the cards"""
@@ -55,6 +56,12 @@ def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
 def weights_of(card: Mapping[str, Any]) -> str:
     """Returns the folder or file of a card's weights, or their name on the hub."""
     return str(installed(card["weights"]))
+
+
+def texts_of(text: str | None, card: Mapping[str, Any]) -> list[str]:
+    """Reads the texts of a user's source as `documents` does; without one, those of a card."""
+    sources = [documents(text)] if text else map(instantiate, card["texts"].values())
+    return [document.text for source in sources for document in source]
 
 
 def named_text(cfg: Any, sha256: str, default: str) -> tuple[str, str]:

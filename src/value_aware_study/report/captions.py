@@ -1,7 +1,7 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.estimate import rounded
@@ -101,14 +101,11 @@ def queries_of(measured: Iterable[Measured]) -> str:
     return " ".join(f"{'; '.join(labels)}: {queries}." for queries, labels in models.items())
 
 
-def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
-    """Lists hardware, threads and versions, for the page's last section."""
-    versions = ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
-    return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
-
-
 def machine_of(record: Record | CacheRecord) -> str:
-    return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
+    """Lists hardware, threads and versions, for the page's last section."""
+    on = record.run_on
+    versions = ", ".join(f"{name} {on.versions[name]}" for name in sorted(on.versions))
+    return f"hardware: {on.hardware}, {plural(on.threads, 'thread')}; {versions}."
 
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:

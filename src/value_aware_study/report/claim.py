@@ -239,9 +239,11 @@ def _sentence(effect: Effect, numbers: Sequence[float], *, differ: bool) -> str:
     """Writes "elu × 0.361 (0.190 to 0.688; seeds 0.272 to 0.446)"."""
     value, low, high, *seeds = (_text(end, effect.unit) for end in numbers)
     form = {"ratio": "× {}", "points": "{} points"}.get(effect.unit, "{}")
-    beside = f"; seeds {' to '.join(seeds)}" if seeds else ""
-    beside += "; trainings differ in which should be larger" if differ else ""
-    return f"{effect.label} {form.format(value)} ({low} to {high}{beside})"
+    return (
+        f"{effect.label} {form.format(value)} ({low} to {high}"
+        f"{'; seeds ' if seeds else ''}{' to '.join(seeds)}"
+        f"{'; trainings differ in which should be larger' if differ else ''})"
+    )
 
 
 def _scaled(effect: float, unit: str) -> float:

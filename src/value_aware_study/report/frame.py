@@ -237,12 +237,13 @@ class Results:
 
 
 def _row(record: Record, cell: Cell) -> Row:
-    row: Row = {name: getattr(record, name) for name in MODEL_COLUMNS}
-    row |= {"approximation": cell.approximation, **cell.parameters}
-    row |= {name: x for name in ("budget", "cost") if (x := getattr(cell, name)) is not None}
-    row |= {name: getattr(cell, name) for name in MEASURES}
-    error = cell.error
-    if error is None:
+    row: Row = (
+        {name: getattr(record, name) for name in MODEL_COLUMNS}
+        | {"approximation": cell.approximation, **cell.parameters}
+        | {name: x for name in ("budget", "cost") if (x := getattr(cell, name)) is not None}
+        | {name: getattr(cell, name) for name in MEASURES}
+    )
+    if (error := cell.error) is None:
         return row | dict.fromkeys(EXTRAS) | {"relative_output_error_by_layer": ""}
     return (
         row

@@ -223,8 +223,10 @@ def _check_alike(what: str, values: Mapping[str, str]) -> None:
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
-    files = [places["metrics"] / "tokens.json", *places["metrics"].glob("train/*.json")]
-    files += [*places["explored"].glob("*.json"), *places["records"].rglob("*.json")]
+    files = [
+        *(places["metrics"] / "tokens.json", *places["metrics"].glob("train/*.json")),
+        *(*places["explored"].glob("*.json"), *places["records"].rglob("*.json")),
+    ]
     texts = {file: file.read_text(encoding="utf-8") for file in files}
     return sorted(
         f"{file.parent.name}/{file.name}"

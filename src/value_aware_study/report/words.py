@@ -72,9 +72,11 @@ def sentences(
         plus = "" if missing(row["value"]) or row["value"] <= 0 else sign
         over_text = interval(row.get("low"), row.get("high"), digits, text)
         trained = interval(*range_over(row), digits, text)
-        sentence = f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
-        sentence += "" if over_text == DASH else f" ({over_text})"
-        written.append(sentence if trained == DASH else f"{sentence}; {trained} over trainings")
+        written.append(
+            f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
+            f"{'' if over_text == DASH else f' ({over_text})'}"
+            f"{'' if trained == DASH else f'; {trained} over trainings'}"
+        )
     return written
 
 

@@ -46,14 +46,12 @@ def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
 
 def with_hours(row: Mapping[str, Any], operations_per_second: float | None) -> dict[str, Any]:
     """Adds the estimated hours to a row, unless the speed is None; the longest text stays last."""
-    columns = dict(row)
-    if operations_per_second is not None:
-        optimizer = columns.pop("optimizer")
-        columns |= {
-            "hours": row["operations"] / operations_per_second / 3600,
-            "optimizer": optimizer,
-        }
-    return columns
+    if operations_per_second is None:
+        return dict(row)
+    hours = row["operations"] / operations_per_second / 3600
+    return {name: row[name] for name in row if name != "optimizer"} | {
+        "hours": hours, "optimizer": row["optimizer"]
+    }  # fmt: skip
 
 
 def assumptions(operations: float, operations_per_second: float | None) -> str:

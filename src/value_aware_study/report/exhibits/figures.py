@@ -257,10 +257,12 @@ def figure_3(results: Results) -> Exhibit | None:
     """Shows learning curves, masked and causal models apart; None if there are none."""
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     drawn = [
-        (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
-        for name, mark in (("short", look.SHORT_MARK), ("long", look.LONG_MARK))
+        *(
+            (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
+            for name, mark in (("short", look.SHORT_MARK), ("long", look.LONG_MARK))
+        ),
+        *((f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNEL_NAMES),
     ]
-    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNEL_NAMES]
     rows = [
         {"series": name, "metric": metric, "count": point["step"], "value": value}
         | {"training": training, "units": 1, "low": math.nan, "high": math.nan}

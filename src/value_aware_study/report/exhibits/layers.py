@@ -290,25 +290,23 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
     beyond = (data["high"] >= data["keys"]).fillna(False)  # an end at all keys is undetermined
     ends = zip(words.intervals(data, 0), data["low"], beyond, strict=True)
-    columns = {named: data["model"]}
-    if data["layer"].nunique() > 1:
-        columns["layer"] = data["layer"].astype(str)
-    columns |= {
+    ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
+    random = zip(*(data[name] for name in CONTROLS if name in data), strict=True)
+    columns = {
+        named: data["model"],
+        **({"layer": data["layer"].astype(str)} if data["layer"].nunique() > 1 else {}),
         "r, value-aware keys": data["r"].astype(str),
         "keys by weight": data["keys_needed"].map(written).where(counted, NO_COUNT),
         "95% interval": [
             f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text
             for text, low, is_beyond in ends
         ],
-    }
-    ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
-    columns |= {"range over trainings": ranges} if single else {}
-    if CONTROLS[0] in data:
-        columns[AT_RANDOM] = [
-            with_interval(keys, low, high, 0)
-            for keys, low, high in zip(*(data[name] for name in CONTROLS), strict=True)
-        ]
-    columns |= {
+        **({"range over trainings": ranges} if single else {}),
+        **(
+            {AT_RANDOM: [with_interval(keys, low, high, 0) for keys, low, high in random]}
+            if CONTROLS[0] in data
+            else {}
+        ),
         "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NO_COUNT),
         "median query": data["median"].map(whole),
         "quartiles": words.intervals(data, 0, ends=("lower_quartile", "upper_quartile")),

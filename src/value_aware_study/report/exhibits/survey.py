@@ -204,8 +204,10 @@ def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
     """Tabulates every method at every budget: cost, output error, and end metric."""
     labels = {record.model: words.model_label(record) for record in records}
     places = {model: place for place, model in enumerate(labels)}
-    columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
-    columns += ["value", "low", "high", *CHANGES, "seeds", "seeds_low", "seeds_high"]
+    columns = [
+        *("model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS),
+        *("value", "low", "high", *CHANGES, "seeds", "seeds_low", "seeds_high"),
+    ]
     order = frame.assign(place=frame["model"].map(places))
     order = order.sort_values(["place", "budget", "relative_output_error"], kind="stable")
     data = order[columns].reset_index(drop=True)

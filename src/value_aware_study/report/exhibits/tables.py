@@ -184,10 +184,12 @@ def _masked_rows(results: Results) -> list[Row]:
 
 def _masked_row(label: str, paper: float | None, ours: Row, approximation: str = "") -> Row:
     """Makes a row of Table 1; with `approximation` "exact" it has no change."""
-    row = {"method": label, "approximation": approximation, "paper": paper}
     single = [name for begun in ("own_", "difference_") for name in of_trainings(ours, begun)]
-    row |= {name: ours.get(name) for name in (*MASKED_MEASURES, *single)}
-    return row | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
+    return (
+        {"method": label, "approximation": approximation, "paper": paper}
+        | {name: ours.get(name) for name in (*MASKED_MEASURES, *single)}
+        | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
+    )
 
 
 def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iterator[Row]:
@@ -543,8 +545,11 @@ def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
     first = trainings.get(FIRST, {})
     settings = [metrics.get("hyperparameters", {}) for metrics in trainings.values()] or [{}]
     seeds = [values["seed"] for values in settings if "seed" in values]
-    values = {name: first.get(name) for name in ("parameters", "steps")} | settings[0]
-    values |= {"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {}
+    values = (
+        {name: first.get(name) for name in ("parameters", "steps")}
+        | settings[0]
+        | ({"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {})
+    )
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -557,8 +562,9 @@ def model_trainings(training: Mapping[str, Row], model: str) -> dict[str, Row]:
 def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Table:
     """Tabulates hyperparameters by model; keys without a row of their own get rows at the end."""
     present = {key for settings in columns.values() for key in settings}
-    labels = {key: label for key, label in rows.items() if key in present}
-    labels |= {key: key.replace("_", " ") for key in sorted(present - set(rows))}
+    labels = {key: label for key, label in rows.items() if key in present} | {
+        key: key.replace("_", " ") for key in sorted(present - set(rows))
+    }
     return Table(
         pd.DataFrame(
             [
