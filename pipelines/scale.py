@@ -215,9 +215,11 @@ def refusals_of_dvc() -> Iterator[None]:
         ) from None
     except (DvcException, GitError) as error:
         reasons = dict.fromkeys(one_line(e) for e in (error, error.__cause__) if e)
-        remedy = "git status names the files that have changed"
-        if isinstance(error, ReproductionError):
-            remedy = "once what is said above is put right, the same command goes on from there"
+        remedy = (
+            "once what is said above is put right, the same command goes on from there"
+            if isinstance(error, ReproductionError)
+            else "git status names the files that have changed"
+        )
         raise ValueError(f"DVC: {': '.join(reasons)}; {remedy}") from None
 
 

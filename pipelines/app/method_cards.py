@@ -50,14 +50,15 @@ def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
 
 def grid_section(used: Iterable[tuple[Card, Mapping[str, object]]]) -> dict[str, object]:
     """Composes a grid's methods with their axes; named values become interpolations."""
-    methods, axes = {}, {}
-    for card, values_of in used:
-        methods[card.name] = card.build()
-        axes[card.name] = {
+    axes_of = list(used)
+    axes = {
+        card.name: {
             argument: f"${{{values}}}" if isinstance(values, str) else values
             for argument, values in values_of.items()
         }
-    return {"methods": methods, "axes": axes}
+        for card, values_of in axes_of
+    }
+    return {"methods": {card.name: card.build() for card, _ in axes_of}, "axes": axes}
 
 
 def survey(methods: Iterable[Card]) -> dict[str, object]:

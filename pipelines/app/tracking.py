@@ -46,14 +46,14 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
     tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
     words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
-    named: dict[str, Any] = {
+    is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    is_sweep = is_multirun or "WANDB_SWEEP_ID" in os.environ
+    named = {
         "job_type": stage,
         "name": f"{stage}/{words}",
         "tags": [tag for tag in tags if isinstance(tag, str)],
+        **({"group": f"{cfg.run.get('group')} sweep"} if is_sweep else {}),
     }
-    is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    if is_multirun or "WANDB_SWEEP_ID" in os.environ:
-        named["group"] = f"{cfg.run.get('group')} sweep"
     if (run := instantiate(cfg.run, **named)) is None:
         yield None
         return

@@ -244,9 +244,8 @@ def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = 
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch[rows]
-    return {name: tensor[rows] for name, tensor in batch.items()}
+    is_tensor = isinstance(batch, Tensor)
+    return batch[rows] if is_tensor else {name: tensor[rows] for name, tensor in batch.items()}
 
 
 def row_count(batch: Batch) -> int:

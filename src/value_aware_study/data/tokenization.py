@@ -64,15 +64,12 @@ class WordLevel:
         self.padding_multiple = padding_multiple
 
     def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(text.split())
+        counts = Counter(word for text in texts for word in text.split())
         if not counts:
             raise ValueError("a word-level vocabulary needs at least one word, the texts hold none")
         specials = {name: token for name, token in SPECIALS.items() if name != "mask_token"}
-        for token in specials.values():
-            counts.pop(token, None)
-        words = [*specials.values(), *sorted(counts, key=lambda word: (-counts[word], word))]
+        types = counts.keys() - {*specials.values()}
+        words = [*specials.values(), *sorted(types, key=lambda word: (-counts[word], word))]
         words += [
             f"madeupword{number:04d}" for number in range(-len(words) % self.padding_multiple)
         ]

@@ -324,9 +324,8 @@ def write_probe(
     texts = {
         "record.json": with_checksum(record.to_json()),
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
+        **({"caches.json": with_checksum(cached.to_json())} if cached else {}),
     }
-    if cached is not None:
-        texts["caches.json"] = with_checksum(cached.to_json())
     section = model_section(record, explored=explored)
     write_page(
         Page(

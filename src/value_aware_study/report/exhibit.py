@@ -69,10 +69,11 @@ class Table:
 
     def numeric(self) -> list[bool]:
         """Reports which columns hold only numbers, to be aligned right; the first never does."""
-        numeric = []
-        for column in zip(*self.rows(), strict=True):
-            texts = [text for text in column if text not in ("", "–")]
-            numeric.append(bool(texts) and all(map(NUMBER.match, texts)))
+        columns = [
+            [text for text in column if text not in ("", "–")]
+            for column in zip(*self.rows(), strict=True)
+        ]
+        numeric = [bool(texts) and all(map(NUMBER.match, texts)) for texts in columns]
         return [False, *numeric[1:]] if numeric else [False] * self.display.shape[1]
 
     def _text(self) -> pd.DataFrame:

@@ -93,11 +93,11 @@ def vocabulary_size(section: DictConfig, chosen: DictConfig, tokens: DictConfig)
 
 def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:
     """Builds a training module with random weights and no warm-up."""
-    size = {"vocabulary_size": vocabulary}
-    if "positions" in section:
-        model = build_roberta(**section.layers, **section.positions, **size)
-    else:
-        model = instantiate(section.model, **size)
+    model = (
+        build_roberta(**section.layers, **section.positions, vocabulary_size=vocabulary)
+        if "positions" in section
+        else instantiate(section.model, vocabulary_size=vocabulary)
+    )
     module: LanguageModeling = instantiate(section.module, model)
     module.schedule = LinearWarmupDecay(
         peak=section.module.schedule.peak, warmup_proportion=0.0, steps=2

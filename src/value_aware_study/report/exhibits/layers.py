@@ -188,9 +188,11 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
 def _bars(measured: Measured, title: str = "") -> look.Panel:
     """Draws the keys by weight that match r, next to those for random weights or to r itself."""
     errors = measured.output_error
-    nets = {words.ORACLES[OBLIVIOUS]: errors}
-    if measured.control:
-        nets = {OF_TRAINING: errors, AT_RANDOM: measured.control.output_error}
+    nets = (
+        {OF_TRAINING: errors, AT_RANDOM: measured.control.output_error}
+        if measured.control
+        else {words.ORACLES[OBLIVIOUS]: errors}
+    )
     sizes = [row.r for row in errors.matching_keys if row.layer is None and row.r <= MOST_BAR_KEYS]
     rows: list[Row] = [
         {"name": f"r = {r}", "series": net, "value": row.keys, "low": row.low, "high": row.high}
@@ -577,15 +579,14 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Pane
     logs = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
     mean = np.exp(logs["log"].mean()).rename("gap").reset_index()
     gap = f", OVO's error over OVA's with {SIZE} keys"
-    told = []
-    for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers")):
-        told.append(
-            rows.assign(
-                said=words.sentences(
-                    rows.rename(columns={"gap": "value"}), f"{{series}}, {of}, {{kernel}}{gap}"
-                )
+    told = [
+        rows.assign(
+            said=words.sentences(
+                rows.rename(columns={"gap": "value"}), f"{{series}}, {of}, {{kernel}}{gap}"
             )
         )
+        for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers"))
+    ]
     x = alt.X(
         "kernel:N",
         title="degree, or the model's own kernel",

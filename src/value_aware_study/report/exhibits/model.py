@@ -142,12 +142,14 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
 
 def _metric_text(row: Row, digits: int) -> dict[str, str]:
     """Writes a row of the table; a perplexity's interval is that of its ratio to exact."""
-    text = {"95% interval": interval(row["low"], row["high"], digits)}
-    if "over_exact_value" in row:
-        text = {
+    text = (
+        {
             "over exact": factor(row["over_exact_value"], 2),
             "95% interval": interval(row["over_exact_low"], row["over_exact_high"], 2, factor),
         }
+        if "over_exact_value" in row
+        else {"95% interval": interval(row["low"], row["high"], digits)}
+    )
     return {
         "method": words.full_name(row["approximation"]),
         "r, keys": f"{row['r']:,}"
