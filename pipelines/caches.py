@@ -4,7 +4,7 @@ python -m pipelines.caches [model=PATH_OR_NAME] [text=FILE] [kind=needles|recall
     [length=512] [gaps=true] [decoding=true] ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -41,7 +41,7 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.probe import loaded
     from value_aware_attention.records.terminal import cache_table
     from value_aware_attention.texts import text_paths
-    from value_aware_study.evaluation.pretrained import named_text, packaged_model
+    from value_aware_study.evaluation.pretrained import named_text, packaged_model, texts_of
     from value_aware_study.safe_text import inside
 
     if cfg.model and not cfg.text:
@@ -58,7 +58,8 @@ def main(cfg: DictConfig) -> None:
     store = RecordCache(cfg.cache, {"weights": file_hash(checkpoint_files(folder)), "code": code})
     with tracked(cfg, "caches", text):
         record = measure_prompts(
-            model, prompts(cfg, tokenizer), caches, keep=cfg.keep, store=store,
+            model, prompts(cfg, tokenizer, texts_of(cfg.text, cfg.pretrained)), caches,
+            keep=cfg.keep, store=store,
             name=short if cfg.model else cfg.pretrained.model, task=cfg.kind, text=text,
             description=description, gaps=cfg.gaps,
             decoded=cfg.continuation if cfg.decoding else 0,
@@ -86,10 +87,11 @@ def caches_of_group(cfg: DictConfig) -> "Mapping[str, Build]":
     }
 
 
-def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prompt]":
+def prompts(
+    cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]
+) -> "list[Prompt]":
     """Builds the prompts of a kind, each from a passage of its own; ValueError for too few."""
     from value_aware_study.evaluation import prompts as kinds
-    from value_aware_study.evaluation.pretrained import texts_of
 
     build = {
         "running_text": kinds.running_text,
@@ -97,7 +99,6 @@ def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prom
         "recalled_list": kinds.recalled_list,
     }[cfg.kind]
     tokens, end = cfg.length + cfg.continuation, cfg.skip + cfg.prompts
-    texts = texts_of(cfg.text, cfg.pretrained)
     if len(passages := list(islice(kinds.passages(tokenizer, texts, tokens), end))) < end:
         raise ValueError(
             f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} after the "

@@ -187,8 +187,10 @@ def to_run(cfg: DictConfig, targets: Sequence[str]) -> Iterator[str]:
             changed = {stage for stage in needs if stage.status()}
     names = [stage.addressing for stage, needs_of in needs.items() if needs_of & changed]
     minutes = sum(seconds.get(name, 0.0) for name in names) / 60
-    about = f", about {minutes:.0f} minutes" if minutes else ""
-    yield f"{len(names)} of {len(needs)} stages will run{about}"
+    yield (
+        f"{len(names)} of {len(needs)} stages will run"
+        f"{f', about {minutes:.0f} minutes' if minutes else ''}"
+    )
     for name in names:
         yield f"  {name}" + (f", {seconds[name] / 60:.1f} minutes" if name in seconds else "")
 

@@ -38,13 +38,15 @@ def main(cfg: DictConfig) -> None:
         for kind in ("causal", "masked"):
             write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
-    read = [Path(cfg.folder) / name for name in ("causal", "causal/evaluation.npy", "masked")]
     tracking.record_made(
         cfg,
         "tokens",
         {"corpus": file_hash([cfg.corpus])},
         "data",
-        [file_hash([path]) for path in read],
+        [
+            file_hash([Path(cfg.folder) / name])
+            for name in ("causal", "causal/evaluation.npy", "masked")
+        ],
     )
 
 
@@ -56,8 +58,13 @@ def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: A
         name: SourceQuota(train=source.train_instances, evaluation=source.evaluation_instances)
         for name, source in ((name, cfg.sources[name]) for name in names)
     }
-    shared = {"corpus": Path(cfg.corpus), "seed": cfg.seed}
-    return write_tokens(tokenizer=instantiate(tokenizer), sources=quotas, **shared, **options)
+    return write_tokens(
+        corpus=Path(cfg.corpus),
+        sources=quotas,
+        tokenizer=instantiate(tokenizer),
+        seed=cfg.seed,
+        **options,
+    )
 
 
 if __name__ == "__main__":

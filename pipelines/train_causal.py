@@ -51,8 +51,8 @@ def main(cfg: DictConfig) -> None:
 
     def module():
         model = instantiate(cfg.model, _partial_=True)  # Hydra would make a config of `attention`
-        sizes = {"vocabulary_size": len(tokenizer), "trained_attention": attention}
-        return instantiate(cfg.module, with_linear_memory(model(**sizes)))
+        built = model(vocabulary_size=len(tokenizer), trained_attention=attention)
+        return instantiate(cfg.module, with_linear_memory(built))
 
     train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
 

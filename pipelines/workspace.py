@@ -74,11 +74,11 @@ def built(entity: str, project: str) -> workspaces.Workspace:
 def models_compared(metric: str) -> panels.ParallelCoordinatesPlot:
     """Compares models by their metric with exact attention and with few keys."""
     methods = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4")
-    names = [*(f"{metric}_{name}" for name in methods), "match_4_keys"]
     return panels.ParallelCoordinatesPlot(
         title=f"Models compared: {metric}",
         columns=[
-            panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names
+            panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name))
+            for name in (*(f"{metric}_{method}" for method in methods), "match_4_keys")
         ],
     )
 

@@ -94,8 +94,10 @@ def one_line(error: BaseException) -> str:
         )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        near = asked(get_close_matches(option, error.options, n=1))
-        return f"{group} is {shown(option)}; it must be one of {', '.join(error.options)}{near}"
+        return (
+            f"{group} is {shown(option)}; it must be one of {', '.join(error.options)}"
+            f"{asked(get_close_matches(option, error.options, n=1))}"
+        )
     text = text.partition("\nConfig search path:")[0]
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__

@@ -210,9 +210,9 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
         raise ValueError(f"{name} is {first['input']}; {rule}") from None
     except wandb.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        about = ", ".join(variables) or "logger"
         raise ValueError(
-            f"{about}: W&B starts no run: {reason}; logger=none does without"
+            f"{', '.join(variables) or 'logger'}: W&B starts no run: {reason}; logger=none does "
+            f"without"
         ) from None
 
 

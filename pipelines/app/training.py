@@ -85,10 +85,10 @@ def train(
                 **cfg.trainer,
             )
         except torch.OutOfMemoryError:
-            sizes = f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches"
             raise ValueError(
-                f"out of GPU memory while training {cfg.name}: a batch_size of {sizes}; a larger "
-                f"trainer.accumulate takes the same steps in less memory, and so does "
+                f"out of GPU memory while training {cfg.name}: a batch_size of "
+                f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches; a "
+                f"larger trainer.accumulate takes the same steps in less memory, and so does "
                 f"trainer.checkpoint_activations=true"
             ) from None
         if run:

@@ -147,12 +147,6 @@ VALUE_RULES = {
     for pattern in patterns
 }
 """Rules by patterns of keys, `*` for any text; the first that matches holds."""
-RULES_OF_TYPES = {
-    bool: SWITCH,
-    float: NOT_NEGATIVE,
-    str: TEXT,
-    list: Rule("a list", lambda v: isinstance(v, list)),
-}
 ADDED = (
     *("corpus.sources.*", "caches.compared.*", "evaluate.axes.*", "survey.vary.*"),
     *(f"trainer.{name}" for name in TRAINER),
@@ -285,7 +279,10 @@ def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[obj
         )
     is_other = repr(value) not in map(repr, before) and "${" not in str(first)
     if is_other and rule_of(key) is ANYTHING:
-        rules = RULES_OF_TYPES | {int: whole(0 if first == 0 else 1)}
+        rules = {
+            **{bool: SWITCH, float: NOT_NEGATIVE, str: TEXT, int: whole(0 if first == 0 else 1)},
+            list: Rule("a list", lambda v: isinstance(v, list)),
+        }
         rules.get(type(first), ANYTHING).check(key, value)
 
 

@@ -26,7 +26,6 @@ class CacheCard(MethodCard):
     after: Mapping[str, Any] | None = None
 
     def method(self, r: int) -> Any:
-        """Builds the method with r keys."""
         return instantiate(
             OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()}).method
         )

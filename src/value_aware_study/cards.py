@@ -81,7 +81,6 @@ class Card(MethodCard):
     train: Mapping[str, Any] | None = field(default_factory=dict)
 
     def method(self, r: int) -> Any:
-        """Builds the method with r keys per query."""
         return instantiate(self.build(r=r))
 
     def curve(self, setting: Mapping[str, Any]) -> str:

@@ -60,14 +60,13 @@ def write_corpus(
         raise ValueError("a corpus needs at least one source, none was given")
     with new_folder(folder) as partial:
         hashes: set[int] = set()
-        fractions = (evaluation_fraction, validation_fraction)
         counts = {
             name: _write_source(
                 name,
                 without_copies(documents, hashes) if remove_copies else documents,
                 inside(partial, name),
                 seed,
-                fractions,
+                (evaluation_fraction, validation_fraction),
             )
             for name, documents in sources.items()
         }

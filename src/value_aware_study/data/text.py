@@ -141,8 +141,9 @@ class HubDocuments:
     def _rows(self, hub_split: str) -> Iterator[str]:
         for row in self._load(hub_split):
             if not isinstance((text := row.get(self.field)), str):
-                columns = ", ".join(row)
-                raise ValueError(f"{self.path} has no texts in {self.field!r}, only {columns}")
+                raise ValueError(
+                    f"{self.path} has no texts in {self.field!r}, only {', '.join(row)}"
+                )
             yield text
 
     def _load(self, hub_split: str) -> Iterable[Mapping[str, object]]:

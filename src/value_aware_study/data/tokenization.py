@@ -73,8 +73,11 @@ class WordLevel:
         words += [
             f"madeupword{number:04d}" for number in range(-len(words) % self.padding_multiple)
         ]
-        vocabulary = {word: index for index, word in enumerate(words)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIALS["unk_token"]))
+        tokenizer = Tokenizer(
+            models.WordLevel(
+                {word: index for index, word in enumerate(words)}, unk_token=SPECIALS["unk_token"]
+            )
+        )
         tokenizer.normalizer = normalizers.Replace("\n", f" {SPECIALS['eos_token']} ")
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return _wrap(tokenizer, specials)
@@ -104,8 +107,9 @@ class PretrainedTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=offline)
         except (OSError, ValueError) as error:
-            reason = why_not(self.path, error)
-            raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None
+            raise FileNotFoundError(
+                f"no tokenizer at {self.path!r}: {why_not(self.path, error)}"
+            ) from None
         if tokenizer.eos_token is None and tokenizer.sep_token:  # BERT's
             tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
         if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):

@@ -70,16 +70,18 @@ def write_tokens(
     Temporary Arrow files lie in `scratch`.
     """
     _check_written(corpus, sources)
-    files = (inside(corpus, name) / "train.jsonl" for name in sources)
-    built = tokenizer.build(chain.from_iterable(map(read_texts, files)))
+    built = tokenizer.build(
+        text for name in sources for text in read_texts(inside(corpus, name) / "train.jsonl")
+    )
     counts: dict[str, Counts] = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
         built.save_pretrained(folder / "tokenizer")
     with TemporaryDirectory(prefix="arrow-", dir=scratch) as arrow:
         for split in SPLITS:
             order = seed if split == "train" or stream_folder is None else None
-            options = {"tokenizer": built, "seed": order, "cache_dir": Path(arrow)}
-            streams = _streams(corpus, sources, split, **options)
+            streams = _streams(
+                corpus, sources, split, tokenizer=built, seed=order, cache_dir=Path(arrow)
+            )
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
             if stream_folder is not None and streams:

@@ -18,9 +18,6 @@ from value_aware_attention.measurement.layers import rounded
 from value_aware_attention.records.record import Panel, Picture
 from value_aware_study.evaluation.grid import setting
 
-POINTS = 16
-"""Parameters that one pass of the search for a budget tries"""
-
 
 class Affordable(NamedTuple):
     """A parameter, and the method's cost: multiply-adds over those of one key, a query."""
@@ -34,8 +31,11 @@ def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bo
 
     Assumes self-attention over `length` positions, with values as wide as the queries.
     """
-    sizes = {"queries": length, "keys": length, "head_dim": head_dim, "value_dim": head_dim}
-    return budget(method, **sizes, is_causal=is_causal) / (2 * head_dim)
+    multiply_adds = budget(
+        method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim,
+        is_causal=is_causal,
+    )  # fmt: skip
+    return multiply_adds / (2 * head_dim)
 
 
 def closest_to_budget(
@@ -59,7 +59,7 @@ def closest_to_budget(
         return abs(costs[parameter] - keys)
 
     low, high = 1, length
-    while untried := {*range(low, high, max(1, (high - low) // POINTS)), high} - costs.keys():
+    while untried := {*range(low, high, max(1, (high - low) // 16)), high} - costs.keys():
         for parameter in untried:
             costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
         tried = sorted(costs)

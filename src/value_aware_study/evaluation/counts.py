@@ -30,8 +30,6 @@ GAP_CANDIDATES = 512
 """Tokens that n-grams choose among in a gap: the likeliest between its two neighbours."""
 GAPS_AT_ONCE = 256
 """Rows of scores over the whole vocabulary in memory at a time."""
-RANDOM_OR_KEPT = 0.1
-"""Share of the masked tokens that masking replaces by a random token; as many stay unchanged."""
 
 
 class _Discounted(NamedTuple):
@@ -258,7 +256,7 @@ class MaskedCounts:
         unmasked = (visible != training.mask_token)[:, None]
         return np.where(
             unmasked,
-            np.log(RANDOM_OR_KEPT * ((candidates == visible[:, None]) + 1 / ordinary)),
+            np.log(0.1 * ((candidates == visible[:, None]) + 1 / ordinary)),
             0.0,
         )
 

@@ -64,8 +64,11 @@ NOT_JOINED = "Curves of fewer than three settings are not joined."
 
 def keys(records: Iterable[Record], paper: int) -> str:
     """Explains that r is a number of keys, and that its share depends on the sequence length."""
-    ours = " and ".join(map(str, sorted({record.length for record in records}))) or "no"
-    return f"r is a number of keys, not a share: our sequences have {ours}, the paper's {paper}."
+    lengths = sorted({record.length for record in records})
+    return (
+        "r is a number of keys, not a share: our sequences have "
+        f"{' and '.join(map(str, lengths)) or 'no'}, the paper's {paper}."
+    )
 
 
 def measured_on(record: Record) -> str:
@@ -136,8 +139,12 @@ def ours(records: Iterable[Record]) -> str:
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
     """States over how many trainings the numbers of our models are averaged."""
-    of_tasks = (r for r in results.records if r.task in tasks)
-    trained = (record.model for record in of_tasks for _ in results.trainings_of(record))
+    trained = (
+        record.model
+        for record in results.records
+        if record.task in tasks
+        for _ in results.trainings_of(record)
+    )
     return means(trained, drawn) or " One training of each model; intervals are over text alone."
 
 

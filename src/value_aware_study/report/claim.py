@@ -204,8 +204,11 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
         )
     first, means = effects[0], [effect.mean for effect in effects]
     if len({len(effect.counts) for effect in effects}) > 1:
-        other = "layers" if first.unit == "correlation" else "text"
-        return Finding(f"{first.label} not compared: other {other}", None, first.what, first.label)
+        sentence = (
+            f"{first.label} not compared: other "
+            f"{'layers' if first.unit == 'correlation' else 'text'}"
+        )
+        return Finding(sentence, None, first.what, first.label)
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
     totals, counts = (
         np.sum([getattr(effect, name) for effect in effects], axis=0)  # trainings share the text

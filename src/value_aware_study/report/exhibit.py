@@ -154,7 +154,6 @@ class Page:
             raise ValueError(f"two parts of the page are named {twice[0]}; names are anchors")
 
     def exhibits(self) -> Iterator[Exhibit]:
-        """Returns every exhibit, in the order of the page."""
         return chain.from_iterable(section.exhibits for section in self.every_section())
 
     def every_section(self) -> Iterator[Section]:

@@ -40,7 +40,6 @@ from value_aware_study.report.words import (
 )
 
 RANDOM_SEED = "seed"
-PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 OUTPUT_ERRORS = tuple(f"relative_output_error{end}" for end in ("", "_low", "_high"))
@@ -259,7 +258,10 @@ def _row(record: Record, cell: Cell) -> Row:
 
 def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
     """Makes a data frame of fixed columns, and one for each further parameter."""
-    fixed = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
+    fixed = (
+        *(*MODEL_COLUMNS, "approximation"),
+        *("r", "norm", "rounds", "features", "scaling", RANDOM_SEED),
+    )
     others = sorted({name for row in rows for name in row} - {*fixed, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*fixed, *others, *MEASURED, *last])
     numbers = [*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION_COLUMNS, "largest_error"]

@@ -116,8 +116,10 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     if exhibit.table:
         path.with_suffix(".csv").write_text(exhibit.table.csv(), encoding="utf-8")
         if _shown(exhibit.table):
-            heading = f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}"
-            text = f"{heading}\n\n{exhibit.table.markdown()}"
+            text = (
+                f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}\n\n"
+                f"{exhibit.table.markdown()}"
+            )
             path.with_suffix(".md").write_text(text, encoding="utf-8")
     if exhibit.charts:
         title = exhibit.title if exhibit.shared else ""

@@ -157,8 +157,9 @@ def read_folder(folder: Path | str) -> list[Record]:
     _check_alike("corpora", {name: record.text.description for name, record in records.items()})
     for model, files in grouped((record.model, name) for name, record in records.items()).items():
         if len(files) > 1:
-            twice = f"{files[0]} and {files[1]} are both records of {model}"
-            raise ValueError(f"{twice}: remove one of them")
+            raise ValueError(
+                f"{files[0]} and {files[1]} are both records of {model}: remove one of them"
+            )
     return list(records.values())
 
 

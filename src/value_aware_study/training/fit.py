@@ -234,10 +234,9 @@ def _run(
             raise
         if trainer.max_steps % checkpoint.evaluate_every:
             trainer.validate(module, evaluation, verbose=False)
-        steps = len(train_batches)  # type: ignore[arg-type]
-        if trainer.global_step != steps or not module.curve:
+        if trainer.global_step != trainer.max_steps or not module.curve:
             raise ValueError(
-                f"the training ended after {trainer.global_step} of {steps} steps with "
+                f"the training ended after {trainer.global_step} of {trainer.max_steps} steps with "
                 f"{len(module.curve)} evaluations: an argument of the trainer has cut it short"
             )
         if trainer.is_global_zero:
@@ -407,7 +406,6 @@ class StepProgress(Callback):
             self._log(trainer.global_step, trainer.max_steps, cast("LanguageModeling", module))
 
     def _log(self, step: int, steps: int, module: LanguageModeling) -> None:
-        """Logs the step, the latest values and the time that is left."""
         self.logged = time.monotonic()
         left = (self.logged - self.began) * (steps - step) / max(1, step - self.first)
         values = ", ".join(f"{name} {value:,.6g}" for name, value in module.latest.items())

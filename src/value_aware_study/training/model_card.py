@@ -112,12 +112,14 @@ tokenizer = AutoTokenizer.from_pretrained({name})"""
 
 
 def _hyperparameters(values: Mapping[str, object]) -> str:
-    rows = [
-        {"name": name.replace("_", " "), "value": values[name]}
-        for name in sorted(values)
-        if values[name] is not None
-    ]
-    return _table(rows, {"name": "hyperparameter", "value": "value"})
+    return _table(
+        [
+            {"name": name.replace("_", " "), "value": values[name]}
+            for name in sorted(values)
+            if values[name] is not None
+        ],
+        {"name": "hyperparameter", "value": "value"},
+    )
 
 
 def _table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> str:

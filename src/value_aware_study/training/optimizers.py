@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
-from torch.optim import Muon as MatrixMuon
 from torch.optim.optimizer import ParamsT
 
 
@@ -124,7 +123,7 @@ class Muon(_StepwiseOptimizer):
             raise ValueError(f"adamw_rate is {adamw_rate}; it must be positive")
         groups = [group if group["hidden"] else group | {"lr": lr * adamw_rate} for group in params]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        self._muon = partial(MatrixMuon, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        self._muon = partial(torch.optim.Muon, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         self._adamw = partial(AdamW, betas=(betas[0], betas[1]), eps=eps, fused=True)
         self._optimizers()  # rejects untrainable parameters now, and completes the groups
 

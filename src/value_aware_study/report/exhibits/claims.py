@@ -117,7 +117,6 @@ class Model:
         return Sums.of(cells) if cells else None
 
     def added(self, setting: Setting, other: Setting) -> Sums | None:
-        """Subtracts the loss of another setting from that of a setting."""
         sums, less = self.sums(setting), self.sums(other)
         return Sums(sums.totals - less.totals, sums.counts) if sums and less else None
 
@@ -210,10 +209,15 @@ def flatter_kernels_gap(results: Results) -> Iterator[Effect | Finding]:
     Pairs are named alike in every training, whichever of the two is flatter there.
     """
     measured = [model for model in _by_kernel(results) if model.flatness]
-    how = ", wider where attention is flatter"
     for r, (first, second) in product(CLAIM_SIZES["gap"][0], combinations(measured, 2)):
         if more := (first.flatness or 0) - (second.flatness or 0):
-            yield from _in_order(first, second, (oblivious(r), aware(r)), how, above=more > 0)
+            yield from _in_order(
+                first,
+                second,
+                (oblivious(r), aware(r)),
+                ", wider where attention is flatter",
+                above=more > 0,
+            )
 
 
 def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:

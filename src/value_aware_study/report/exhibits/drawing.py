@@ -20,10 +20,6 @@ DRAWN_VALUES = np.array(
 )  # fmt: skip
 DRAWN_WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
 """Attention weights of one query, one per value in `DRAWN_VALUES`, the largest first"""
-DRAWING_TITLES = {
-    OBLIVIOUS: "the two largest weights (OVO)",
-    AWARE: "the two with the nearest mixture (OVA)",
-}
 INK, MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 Array = NDArray[np.float64]
 
@@ -121,5 +117,10 @@ def _panel(data: pd.DataFrame, choice: str) -> look.Panel:
         )
         layers.append(text.encode(**place, text="text:N", color=INK))
     return alt.layer(*layers).properties(
-        width="container", height=280, title=DRAWING_TITLES[choice]
+        width="container",
+        height=280,
+        title={
+            OBLIVIOUS: "the two largest weights (OVO)",
+            AWARE: "the two with the nearest mixture (OVA)",
+        }[choice],
     )

@@ -436,8 +436,7 @@ def _figure_5_models(results: Results) -> dict[str, pd.DataFrame]:
     frame = frame.assign(name=frame["model"].map(names))
     firsts = [record for kernel in KERNEL_NAMES if (record := results.of_kernel(kernel))]
     drawn = [names[record.model] for record in (*firsts, *results.models("masked_long"))]
-    of_model = {name: frame[frame["name"] == name] for name in drawn}
-    return {name: rows for name, rows in of_model.items() if len(rows)}
+    return {name: rows for name in drawn if len(rows := frame[frame["name"] == name])}
 
 
 def _figure_5_published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:

@@ -153,10 +153,12 @@ def _losses(record: Record) -> list[look.Panel]:
     for net, of in nets:
         for method, cell in sorted(with_keys(of, r).items(), key=lambda item: item[0] != AWARE):
             ends = {end: getattr(cell, end) for end in ("value", *charts.END_COLUMNS)}
-            loss = with_interval(**ends, digits=digits)
             rows.append(
                 {"name": METHOD_NAMES.get(method, words.method_label(method)), "series": net}
-                | {"said": f"{net}, {r} keys {words.method_label(method)}: {metric} {loss}"}
+                | {
+                    "said": f"{net}, {r} keys {words.method_label(method)}: {metric} "
+                    f"{with_interval(**ends, digits=digits)}"
+                }
                 | {end: x and round(x / of.cells[0].value, 3) for end, x in ends.items()}
             )
     return [_paired(rows, charts.direction(what, better), f"{r} keys in every layer")]

@@ -17,8 +17,7 @@ from value_aware_attention.records.estimate import (
     signed,
     with_interval,
 )
-from value_aware_attention.records.record import AWARE, OBLIVIOUS, Picture, Record
-from value_aware_attention.records.record import Panel as Weights
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Panel, Picture, Record
 from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
@@ -329,7 +328,7 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
     )
 
 
-def _cells(panel: Weights) -> list[Row]:
+def _cells(panel: Panel) -> list[Row]:
     """Lists the drawn pairs with their weights."""
     name = words.method_label(panel.approximation) + (
         "" if panel.cost is None else f" ({panel.cost:.3g})"

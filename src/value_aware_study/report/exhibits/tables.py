@@ -132,8 +132,8 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
     """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's if it has one."""
-    beside = "" if missing(value) or missing(share) else f" ({times(share)})"
-    return f"{number(value, digits)}{beside}"
+    is_alone = missing(value) or missing(share)
+    return f"{number(value, digits)}{'' if is_alone else f' ({times(share)})'}"
 
 
 def ends(row: Row, begun: str, text: Writer = number) -> str:
@@ -261,10 +261,13 @@ def table_2(results: Results) -> Exhibit | None:
         for row in _causal_rows(results, kernel, results.of_kernel(kernel))
     ]
     decoders = [record for record in results.causal if not record.scale]
-    pairs = (
-        row for record in decoders for row in _causal_rows(results, str(record.kernel), record)
-    )
-    rows = [*trained, *(row for row in pairs if row["value"]), *_counting_rows(results)]
+    others = [
+        row
+        for record in decoders
+        for row in _causal_rows(results, str(record.kernel), record)
+        if row["value"]
+    ]
+    rows = [*trained, *others, *_counting_rows(results)]
     return Exhibit(
         "table_2",
         "Table 2. Perplexity under approximate attention, for each kernel",
