@@ -5,15 +5,12 @@ python -m pipelines.train_masked length=short attention=sliding_window [attentio
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
-
-if TYPE_CHECKING:  # it brings torch
-    from value_aware_attention.models.trained_attention import TrainedAttention
 
 
 @app("train_masked")
@@ -58,10 +55,10 @@ def main(cfg: DictConfig) -> None:
     train(cfg, module, batches, frozen, save=save_masked, facts=facts)
 
 
-def check_attention(
-    attention: "TrainedAttention | None", warm_start: str | None, *, length: int, head_dim: int
-) -> None:
+def check_attention(attention: Any, warm_start: str | None, *, length: int, head_dim: int) -> None:
     """Raises ValueError for an attention that cannot be trained at this size from `warm_start`.
+
+    `attention` is a `TrainedAttention`, or None for exact attention.
 
     A model trained with a mixing has no attention to start from.
     """

@@ -361,8 +361,8 @@ def check_plain(text: str) -> None:
     """
     for token in yaml.scan(text):
         alias = "the alias *" if isinstance(token, yaml.AliasToken) else ""
-        word = token.value if isinstance(token, yaml.ScalarToken) else ""
-        if alias or "${" in word or (AMBIGUOUS.fullmatch(word) and token.plain):
+        scalar = token.value if isinstance(token, yaml.ScalarToken) else ""
+        if alias or "${" in scalar or (AMBIGUOUS.fullmatch(scalar) and token.plain):
             raise ValueError(
                 f"{PARAMS_FILE}: line {token.start_mark.line + 1} has {alias}{token.value}; "
                 f"write the value itself, in plain digits, or true or false"
