@@ -73,9 +73,10 @@ def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows
     from value_aware_attention.probe import loaded, window_task
     from value_aware_study.evaluation.pretrained import packaged_model, texts_of
 
+    texts = texts_of(cfg.text, cfg.model)
     model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
     task, read = window_task(
-        model, tokenizer, texts_of(cfg.text, cfg.model),
+        model, tokenizer, texts,
         windows=most, length=length, seed=0, context=length // 2,
     )  # fmt: skip
     if len(read) < FEWEST_WINDOWS:

@@ -50,15 +50,15 @@ def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
 
 def grid_section(used: Iterable[tuple[Card, Mapping[str, object]]]) -> dict[str, object]:
     """Composes a grid's methods with their axes; named values become interpolations."""
-    axes_of = list(used)
+    pairs = list(used)
     axes = {
         card.name: {
             argument: f"${{{values}}}" if isinstance(values, str) else values
             for argument, values in values_of.items()
         }
-        for card, values_of in axes_of
+        for card, values_of in pairs
     }
-    return {"methods": {card.name: card.build() for card, _ in axes_of}, "axes": axes}
+    return {"methods": {card.name: card.build() for card, _ in pairs}, "axes": axes}
 
 
 def survey(methods: Iterable[Card]) -> dict[str, object]:
