@@ -56,6 +56,7 @@ CLAIM_SIZES = {
 }
 """Claim -> the numbers of keys at which it is asked, fixed before a run is read, and why"""
 ALL_MODELS = ("causal", "long", "short")
+NOT_MEASURED = {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
 HELD = {True: "yes", False: "no", None: ""}
 Find = Callable[[Results], Iterable[Effect | Finding]]
 
@@ -684,11 +685,7 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
                     "p, after Holm": f"{rounded(finding.p, 2)}, {rounded(finding.p_holm, 2)}",
                     "agrees": finding.mark,
                 }
-                | (
-                    {}
-                    if answer.findings
-                    else {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
-                )
+                | ({} if answer.findings else NOT_MEASURED)
                 for answer, finding in pairs
             ],
         ),
