@@ -221,8 +221,8 @@ class LanguageModeling(LightningModule):
     def _log_values(self, values: dict[str, float]) -> None:
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        shown = ("/loss", "/perplexity", "/error", "/tokens_per_second")
-        self.latest |= {name: value for name, value in values.items() if name.endswith(shown)}
+        ends = ("/loss", "/perplexity", "/error", "/tokens_per_second")  # of what the progress has
+        self.latest |= {name: value for name, value in values.items() if name.endswith(ends)}
 
 
 class CausalTraining(LanguageModeling):
