@@ -53,11 +53,8 @@ class CausalBatches(Dataset[Tensor]):
                 step, self.batch_size, self.steps, count=self.blocks, seed=self.seed
             )
         ]
-        return torch.from_numpy(
-            np.stack([self.tokens[start : start + self.length + 1] for start in starts]).astype(
-                np.int64
-            )
-        )
+        rows = [self.tokens[start : start + self.length + 1] for start in starts]
+        return torch.from_numpy(np.stack(rows, dtype=np.int64))
 
 
 class MaskedSequences:
@@ -92,9 +89,8 @@ class MaskedSequences:
 
     def tokens(self, indices: Sequence[int]) -> Tensor:
         """Returns unmasked sequences, int64 (len(indices), length)."""
-        return torch.from_numpy(
-            np.stack([self.sequences[index] for index in indices]).astype(np.int64)
-        )
+        rows = [self.sequences[index] for index in indices]
+        return torch.from_numpy(np.stack(rows, dtype=np.int64))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
         """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""
