@@ -51,8 +51,10 @@ def main(cfg: DictConfig) -> None:
 
     def module():
         model = instantiate(cfg.model, _partial_=True)  # Hydra would make a config of `attention`
-        built = model(vocabulary_size=len(tokenizer), trained_attention=attention)
-        return instantiate(cfg.module, with_linear_memory(built))
+        return instantiate(
+            cfg.module,
+            with_linear_memory(model(vocabulary_size=len(tokenizer), trained_attention=attention)),
+        )
 
     train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
 

@@ -179,6 +179,11 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
     for key, value in leaves(OmegaConf.to_container(cfg[app]), app) if app else ():
         if value == "???":
             raise ValueError(f"{key} is missing: give {key}=<value>")
+    if cfg.causal.context >= cfg.causal.length:  # else refused once the trained model is evaluated
+        raise ValueError(
+            f"causal.context is {cfg.causal.context}; it must be below causal.length, which is "
+            f"{cfg.causal.length}"
+        )
     check_targets(OmegaConf.to_container(cfg))
     return added
 

@@ -89,8 +89,7 @@ class MaskedSequences:
 
     def tokens(self, indices: Sequence[int]) -> Tensor:
         """Returns unmasked sequences, int64 (len(indices), length)."""
-        rows = [self.sequences[index] for index in indices]
-        return torch.from_numpy(np.stack(rows, dtype=np.int64))
+        return torch.from_numpy(np.stack([self.sequences[i] for i in indices], dtype=np.int64))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
         """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""

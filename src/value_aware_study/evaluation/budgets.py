@@ -31,11 +31,10 @@ def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bo
 
     Assumes self-attention over `length` positions, with values as wide as the queries.
     """
-    multiply_adds = budget(
+    return budget(
         method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim,
         is_causal=is_causal,
-    )  # fmt: skip
-    return multiply_adds / (2 * head_dim)
+    ) / (2 * head_dim)  # fmt: skip
 
 
 def closest_to_budget(

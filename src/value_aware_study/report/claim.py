@@ -204,11 +204,13 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
         )
     first, means = effects[0], [effect.mean for effect in effects]
     if len({len(effect.counts) for effect in effects}) > 1:
-        sentence = (
+        return Finding(
             f"{first.label} not compared: other "
-            f"{'layers' if first.unit == 'correlation' else 'text'}"
+            f"{'layers' if first.unit == 'correlation' else 'text'}",
+            None,
+            first.what,
+            first.label,
         )
-        return Finding(sentence, None, first.what, first.label)
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
     totals, counts = (
         np.sum([getattr(effect, name) for effect in effects], axis=0)  # trainings share the text
