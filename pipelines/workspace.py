@@ -49,7 +49,7 @@ def built(entity: str, project: str) -> workspaces.Workspace:
         "Loss against r": curves,
         "Models compared": [models_compared("perplexity"), models_compared("error_percent")],
         "Training": [
-            panels.LinePlot(title=title, y=names, title_x="optimizer step")
+            panels.LinePlot(title=title, y=[*names], title_x="optimizer step")
             for title, names in (
                 ("Loss, nats a token", ["train/loss", "evaluation/loss"]),
                 ("Learning rate", ["train/learning_rate"]),

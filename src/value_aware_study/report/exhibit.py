@@ -149,7 +149,10 @@ class Page:
     links: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [part.name for part in (*self.every_section(), *self.exhibits())]
+        names = [
+            *(section.name for section in self.every_section()),
+            *(exhibit.name for exhibit in self.exhibits()),
+        ]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two parts of the page are named {twice[0]}; names are anchors")
 
