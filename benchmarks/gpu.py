@@ -77,9 +77,13 @@ from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.kernels import Exponential
 from value_aware_attention.linear_memory import with_linear_memory
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import peak_flops_of
-from value_aware_study.training.modules import CHUNK_ON_GPU, CausalTraining
+from value_aware_study.training.modules import (
+    CHUNK_ON_GPU,
+    CausalTraining,
+    SummedCrossEntropy,
+    chunked_cross_entropy,
+)
 from value_aware_study.training.optimizers import InverseSquareRoot
 
 Row = dict[str, Any]

@@ -4,35 +4,33 @@ python -m pipelines.caches [model=PATH_OR_NAME] [text=FILE] [kind=needles|recall
     [length=512] [gaps=true] [decoding=true] ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, own_values, plain
-from value_aware_study.data.text import HUB, documents
+from pipelines.app import app, file_hash, own_values, plain
+from value_aware_study.data.text import HUB
 
 if TYPE_CHECKING:  # they bring torch
     from transformers import PreTrainedTokenizerBase
 
     from value_aware_attention.measurement.caches import Build, Prompt
 
-SHORT = (
-    *("model", "text", "text_name", "description", "kind", "length", "prompts", "group", "keep"),
-    *("gaps", "decoding"),
+
+@app(
+    "caches",
+    short=(
+        *("model", "text", "text_name", "description", "kind", "length", "prompts", "group"),
+        *("keep", "gaps", "decoding"),
+    ),
 )
-"""Arguments that stand for caches.<name>"""
-
-
-@app("caches", short=SHORT)
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<model>-<group>-<kind>-<text>-<length>[-<own values>].json."""
-    from pipelines.app.checkpoint import file_hash
     from pipelines.app.tracking import tracked
     from value_aware_attention.files import save_json
     from value_aware_attention.hugging_face.saved import short_name
@@ -43,8 +41,8 @@ def main(cfg: DictConfig) -> None:
     from value_aware_attention.probe import loaded
     from value_aware_attention.records.terminal import cache_table
     from value_aware_attention.texts import text_paths
-    from value_aware_study.evaluation.pretrained import named_text, packaged_model
-    from value_aware_study.paths import inside
+    from value_aware_study.evaluation.pretrained import named_text, packaged_model, texts_of
+    from value_aware_study.safe_text import inside
 
     if cfg.model and not cfg.text:
         raise ValueError(f"caches.model is {cfg.model}; give a text for it, caches.text=<file>")
@@ -57,11 +55,11 @@ def main(cfg: DictConfig) -> None:
     folder = cfg.model or packaged_model(cfg.pretrained, cfg.cache)
     model, tokenizer = loaded(folder)
     code = source_hash("value_aware_attention.measurement.caches")
-    weights = file_hash(checkpoint_files(folder))
-    store = RecordCache(cfg.cache, {"weights": weights, "code": code})
+    store = RecordCache(cfg.cache, {"weights": file_hash(checkpoint_files(folder)), "code": code})
     with tracked(cfg, "caches", text):
         record = measure_prompts(
-            model, prompts(cfg, tokenizer), caches, keep=cfg.keep, store=store,
+            model, prompts(cfg, tokenizer, texts_of(cfg.text, cfg.pretrained)), caches,
+            keep=cfg.keep, store=store,
             name=short if cfg.model else cfg.pretrained.model, task=cfg.kind, text=text,
             description=description, gaps=cfg.gaps,
             decoded=cfg.continuation if cfg.decoding else 0,
@@ -89,7 +87,9 @@ def caches_of_group(cfg: DictConfig) -> "Mapping[str, Build]":
     }
 
 
-def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prompt]":
+def prompts(
+    cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]
+) -> "list[Prompt]":
     """Builds the prompts of a kind, each from a passage of its own; ValueError for too few."""
     from value_aware_study.evaluation import prompts as kinds
 
@@ -99,10 +99,7 @@ def prompts(cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase") -> "list[Prom
         "recalled_list": kinds.recalled_list,
     }[cfg.kind]
     tokens, end = cfg.length + cfg.continuation, cfg.skip + cfg.prompts
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.pretrained.texts.values())
-    texts = [document.text for source in sources for document in source]
-    passages = list(islice(kinds.passages(tokenizer, texts, tokens), end))
-    if len(passages) < end:
+    if len(passages := list(islice(kinds.passages(tokenizer, texts, tokens), end))) < end:
         raise ValueError(
             f"the text fills {len(passages)} prompts of {tokens} tokens; {cfg.prompts} after the "
             f"first {cfg.skip} are asked for: give a longer text, fewer of them (caches.prompts), "

@@ -9,15 +9,15 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, write_json
+from pipelines.app import app, file_hash, write_json
 
 
 @app("corpus")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/<source>/<split>.jsonl and the counts of documents and copied words."""
-    from pipelines.app import checkpoint, tracking
+    from pipelines.app import tracking
     from value_aware_study.data.corpora import write_corpus
-    from value_aware_study.paths import check_apart
+    from value_aware_study.safe_text import check_apart
 
     folder = Path(cfg.folder)
     for source in cfg.sources.values():  # a path may also name a data set on the hub
@@ -25,16 +25,19 @@ def main(cfg: DictConfig) -> None:
             for text in [path] if Path(path).exists() else glob(path, recursive=True):
                 check_apart(folder, Path(text))
     sources = {name: instantiate(source.documents) for name, source in cfg.sources.items()}
-    counts = write_corpus(
-        sources,
-        folder,
-        cfg.seed,
-        cfg.evaluation_fraction,
-        validation_fraction=cfg.validation_fraction,
-        remove_copies=cfg.remove_copies,
+    write_json(
+        cfg.metrics,
+        write_corpus(
+            sources,
+            folder,
+            cfg.seed,
+            cfg.evaluation_fraction,
+            validation_fraction=cfg.validation_fraction,
+            remove_copies=cfg.remove_copies,
+        ),
+        checksum=True,
     )
-    write_json(cfg.metrics, counts, checksum=True)
-    tracking.record_made(cfg, "corpus", {}, "corpus", [checkpoint.file_hash([cfg.folder])])
+    tracking.record_made(cfg, "corpus", {}, "corpus", [file_hash([cfg.folder])])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, plain
+from pipelines.app import app, file_hash, plain
 
 
 @app("evaluate")
@@ -59,29 +59,30 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
 
 def evaluate_grid(cfg: DictConfig, task: Any, hashes: dict[str, str], **named: str) -> Any:
     """Writes the record of the whole grid, after the summary and the explorer's share of it."""
-    from pipelines.app import checkpoint, evaluating
+    from pipelines.app import evaluating
     from value_aware_attention.hugging_face.saved import saved_tokenizer
     from value_aware_attention.measurement.control import control
     from value_aware_attention.measurement.measure import LayerOptions, measure
     from value_aware_study.evaluation.explorer import evaluated_exploration
     from value_aware_study.evaluation.grid import count_models, grid, longer_text
 
-    cells = grid(plain(cfg.methods), plain(cfg.axes), task.length)
-    record = measure(task, cells, **named)  # type: ignore[arg-type]
-    key = {
-        "count_models": plain(cfg.count_models),
-        "training": checkpoint.file_hash([cfg.training]),
-    }
-    counts = instantiate(cfg.count_models)
-    beside = count_models(counts, task, record.cells[0], cache=cfg.cache, key=key)
-    beside |= longer_text(task, plain(cfg.longer) if cfg.longer else None)
+    record = measure(task, grid(plain(cfg.methods), plain(cfg.axes), task.length), **named)  # type: ignore[arg-type]
+    counted = count_models(
+        instantiate(cfg.count_models),
+        task,
+        record.cells[0],
+        cache=cfg.cache,
+        key={"count_models": plain(cfg.count_models), "training": file_hash([cfg.training])},
+    )
+    beside = counted | longer_text(task, plain(cfg.longer) if cfg.longer else None)
     layers = LayerOptions(between=False, skewness_gap=False)  # seconds: no end metric
     alike = partial(measure, methods=[], layers=layers, cell_errors=False, cache=cfg.cache)
     record = replace(
         record, scale=cfg.scale, hashes=hashes, baselines=beside, control=control(task, alike)
     )
-    explored = evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
-    evaluating.write_summary(cfg, record, explored)
+    evaluating.write_summary(
+        cfg, record, evaluated_exploration(cfg.name, task, saved_tokenizer(cfg.tokenizer))
+    )
     evaluating.write_record(
         cfg, cfg.records, record
     )  # last: a record has everything that belongs to it

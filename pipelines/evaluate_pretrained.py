@@ -9,24 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, own_values, plain
-from value_aware_study.data.text import HUB, documents
+from pipelines.app import app, file_hash, own_values, plain
+from value_aware_study.data.text import HUB
 
 if TYPE_CHECKING:  # they bring torch
     from value_aware_attention.measurement import Task
     from value_aware_attention.measurement.windows import TextWindows
 
-FEWEST = 4
-"""Fewest windows that are measured"""
+FEWEST_WINDOWS = 4
 
 
 @app("evaluate_pretrained", short=("text", "text_name", "description", "search"))
 def main(cfg: DictConfig) -> None:
     """Writes <records>/<name>-<text>[-<own values>]-<extent>.json."""
-    from pipelines.app import checkpoint, evaluating, tracking
+    from pipelines.app import evaluating, tracking
     from value_aware_attention.call import chunked, max_elements_within
     from value_aware_attention.files import save_json
     from value_aware_attention.models.checkpoints import checkpoint_files
@@ -39,15 +37,18 @@ def main(cfg: DictConfig) -> None:
         named_text,
         weights_of,
     )  # fmt: skip
-    from value_aware_study.paths import inside
+    from value_aware_study.safe_text import inside
 
     extent = plain(cfg.extent)
-    hashes = {"checkpoint": checkpoint.file_hash(checkpoint_files(weights_of(cfg.model)))}
+    hashes = {"checkpoint": file_hash(checkpoint_files(weights_of(cfg.model)))}
     if cfg.text and not cfg.text.startswith(HUB):
-        hashes["text"] = checkpoint.file_hash(text_paths(Path(cfg.text)))
+        hashes["text"] = file_hash(text_paths(Path(cfg.text)))
     text, description = named_text(cfg, hashes.get("text", ""), cfg.model.description)
-    name = f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}"
-    file = inside(cfg.records, name, ".json")
+    file = inside(
+        cfg.records,
+        f"{cfg.model.name}-{text}{own_values(cfg, 'evaluate_pretrained')}-{extent['name']}",
+        ".json",
+    )
     with chunked(max_elements_within(cfg.memory_gib)):
         task, read = windows(cfg, extent["length"], extent["windows"])
         settings = grid(plain(cfg.methods), plain(cfg.axes), extent["length"])
@@ -68,20 +69,20 @@ def main(cfg: DictConfig) -> None:
 
 
 def windows(cfg: DictConfig, length: int, most: int) -> "tuple[Task, TextWindows]":
-    """Loads the model on windows of the text. Raises ValueError for fewer than `FEWEST` of them."""
+    """Loads the model on windows of the text. Raises ValueError for too few of them."""
     from value_aware_attention.probe import loaded, window_task
-    from value_aware_study.evaluation.pretrained import packaged_model
+    from value_aware_study.evaluation.pretrained import packaged_model, texts_of
 
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, cfg.model.texts.values())
+    texts = texts_of(cfg.text, cfg.model)
     model, tokenizer = loaded(packaged_model(cfg.model, cfg.cache))
     task, read = window_task(
-        model, tokenizer, [document.text for source in sources for document in source],
+        model, tokenizer, texts,
         windows=most, length=length, seed=0, context=length // 2,
     )  # fmt: skip
-    if len(read) < FEWEST:
+    if len(read) < FEWEST_WINDOWS:
         raise ValueError(
-            f"the text fills {len(read)} windows of {length} tokens; {FEWEST} are needed for an "
-            f"interval: give a longer text, or shorter windows (extent.length)"
+            f"the text fills {len(read)} windows of {length} tokens; {FEWEST_WINDOWS} are needed "
+            f"for an interval: give a longer text, or shorter windows (extent.length)"
         )
     return task, read
 

@@ -63,8 +63,7 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
         raise ValueError("dvc.yaml has no stages, or there is none here: git checkout dvc.yaml")
     for stage in expanded:
         _, _, module, *overrides = stage.cmd.split()
-        app = module.removeprefix("pipelines.")
-        if app != "fingerprints":
+        if (app := module.removeprefix("pipelines.")) != "fingerprints":
             yield stage.addressing, app, overrides
 
 
@@ -72,9 +71,10 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """Returns {"values": the section that the app gets, "code": module -> hash}."""
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
     # W&B's changes no result, and a choice is known to a running app alone
-    values = {key: section[key] for key in section if key not in ("run", "choice")}
     values = {
-        key: plain(value) if OmegaConf.is_config(value) else value for key, value in values.items()
+        key: plain(section[key]) if OmegaConf.is_config(section[key]) else section[key]
+        for key in section
+        if key not in ("run", "choice")
     }
     if "trainer" in values:
         trainer = values["trainer"]  # of it what a scale or a user may set, and changes a result
@@ -82,15 +82,16 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     classes = {name for name in targets(values) if name.startswith(CODE_PACKAGES)}
     modules = sorted({f"pipelines.{app}", *map(defining_module, classes)})
     code = code_hashes(*modules, packages=CODE_PACKAGES, without=WITHOUT)
-    files = import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
-    for folder in {file.parent for file in files}:  # with the page's template, styles and script
+    for folder in {
+        file.parent
+        for file in import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
+    }:  # with the page's template, styles and script
         looks = (file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js"))
         code |= {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
     return {"values": values, "code": code}
 
 
 def targets(config: Any) -> Iterator[str]:
-    """Yields every `_target_` of a config."""
     if isinstance(config, dict):
         yield from [config["_target_"]] if "_target_" in config else []
         config = list(config.values())
@@ -102,8 +103,9 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
     """Yields the dotted keys that differ, with their new values where these are short."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
-            inner = f"{key}.{name}" if key else name
-            yield from differences(before.get(name), after.get(name), inner)
+            yield from differences(
+                before.get(name), after.get(name), f"{key}.{name}" if key else name
+            )
     elif before != after:
         head, _, rest = key.partition(".")
         yield rest if head == "code" else f"{rest} = {after}"[:80]

@@ -22,13 +22,24 @@ def main(cfg: DictConfig) -> None:
     overrides = list(HydraConfig.get().overrides.task)
     stages = rows(cfg, overrides)
     speed = cfg.operations_per_second if cfg.accelerator == "gpu" else None
-    table = [with_hours(stage, speed) for stage in stages]
-    print(tabulate(table, headers="keys", intfmt=",", floatfmt=".2g"))
+    print(
+        tabulate(
+            [with_hours(stage, speed) for stage in stages],
+            headers="keys",
+            intfmt=",",
+            floatfmt=".2g",
+        )
+    )
     print(f"\n{assumptions(total_operations(stages), speed)}")
     if cfg.one_step:
         sections = trainings(overrides)
-        steps = [step(cfg, name, sections[name]) for name in ("causal", "masked_long")]
-        print(tabulate(steps, headers="keys", floatfmt=".2f"))
+        print(
+            tabulate(
+                [step(cfg, name, sections[name]) for name in ("causal", "masked_long")],
+                headers="keys",
+                floatfmt=".2f",
+            )
+        )
 
 
 def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
@@ -36,19 +47,22 @@ def step(cfg: DictConfig, name: str, section: DictConfig) -> dict[str, Any]:
     from value_aware_study.training import plan
 
     vocabulary = plan.vocabulary_size(section, cfg.vocabulary, cfg.tokens)
-    batch = plan.random_batch(section, vocabulary, 1)
-    measured = plan.one_step(plan.untrained(section, vocabulary), batch)
-    return {"one step of": name, "sequence": f"1 x {plan.sequence(section)}", **measured}
+    return {
+        "one step of": name,
+        "sequence": f"1 x {plan.sequence(section)}",
+        **plan.one_step(
+            plan.untrained(section, vocabulary), plan.random_batch(section, vocabulary, 1)
+        ),
+    }
 
 
 def trainings(overrides: list[str]) -> dict[str, DictConfig]:
     """Composes the sections of the training stages as their apps get them, by the model's name."""
     shared = [text for text in overrides if not text.lstrip("+~").startswith("plan.")]
-    masked = {
+    return {"causal": composed("train_causal", shared).train_causal} | {
         f"masked_{length}": composed("train_masked", [*shared, f"length={length}"]).train_masked
         for length in ("short", "long")
     }
-    return {"causal": composed("train_causal", shared).train_causal} | masked
 
 
 def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
@@ -66,7 +80,6 @@ def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
 
 
 def total_operations(stages: list[dict[str, Any]]) -> float:
-    """Sums the operations of all stages."""
     return sum(stage["operations"] for stage in stages)
 
 

@@ -7,13 +7,11 @@ python -m pipelines.probe pretrained=smollm2
 Writes outputs/<scale>/records/probe/<name>/, which the report reads.
 """
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelines.app import app
 
 SHORT_ARGUMENTS = ("model", "text", "tokenizer", "caches")
-"""Arguments that stand for probe.<name>."""
 
 
 @app("probe", short=SHORT_ARGUMENTS)
@@ -29,17 +27,14 @@ def main(cfg: DictConfig) -> dict[str, object]:
         raise ValueError("probe.text is missing: give probe.text=<value>")
     from pipelines.app.probing import probed
     from value_aware_attention.hugging_face.saved import short_name
-    from value_aware_study.data.text import documents
-    from value_aware_study.evaluation.pretrained import packaged_model
-    from value_aware_study.paths import inside
+    from value_aware_study.evaluation.pretrained import packaged_model, texts_of
+    from value_aware_study.safe_text import inside
 
-    name = cfg.name or (card.model if card else short_name(cfg.model))
-    if not name:
+    if not (name := cfg.name or (card.model if card else short_name(cfg.model))):
         raise ValueError(f"model is {cfg.model}; its folder has no name: give probe.name=<name>")
-    sources = [documents(cfg.text)] if cfg.text else map(instantiate, card.texts.values())
     return probed(
         cfg, packaged_model(card, cfg.cache) if card else cfg.model,
-        [document.text for source in sources for document in source],
+        texts_of(cfg.text, card),
         name=name, folder=inside(cfg.results, name),
         description="" if cfg.text else card.description,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from zipfile import ZIP_BZIP2, ZipFile, ZipInfo
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
-from value_aware_study.paths import SUMMARY, TIMES, inside
+from value_aware_study.safe_text import SUMMARY, TIMES, inside
 
 RECORDS = {
     "pretrained": ("pretrained",),
@@ -28,14 +28,6 @@ RECORDS = {
     "probe": ("probe",),
 }
 """What is published -> the folders of its records"""
-OF_PAGE = (
-    "records/*.json",
-    "explored/*.json",
-    "metrics/**/*.json",
-    "summary/*.json",
-    "plots/*.csv",
-)
-"""Files of a run that are kept with `what=trainings`"""
 
 
 @app("publish", short=("what",))
@@ -61,7 +53,8 @@ def keep(outputs: Path, folder: Path) -> int:
     from value_aware_study.report.records import files_of
 
     files_of(outputs / "records")
-    files = sorted(file for pattern in OF_PAGE for file in outputs.glob(pattern))
+    patterns = ("records/*.json", "explored/*.json", "metrics/**/*.json", "summary/*.json")
+    files = sorted(file for name in (*patterns, "plots/*.csv") for file in outputs.glob(name))
     with new_folder(folder) as partial, ZipFile(partial / "records.zip", "w") as packed:
         for file in files:
             packed.writestr(ZipInfo(file.as_posix()), file.read_bytes(), ZIP_BZIP2)
@@ -139,8 +132,12 @@ def publish_records(cfg: DictConfig, what: str) -> Path:
     for name in files:
         with new_folder(published / name) as folder:
             if what != "survey" and (published / name).exists():
-                without = shutil.ignore_patterns(CHECKSUMS)
-                shutil.copytree(published / name, folder, ignore=without, dirs_exist_ok=True)
+                shutil.copytree(
+                    published / name,
+                    folder,
+                    ignore=shutil.ignore_patterns(CHECKSUMS),
+                    dirs_exist_ok=True,
+                )
             for file in files[name]:
                 packed = folder / f"{file.relative_to(records / name)}{COMPRESSED}"
                 packed.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from pygit2 import GitError
 from pipelines.app import composed, ending_with_one_line, one_line, write_json
 from pipelines.app.values import PARAMS_FILE, read_params, values_of_scale
 from value_aware_attention.files import load_json, write_text
-from value_aware_study.paths import TIMES
+from value_aware_study.safe_text import TIMES
 
 STAGE_AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
@@ -47,8 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ending_with_one_line():
         arguments = sys.argv[1:] if arguments is None else arguments
         end = arguments.index("--") if "--" in arguments else len(arguments)
-        cfg = choose(arguments[:end])
-        print("\n".join(to_run(cfg, arguments[end + 1 :])), flush=True)
+        print("\n".join(to_run(choose(arguments[:end]), arguments[end + 1 :])), flush=True)
 
 
 def choose(arguments: Sequence[str]) -> DictConfig:
@@ -114,8 +113,7 @@ def checked() -> DictConfig:
 def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
     """Composes the values of all stages. Raises ValueError for what cannot pass through DVC."""
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        if key in CELLS:
+        if (key := override.lstrip("+~").partition("=")[0]) in CELLS:
             reason = "every stage makes its own choice: give it to an app alone"
         elif key.startswith("paths.") and key not in ANYWHERE:
             reason = "DVC keeps a run in its folder: work in a copy of the project on another disk"
@@ -141,8 +139,11 @@ def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
         written, there = replaced.get(key, (None, None))
         if written == before[key]:
             before[key] = there
-        of_cfg = list(OmegaConf.select(cfg, key))
-        after[key] = of_cfg if key in of_overrides else of_scale.get(key, before[key])
+        after[key] = (
+            list(OmegaConf.select(cfg, key))
+            if key in of_overrides
+            else of_scale.get(key, before[key])
+        )
     notes = {key: [after[key], before[key]] for key in STAGE_AXES if after[key] != before[key]}
     if notes != replaced:
         write_json(REPLACED, notes)
@@ -186,8 +187,10 @@ def to_run(cfg: DictConfig, targets: Sequence[str]) -> Iterator[str]:
             changed = {stage for stage in needs if stage.status()}
     names = [stage.addressing for stage, needs_of in needs.items() if needs_of & changed]
     minutes = sum(seconds.get(name, 0.0) for name in names) / 60
-    about = f", about {minutes:.0f} minutes" if minutes else ""
-    yield f"{len(names)} of {len(needs)} stages will run{about}"
+    yield (
+        f"{len(names)} of {len(needs)} stages will run"
+        f"{f', about {minutes:.0f} minutes' if minutes else ''}"
+    )
     for name in names:
         yield f"  {name}" + (f", {seconds[name] / 60:.1f} minutes" if name in seconds else "")
 
@@ -214,9 +217,11 @@ def refusals_of_dvc() -> Iterator[None]:
         ) from None
     except (DvcException, GitError) as error:
         reasons = dict.fromkeys(one_line(e) for e in (error, error.__cause__) if e)
-        remedy = "git status names the files that have changed"
-        if isinstance(error, ReproductionError):
-            remedy = "once what is said above is put right, the same command goes on from there"
+        remedy = (
+            "once what is said above is put right, the same command goes on from there"
+            if isinstance(error, ReproductionError)
+            else "git status names the files that have changed"
+        )
         raise ValueError(f"DVC: {': '.join(reasons)}; {remedy}") from None
 
 

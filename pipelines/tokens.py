@@ -10,16 +10,16 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, write_json
+from pipelines.app import app, file_hash, write_json
 
 
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    from pipelines.app import checkpoint, tracking
+    from pipelines.app import tracking
     from value_aware_attention.files import load_json, new_folder, write_checksums
     from value_aware_study.data.tokens import merged_counts
-    from value_aware_study.paths import check_apart
+    from value_aware_study.safe_text import check_apart
 
     lengths = sorted({cfg.instance_length, *(() if cfg.rearrange else (cfg.long_length,))})
     documents = load_json(cfg.corpus_metrics, *cfg.sources, remedy="run python -m pipelines.corpus")
@@ -27,8 +27,9 @@ def main(cfg: DictConfig) -> None:
     causal = (cfg.causal_tokenizer, list(cfg.causal_sources or cfg.sources))
     masked = (cfg.masked_tokenizer, list(cfg.masked_sources or cfg.sources))
     with new_folder(cfg.folder) as folder:
-        options: dict[str, Any] = {"instance_folder": folder / "masked"}
-        options |= {"instance_lengths": lengths, "scratch": folder}
+        options: dict[str, Any] = {
+            "instance_folder": folder / "masked", "instance_lengths": lengths, "scratch": folder
+        }  # fmt: skip
         stream = partial(write, stream_folder=folder / "causal", score_first=cfg.score_first)
         if causal == masked:  # the same text and tokenizer serve both: tokenize once
             made = [stream(cfg, *causal, **options)]
@@ -37,10 +38,15 @@ def main(cfg: DictConfig) -> None:
         for kind in ("causal", "masked"):
             write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
-    read = [Path(cfg.folder) / name for name in ("causal", "causal/evaluation.npy", "masked")]
-    hashes = [checkpoint.file_hash([path]) for path in read]
     tracking.record_made(
-        cfg, "tokens", {"corpus": checkpoint.file_hash([cfg.corpus])}, "data", hashes
+        cfg,
+        "tokens",
+        {"corpus": file_hash([cfg.corpus])},
+        "data",
+        [
+            file_hash([Path(cfg.folder) / name])
+            for name in ("causal", "causal/evaluation.npy", "masked")
+        ],
     )
 
 
@@ -52,8 +58,13 @@ def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: A
         name: SourceQuota(train=source.train_instances, evaluation=source.evaluation_instances)
         for name, source in ((name, cfg.sources[name]) for name in names)
     }
-    shared = {"corpus": Path(cfg.corpus), "seed": cfg.seed}
-    return write_tokens(tokenizer=instantiate(tokenizer), sources=quotas, **shared, **options)
+    return write_tokens(
+        corpus=Path(cfg.corpus),
+        sources=quotas,
+        tokenizer=instantiate(tokenizer),
+        seed=cfg.seed,
+        **options,
+    )
 
 
 if __name__ == "__main__":

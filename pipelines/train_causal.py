@@ -28,12 +28,16 @@ def main(cfg: DictConfig) -> None:
     attention, head_dim = trained_attention(cfg), cfg.model.width // cfg.model.heads
     length, step = cfg.batches.length, cfg.batches.batch_size * cfg.batches.length
     if attention:
-        kernel = instantiate(cfg.model.kernel)
-        attention.check_trainable(kernel=kernel, length=length, head_dim=head_dim, is_causal=True)
+        attention.check_trainable(
+            kernel=instantiate(cfg.model.kernel), length=length, head_dim=head_dim, is_causal=True
+        )
     folder = Path(cfg.tokens)
     batches = CausalBatches(folder / "train.npy", steps=cfg.fit.steps, **cfg.batches)
-    held_out_file = folder / f"{held_out_split(folder, step)}.npy"
-    held_out = CausalBatches(held_out_file, steps=cfg.training.evaluation_batches, **cfg.batches)
+    held_out = CausalBatches(
+        folder / f"{held_out_split(folder, step)}.npy",
+        steps=cfg.training.evaluation_batches,
+        **cfg.batches,
+    )
     tokenizer = saved_tokenizer(folder / "tokenizer", TOKENS_REMEDY)
     check_vocabulary(folder / "train.npy", batches.tokens, len(tokenizer))
     facts = {
@@ -47,8 +51,10 @@ def main(cfg: DictConfig) -> None:
 
     def module():
         model = instantiate(cfg.model, _partial_=True)  # Hydra would make a config of `attention`
-        sizes = {"vocabulary_size": len(tokenizer), "trained_attention": attention}
-        return instantiate(cfg.module, with_linear_memory(model(**sizes)))
+        return instantiate(
+            cfg.module,
+            with_linear_memory(model(vocabulary_size=len(tokenizer), trained_attention=attention)),
+        )
 
     train(cfg, module, batches, held_out, save=CausalLanguageModel.save_pretrained, facts=facts)
 

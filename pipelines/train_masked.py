@@ -5,6 +5,7 @@ python -m pipelines.train_masked length=short attention=sliding_window [attentio
 """
 
 from pathlib import Path
+from typing import Any
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -24,17 +25,16 @@ def main(cfg: DictConfig) -> None:
         masked_sequences,
     )
     from value_aware_study.data.tokens import held_out_split
-    from value_aware_study.training.masked_start import check_attention
 
     attention, start = trained_attention(cfg), cfg.warm_start
     folder, length, block = Path(cfg.tokens), cfg.positions.length, cfg.positions.block
-    head_dim = cfg.layers.width // cfg.layers.heads
-    check_attention(attention, start, length=length, head_dim=head_dim)
+    check_attention(attention, start, length=length, head_dim=cfg.layers.width // cfg.layers.heads)
     splits = ("train", held_out_split(folder, length))
     options = {"folder": folder, "length": length, "fraction": cfg.fraction, "block": block}
     text, held_out = (masked_sequences(split=split, **options) for split in splits)
-    limit = cfg.training.evaluation_batches * cfg.batches.batch_size
-    frozen = FrozenMaskedBatches(held_out, limit=limit, **cfg.batches)
+    frozen = FrozenMaskedBatches(
+        held_out, limit=cfg.training.evaluation_batches * cfg.batches.batch_size, **cfg.batches
+    )
 
     def module():
         size = {"vocabulary_size": text.vocabulary_size, **cfg.positions, **cfg.layers}
@@ -53,6 +53,35 @@ def main(cfg: DictConfig) -> None:
         **({"attention": str(attention)} if attention else {}),
     }
     train(cfg, module, batches, frozen, save=save_masked, facts=facts)
+
+
+def check_attention(attention: Any, warm_start: str | None, *, length: int, head_dim: int) -> None:
+    """Raises ValueError for an attention that cannot be trained at this size from `warm_start`.
+
+    `attention` is a `TrainedAttention`, or None for exact attention.
+
+    A model trained with a mixing has no attention to start from.
+    """
+    from value_aware_attention.hugging_face.saved import check_files, installed
+    from value_aware_attention.kernels import Exponential
+    from value_aware_attention.models.long_roberta import read_config
+    from value_aware_attention.models.masked_lm import masked_kernel
+    from value_aware_attention.models.trained_attention import TrainedAttention
+
+    if attention is not None:
+        attention.check_trainable(
+            kernel=masked_kernel(attention) or Exponential(),
+            length=length,
+            head_dim=head_dim,
+            is_causal=False,
+        )
+    if warm_start is None:
+        return
+    if (folder := Path(installed(warm_start))).is_dir():
+        check_files(folder, "train the model again")
+    start = TrainedAttention.of(read_config(warm_start))
+    if start and start.is_mixing and not (attention and attention.is_mixing):
+        raise ValueError(f"{warm_start} was trained with {start}: it has no attention")
 
 
 if __name__ == "__main__":

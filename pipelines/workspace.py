@@ -13,21 +13,6 @@ from omegaconf import DictConfig
 
 from pipelines.app import app
 
-LOSS_TITLES = {
-    "perplexity": "Perplexity of causal models",
-    "error_percent": "Error of masked models, in %",
-    "output_error": "Relative error of attention outputs",
-}
-TRAINING_PANELS: dict[str, list[Any]] = {
-    "Loss, nats a token": ["train/loss", "evaluation/loss"],
-    "Learning rate": ["train/learning_rate"],
-    "Norm of the gradient": ["train/gradient_norm"],
-    "Tokens a second": ["train/tokens_per_second"],
-    "Model-FLOP utilisation": ["train/model_flops_utilisation"],
-}
-"""Numbers that share an axis, by its title"""
-COMPARED_METHODS = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4")
-
 
 @app("workspace")
 def main(cfg: DictConfig) -> None:
@@ -54,16 +39,25 @@ def built(entity: str, project: str) -> workspaces.Workspace:
             metric_regex=f"^{metric}/.*",
             log_y=metric == "output_error",
         )
-        for metric, title in LOSS_TITLES.items()
-    ]
-    training = [
-        panels.LinePlot(title=title, y=names, title_x="optimizer step")
-        for title, names in TRAINING_PANELS.items()
+        for metric, title in (
+            ("perplexity", "Perplexity of causal models"),
+            ("error_percent", "Error of masked models, in %"),
+            ("output_error", "Relative error of attention outputs"),
+        )
     ]
     sections: dict[str, list[Any]] = {
         "Loss against r": curves,
         "Models compared": [models_compared("perplexity"), models_compared("error_percent")],
-        "Training": training,
+        "Training": [
+            panels.LinePlot(title=title, y=[*names], title_x="optimizer step")
+            for title, names in (
+                ("Loss, nats a token", ["train/loss", "evaluation/loss"]),
+                ("Learning rate", ["train/learning_rate"]),
+                ("Norm of the gradient", ["train/gradient_norm"]),
+                ("Tokens a second", ["train/tokens_per_second"]),
+                ("Model-FLOP utilisation", ["train/model_flops_utilisation"]),
+            )
+        ],
     }
     return workspaces.Workspace(
         entity=entity,
@@ -79,9 +73,14 @@ def built(entity: str, project: str) -> workspaces.Workspace:
 
 def models_compared(metric: str) -> panels.ParallelCoordinatesPlot:
     """Compares models by their metric with exact attention and with few keys."""
-    names = [*(f"{metric}_{name}" for name in COMPARED_METHODS), "match_4_keys"]
-    columns = [panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name)) for name in names]
-    return panels.ParallelCoordinatesPlot(title=f"Models compared: {metric}", columns=columns)
+    methods = ("exact", "OVO_1", "OVA_1", "OVO_4", "OVA_4")
+    return panels.ParallelCoordinatesPlot(
+        title=f"Models compared: {metric}",
+        columns=[
+            panels.ParallelCoordinatesPlotColumn(panels.SummaryMetric(name))
+            for name in (*(f"{metric}_{method}" for method in methods), "match_4_keys")
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from pipelines import SUCCESSORS
 from pipelines.app import app
-from pipelines.removed import SUCCESSORS
 from tests.apps import ROOT, refusal, run_app
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
 from value_aware_attention.measurement import Record

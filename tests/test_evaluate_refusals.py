@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from pipelines.app.checkpoint import file_hash
+from pipelines.app import file_hash
 from tests import apps
 from tests.apps import run_app
 from tests.refusals import assert_refused

@@ -9,7 +9,7 @@ from tests.refusals import assert_refused
 from tests.test_cluster import write_run
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import Document
-from value_aware_study.paths import LONGEST, inside
+from value_aware_study.safe_text import LONGEST, inside
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HOSTILE = ("", ".", "..", "../x", "/x", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "ä" * LONGEST)

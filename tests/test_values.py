@@ -26,7 +26,8 @@ from pipelines.app import (
     scale_of_params,
     values,
 )
-from pipelines.app.values import PARAMS_FILE, VALUE_RULES, check_targets, leaves, rule_of
+from pipelines.app.method_cards import check_targets
+from pipelines.app.values import PARAMS_FILE, VALUE_RULES, leaves, rule_of
 from pipelines.probe import SHORT_ARGUMENTS
 from tests.refusals import assert_refused
 from tests.test_conf import APPS, ASKED
@@ -224,7 +225,7 @@ def test_without_git_a_line_counts_what_a_scale_replaces(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copy(ROOT / PARAMS_FILE, tmp_path)
-    values.say_uncompared.cache_clear()
+    values.committed.cache_clear()
     for name in ("laptop", "hours", "hours"):
         composed("train_causal", [f"scale={name}"])
     (line,) = capsys.readouterr().err.splitlines()

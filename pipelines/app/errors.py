@@ -6,32 +6,25 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from difflib import get_close_matches
 from typing import Any
 
+from hydra.core.utils import env_override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from pipelines.app.values import asked, near_words, shown, unknown
+from pipelines.app.values import asked, shown, unknown
 
 TRACEBACKS = "HYDRA_FULL_ERROR"
 FULL_ERROR = os.environ.get(TRACEBACKS) == "1"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError, KeyboardInterrupt)
 
 
-@contextmanager
-def tracebacks(in_full: bool) -> Iterator[None]:
+def tracebacks(in_full: bool) -> AbstractContextManager[None]:
     """Sets Hydra's variable for full tracebacks within the block."""
-    before = os.environ.get(TRACEBACKS)
-    os.environ[TRACEBACKS] = "1" if in_full else "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[TRACEBACKS]
-        else:
-            os.environ[TRACEBACKS] = before
+    return env_override({TRACEBACKS: "1" if in_full else "0"})
 
 
 @contextmanager
@@ -93,7 +86,7 @@ def one_line(error: BaseException) -> str:
     if key := re.match("Could not override '(.*)'", text):
         places = re.search("Did you mean to override one of (.*)[?]", text)
         # Hydra would invite to append it with +
-        return unknown(key[1], places[1].split(", ") if places else None)
+        return unknown(key[1], places[1].split(", ") if places else ())
     if isinstance(error, OverrideParseException):
         return (
             f"{error.override} cannot be read as key=value; a value with =, spaces, brackets or "
@@ -101,8 +94,10 @@ def one_line(error: BaseException) -> str:
         )
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        near = asked(near_words(option, error.options))
-        return f"{group} is {shown(option)}; it must be one of {', '.join(error.options)}{near}"
+        return (
+            f"{group} is {shown(option)}; it must be one of {', '.join(error.options)}"
+            f"{asked(get_close_matches(option, error.options, n=1))}"
+        )
     text = text.partition("\nConfig search path:")[0]
     return (
         " ".join(text.replace(":\n\t", ": ").replace("\n\t", ", ").split()) or type(error).__name__

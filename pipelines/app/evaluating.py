@@ -1,29 +1,43 @@
-"""Runs an evaluation of a trained model: processes, memory, and the files that it leaves."""
+"""Runs an evaluation of a trained model: its checkpoint, processes, memory, and its files."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from omegaconf import DictConfig
 from transformers.utils.logging import disable_progress_bar
 
-from pipelines.app.checkpoint import check_checkpoint, file_hash
-from pipelines.app.hydra_app import write_json
+from pipelines.app.hydra_app import file_hash, write_json
 from pipelines.app.summary import SHORT_NAMES, summary
 from pipelines.app.tracking import tracked
 from value_aware_attention.call import chunked, max_elements_within
 from value_aware_attention.distributed import is_first, own_device, started_processes
-from value_aware_attention.files import save_json, write_text
-from value_aware_attention.hugging_face.saved import saved_tokenizer
+from value_aware_attention.files import (
+    CHECKSUMS,
+    checksum,
+    load_json,
+    save_json,
+    unnamed,
+    write_text,
+)
+from value_aware_attention.hugging_face.saved import check_files, saved_tokenizer
 from value_aware_attention.measurement import Record
 from value_aware_study.data.tokens import TOKENS_REMEDY
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.paths import inside
+from value_aware_study.safe_text import inside
 
 if TYPE_CHECKING:
     from wandb import Run
+
+CONFIG_FILE, CHECKPOINT_WEIGHTS, TOKENIZER_FILE = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+)
+TRAIN_AGAIN = "train the model again"
 
 
 @contextmanager
@@ -53,7 +67,6 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
 
 
 def hashes_of(cfg: DictConfig) -> dict[str, str]:
-    """Computes the sha256 of the checkpoint and of the tokens."""
     return {"checkpoint": file_hash([cfg.checkpoint]), "data": file_hash([cfg.tokens])}
 
 
@@ -64,8 +77,9 @@ def tracked_by_first(
 
     It is named after the model and, of a sweep, after the one cell that is measured.
     """
-    name = f"{cfg.name} {cell}".strip()
-    return tracked(cfg, stage, name, **hashes) if is_first() else nullcontext()
+    return (
+        tracked(cfg, stage, f"{cfg.name} {cell}".strip(), **hashes) if is_first() else nullcontext()
+    )
 
 
 def write_record(cfg: DictConfig, folder: str, record: Record) -> None:
@@ -90,3 +104,50 @@ def curves(record: Record) -> str:
     both = (r for r in sorted({r for r, _ in values}) if all((r, name) in values for name in names))
     rows = [",".join(map(str, [r, *(values[r, name] for name in names)])) for r in both]
     return "\n".join([f"r,{','.join(names)}", *rows]) + "\n"
+
+
+def check_checkpoint(cfg: DictConfig) -> None:
+    """Refuses, before any work, a model that is missing, damaged or not of the values in `cfg`.
+
+    These values are its sizes, and the tokens, which its own tokenizer must have made. Raises
+    FileNotFoundError or ValueError.
+    """
+    folder, tokens = Path(cfg.checkpoint), Path(cfg.tokens)
+    check_model(folder)
+    beside = (tokens if tokens.is_dir() else tokens.parent) / "tokenizer" / TOKENIZER_FILE
+    if not (tokenizer := folder / TOKENIZER_FILE).exists():
+        raise FileNotFoundError(f"{tokenizer} is missing: {TRAIN_AGAIN}")
+    if beside.is_file() and checksum(tokenizer) != checksum(beside):
+        raise ValueError(
+            f"{tokens} was made with another tokenizer ({beside}) than {folder} was trained with: "
+            f"train the model on these tokens (dvc repro), or make the tokens of its training again"
+        )
+    config = load_json(folder / CONFIG_FILE, remedy=TRAIN_AGAIN)
+    unsaid = {name: cfg.sizes[name] for name in cfg.sizes if name == "masked_fraction"}
+    other = [name for name, size in cfg.sizes.items() if (unsaid | config).get(name) != size]
+    if other:
+        saved, asked = (
+            ", ".join(f"{name} {sizes.get(name)}" for name in other)
+            for sizes in (config, dict(cfg.sizes))
+        )
+        raise ValueError(
+            f"{folder} holds a model with {saved}; scale={cfg.scale} asks for {asked}: train it at "
+            f"this scale, or give the scale and values that it was trained with"
+        )
+
+
+def check_model(folder: Path) -> None:
+    """Refuses a trained model of which a file is missing, damaged or changed since it was written.
+
+    Raises FileNotFoundError or ValueError, which name the file.
+    """
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} is missing: train the model first (dvc repro)")
+    for name in (CONFIG_FILE, CHECKPOINT_WEIGHTS):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder / name} is missing: {TRAIN_AGAIN}")
+    check_files(folder, TRAIN_AGAIN)
+    if (folder / CHECKSUMS).is_file() and (files := unnamed(folder)):
+        raise ValueError(
+            f"{folder / CHECKSUMS} does not name {files[0]}, which was added: {TRAIN_AGAIN}"
+        )

@@ -1,9 +1,9 @@
-"""Makes a function a Hydra app, whose config is composed and checked, and writes its JSON."""
+"""Makes a function a Hydra app with a checked config; hashes and writes the files of apps."""
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from pipelines.app.values import (
     leaves,
     read_params,
     values_of_scale,
-    with_group,
 )
 
 
@@ -140,8 +139,9 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
     Raises ValueError for a value that is not allowed; with `app` also where one is missing.
     """
     register_methods(name)
-    parsed = parse(overrides)
-    with inside_hydra():
+    parsed, conf = parse(overrides), str(CONF_FOLDER)
+    is_running = GlobalHydra.instance().is_initialized()
+    with nullcontext() if is_running else initialize_config_dir(conf, version_base=None):
         cfg = compose(name, list(overrides), **options)
     check(cfg, parsed, app)
     return cfg
@@ -190,25 +190,35 @@ def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
     choices = HydraConfig.get().runtime.choices
     values = dict(leaves(read_params()))
     for group in ("", "pretrained", "extent"):
-        path = CONF_FOLDER / group / f"{choices.get(group, name)}.yaml"
-        if path.exists():
+        if (path := CONF_FOLDER / group / f"{choices.get(group, name)}.yaml").exists():
             values |= dict(leaves(OmegaConf.to_container(OmegaConf.load(path)), group))
-    of_params = parse(scale_of_params(HydraConfig.get().overrides.task))
     return (
         values
         | values_of_scale(root.scale)
-        | {str(override.key_or_group): override.value() for override in of_params}
+        | {
+            str(override.key_or_group): override.value()
+            for override in parse(scale_of_params(HydraConfig.get().overrides.task))
+        }
     )
 
 
-@contextmanager
-def inside_hydra() -> Iterator[None]:
-    """Makes Hydra compose from conf/, where no running app does."""
-    if GlobalHydra.instance().is_initialized():
-        yield
-    else:
-        with initialize_config_dir(str(CONF_FOLDER), version_base=None):
-            yield
+def with_group(overrides: Sequence[Override]) -> list[str]:
+    """Writes overrides as they were given, those of keys of a swept group with ++ before them.
+
+    Hydra composes once without all that is swept, and every job before the first one runs. It would
+    end the sweep for a key that the default option or one of the swept ones lacks.
+    """
+    groups = tuple(
+        f"{override.package or override.key_or_group}."
+        for override in overrides
+        if is_group(override) and override.is_sweep_override()
+    )
+    return [
+        f"++{str(override.input_line).lstrip('+')}"
+        if str(override.key_or_group).startswith(groups) and not override.is_delete()
+        else str(override.input_line)
+        for override in overrides
+    ]
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -227,8 +237,7 @@ def scale_of_params(arguments: Sequence[str]) -> list[str]:
     """
     params = OmegaConf.create(read_params())
     scale, overrides = f"scale={params.scale}", list(params.overrides)
-    scales = [argument for argument in arguments if argument.startswith("scale=")]
-    if scales:
+    if scales := [argument for argument in arguments if argument.startswith("scale=")]:
         return overrides if scales[-1] == scale else []
     return [scale, *overrides]
 
@@ -250,5 +259,20 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
         raise ValueError(f"{path} was not written: {error}") from None
-    write = save_json if checksum else write_text
-    write(path, text + "\n")
+    (save_json if checksum else write_text)(path, text + "\n")
+
+
+def file_hash(paths: Iterable[Path | str]) -> str:
+    """Computes a sha256 over names and sha256 of files and of every file below folders, in order.
+
+    A model's card and checksums are left out: no number depends on them. A file whose checksum was
+    compared before is not read again.
+    """
+    from value_aware_attention.files import CARD, CHECKSUMS, checksum  # it brings torch
+
+    digest = sha256()
+    for path in map(Path, paths):
+        for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+            if file.name not in (CARD, CHECKSUMS):
+                digest.update(f"{file.name}\0{checksum(file)}\n".encode())
+    return digest.hexdigest()

@@ -1,20 +1,28 @@
-"""Composes the method cards of conf/ into the configs of the apps that use them.
+"""Composes the method cards of conf/ into the configs of apps, and checks what code these call.
 
 Hydra finds the stored configs like files of conf/: `<app>_methods`, which an app names in its
 defaults, the options of `attention`, and `scale=laptop`, which sets no value.
 """
 
 from collections.abc import Iterable, Mapping
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from hydra.utils import get_method
 from omegaconf import DictConfig, OmegaConf
 
+from value_aware_attention.named_models import named_models
 from value_aware_study.cards import APPROXIMATIONS, Card, cards
 
-VAR_KEYWORD = Parameter.VAR_KEYWORD
+OmegaConf.register_new_resolver(
+    "named_model", lambda name: named_models()[name]["model"], replace=True
+)
+TARGETS = (
+    "value_aware_attention.", "value_aware_study.", "pipelines.app.", "torch.nn.", "torch.optim.",
+    "pathlib.Path",
+)  # fmt: skip
+"""Beginnings of the names that a `_target_` may have, beside modules in the current folder"""
 
 
 def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
@@ -42,14 +50,15 @@ def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
 
 def grid_section(used: Iterable[tuple[Card, Mapping[str, object]]]) -> dict[str, object]:
     """Composes a grid's methods with their axes; named values become interpolations."""
-    methods, axes = {}, {}
-    for card, values_of in used:
-        methods[card.name] = card.build()
-        axes[card.name] = {
+    pairs = list(used)
+    axes = {
+        card.name: {
             argument: f"${{{values}}}" if isinstance(values, str) else values
             for argument, values in values_of.items()
         }
-    return {"methods": methods, "axes": axes}
+        for card, values_of in pairs
+    }
+    return {"methods": {card.name: card.build() for card, _ in pairs}, "axes": axes}
 
 
 def survey(methods: Iterable[Card]) -> dict[str, object]:
@@ -61,8 +70,11 @@ def survey(methods: Iterable[Card]) -> dict[str, object]:
 
 def attention(card: Card) -> dict[str, object]:
     """Composes the option of `attention` that trains a model with the method."""
-    method = card.build(**(card.train or {}))
-    return {"method": method, "name": card.name, "suffix": "_${attention.name}"}
+    return {
+        "method": card.build(**(card.train or {})),
+        "name": card.name,
+        "suffix": "_${attention.name}",
+    }
 
 
 def check_arguments(cfg: DictConfig, added: Iterable[str]) -> None:
@@ -71,9 +83,30 @@ def check_arguments(cfg: DictConfig, added: Iterable[str]) -> None:
         section, _, name = key.rpartition(".")
         target = OmegaConf.select(cfg, section)._target_
         parameters = signature(get_method(target)).parameters
-        takes_all = any(parameter.kind is VAR_KEYWORD for parameter in parameters.values())
+        takes_all = any(argument.kind is argument.VAR_KEYWORD for argument in parameters.values())
         if name not in parameters and not takes_all and not name.startswith("_"):
             raise ValueError(
                 f"{key}: {target.rpartition('.')[2]} takes no {name!r}; it takes "
                 f"{', '.join(parameters)}"
             )
+
+
+def check_targets(content: object, key: str = "") -> None:
+    """Raises ValueError for a `_target_`, at any depth, that runs code of neither us nor the user.
+
+    The user's own modules lie in the current folder. Hydra 1.3 itself knows only a list of what it
+    refuses, and 1.5 will want one of what is allowed.
+    """
+    if isinstance(content, list):
+        content = dict(enumerate(content))
+    for name, entry in content.items() if isinstance(content, dict) else ():
+        below = f"{key}.{name}" if key else str(name)
+        if name == "_target_" and not str(entry).startswith(TARGETS):
+            module = Path(str(entry).partition(".")[0])
+            if not (module.is_dir() or module.with_suffix(".py").is_file()):
+                raise ValueError(
+                    f"{below} is {entry}; it must begin with {', '.join(TARGETS)} or a module in "
+                    f"the current folder"
+                )
+        if below != "hydra":  # its own sweeper, launcher and callbacks
+            check_targets(entry, below)

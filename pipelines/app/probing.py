@@ -11,8 +11,7 @@ from omegaconf import DictConfig
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipelines.app.checkpoint import file_hash
-from pipelines.app.hydra_app import plain
+from pipelines.app.hydra_app import file_hash, plain
 from pipelines.app.tracking import log_record, tracked
 from value_aware_attention.files import load_json
 from value_aware_attention.hugging_face import own_kernel
@@ -60,8 +59,12 @@ def probed(
             report.record, text=replace(report.record.text, description=description),
             hashes=hashes, bits_a_weight=bits_a_weight(cfg.model or cfg.pretrained.weights),
         )  # fmt: skip
-        explored = exploration(name, model, tokenizer, texts, kernel=post_hoc)
-        write_probe(record, folder, report.caches, explored)
+        write_probe(
+            record,
+            folder,
+            report.caches,
+            exploration(name, model, tokenizer, texts, kernel=post_hoc),
+        )
         log_record(run, report.record)
     print(f"\n{report.headline}\n{folder / 'index.html'}")
     return {"model": name, **report.keys_needed()}
@@ -75,8 +78,7 @@ def check_earlier(
     A record from before checkpoints were hashed is this model's if name and architecture are equal.
     """
     earlier_files(folder)
-    file = folder / "record.json"
-    if not file.exists():
+    if not (file := folder / "record.json").exists():
         return
     remedy = f"give probe.name=<another name>, or remove {folder}"
     earlier = load_json(file, "hashes", "model", "architecture", remedy=remedy)
@@ -88,8 +90,7 @@ def check_earlier(
 
 def built_kernel(option: DictConfig) -> Kernel:
     """Builds the kernel of a config; ValueError where its `_target_` makes none."""
-    built = instantiate(option)
-    if not isinstance(built, Kernel):
+    if not isinstance((built := instantiate(option)), Kernel):
         raise ValueError(
             f"{option._target_} makes no kernel; value_aware_attention.kernels has Elu and others"
         )

@@ -8,7 +8,6 @@ SHORT_NAMES = {OBLIVIOUS: "OVO", AWARE: "OVA"}
 
 
 def row(record: Record, cell: Cell) -> dict[str, object]:
-    """Makes a row of a table of a cell."""
     return (
         {"model": record.model, "approximation": cell.approximation}
         | dict(cell.parameters)
@@ -24,11 +23,11 @@ def summary(record: Record) -> dict[str, float]:
     and for the output (OVA), and `match_4`, the number of keys by weight that match 4 value-aware
     ones.
     """
-    numbers = {"exact": record.cells[0].value}
-    for cell in record.cells:
-        r = cell.parameters.get("r")
-        if cell.approximation in SHORT_NAMES and r in (1, 4, record.head_dim + 1):
-            numbers[f"{SHORT_NAMES[cell.approximation]}_{r}"] = cell.value
+    numbers = {"exact": record.cells[0].value} | {
+        f"{SHORT_NAMES[cell.approximation]}_{cell.parameters['r']}": cell.value
+        for cell in record.cells
+        if cell.approximation in SHORT_NAMES and cell.parameters["r"] in (1, 4, record.head_dim + 1)
+    }
     matched = match(record.attention[0].output_error, 4) if record.attention else None
     if matched and matched.keys is not None:
         numbers["match_4"] = matched.keys

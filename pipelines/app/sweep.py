@@ -71,15 +71,17 @@ class SweepTable(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
         EXACT_ROW.clear()
-        failure = f"its process died; its log is in {config.hydra.sweep.dir}/.submitit"
-        self.leave(config.hydra, failure=failure)
+        self.leave(
+            config.hydra,
+            failure=f"its process died; its log is in {config.hydra.sweep.dir}/.submitit",
+        )
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Leaves the row that a job returned, its columns in order, or why there is none."""
         result = job_return.return_value
-        row = list(result.items()) if isinstance(result, dict) else []
         self.leave(
-            config.hydra, row=row, exact=EXACT_ROW,
+            config.hydra,
+            row=list(result.items()) if isinstance(result, dict) else [], exact=EXACT_ROW,
             failure=result if isinstance(result, Failure) else None,
         )  # fmt: skip
 
@@ -87,14 +89,18 @@ class SweepTable(Callback):
         """Writes the outcome of a multirun's job; a single job has none."""
         if hydra.mode == RunMode.MULTIRUN:
             with ending_with_one_line():
-                job = {"overrides": list(hydra.overrides.task), **outcome}
-                write_json(self.jobs / f"{hydra.job.num}.json", job)
+                write_json(
+                    self.jobs / f"{hydra.job.num}.json",
+                    {"overrides": list(hydra.overrides.task), **outcome},
+                )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the table, then a line for every failed job: the overrides of its own, and why."""
         with self.lock, ending_with_one_line():
-            files = sorted(self.jobs.glob("*.json"), key=lambda file: int(file.stem))
-            jobs = [json.loads(file.read_text()) for file in files]
+            jobs = [
+                json.loads(file.read_text())
+                for file in sorted(self.jobs.glob("*.json"), key=lambda file: int(file.stem))
+            ]
             if rows := job_rows(jobs):
                 keep(rows, Path(config.hydra.sweep.dir))
         failed = [
@@ -197,8 +203,9 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     if "metric" not in frame:
         return frame
     metric = "_or_".join(frame.pop("metric").unique())
-    names = {name: shown.format(metric) for name, shown in SWEEP_COLUMNS.items()}
-    return frame.rename(columns=names)
+    return frame.rename(
+        columns={name: shown.format(metric) for name, shown in SWEEP_COLUMNS.items()}
+    )
 
 
 def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
@@ -261,8 +268,8 @@ def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
     """Returns the overrides that a job does not share with its sweep; all of a single job."""
     shared = set(config.hydra.overrides.task)
-    own = [text.removeprefix("++") for text in job["overrides"] if text not in shared]
-    return own or job["overrides"]
+    overrides = [text.removeprefix("++") for text in job["overrides"] if text not in shared]
+    return overrides or job["overrides"]
 
 
 def wait_for_every_job(lost: list[str]) -> None:

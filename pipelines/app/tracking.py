@@ -46,13 +46,15 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
     tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
     words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
-    named: dict[str, Any] = {"job_type": stage, "name": f"{stage}/{words}"}
-    named["tags"] = [tag for tag in tags if isinstance(tag, str)]
-    multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    if multirun or "WANDB_SWEEP_ID" in os.environ:
-        named["group"] = f"{cfg.run.get('group')} sweep"
-    run = instantiate(cfg.run, **named)
-    if run is None:
+    is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    is_sweep = is_multirun or "WANDB_SWEEP_ID" in os.environ
+    named = {
+        "job_type": stage,
+        "name": f"{stage}/{words}",
+        "tags": [tag for tag in tags if isinstance(tag, str)],
+        **({"group": f"{cfg.run.get('group')} sweep"} if is_sweep else {}),
+    }
+    if (run := instantiate(cfg.run, **named)) is None:
         yield None
         return
     run.config.update(
@@ -119,11 +121,13 @@ def log_record(run: "Run | None", record: Record) -> None:
     rows = rows.rename(columns={"value": metric, "relative_output_error": error})
     if len(record.cells) == 2:  # one cell of a sweep, and exact attention
         run.summary.update({name: rows[name].iloc[1] for name in (metric, error)})
-    numbers = {
-        key(name) if name in LOGGED_NAMES else f"{metric}_{name}": value
-        for name, value in summary(record).items()
-    }
-    run.summary.update(numbers | {"grid": wandb.Table(dataframe=rows.astype(object))})
+    run.summary.update(
+        {
+            key(name) if name in LOGGED_NAMES else f"{metric}_{name}": value
+            for name, value in summary(record).items()
+        }
+        | {"grid": wandb.Table(dataframe=rows.astype(object))}
+    )
 
 
 def key(name: str) -> str:
@@ -206,9 +210,9 @@ def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) ->
         raise ValueError(f"{name} is {first['input']}; {rule}") from None
     except wandb.Error as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        about = ", ".join(variables) or "logger"
         raise ValueError(
-            f"{about}: W&B starts no run: {reason}; logger=none does without"
+            f"{', '.join(variables) or 'logger'}: W&B starts no run: {reason}; logger=none does "
+            f"without"
         ) from None
 
 

@@ -20,16 +20,14 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch import nn
 from torch.utils.data import Dataset
 
-from pipelines.app.checkpoint import file_hash
-from pipelines.app.hydra_app import plain, write_json
+from pipelines.app.hydra_app import file_hash, plain, write_json
 from pipelines.app.tracking import link, tracked
 from value_aware_attention.files import CARD, check_replaceable, new_folder
 from value_aware_attention.models.trained_attention import TrainedAttention
-from value_aware_study.paths import check_apart, inside
+from value_aware_study.safe_text import check_apart, inside
 from value_aware_study.training.fit import fit
 from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import LanguageModeling
-from value_aware_study.training.plan import class_name
 
 COSTS = ("accelerator", "devices", "nodes", "strategy", "accumulate", "workers", "compile",
          "checkpoint_activations", "peak_flops")  # fmt: skip
@@ -87,10 +85,10 @@ def train(
                 **cfg.trainer,
             )
         except torch.OutOfMemoryError:
-            sizes = f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches"
             raise ValueError(
-                f"out of GPU memory while training {cfg.name}: a batch_size of {sizes}; a larger "
-                f"trainer.accumulate takes the same steps in less memory, and so does "
+                f"out of GPU memory while training {cfg.name}: a batch_size of "
+                f"{cfg.batches.batch_size} was taken in {cfg.trainer.accumulate} micro-batches; a "
+                f"larger trainer.accumulate takes the same steps in less memory, and so does "
                 f"trainer.checkpoint_activations=true"
             ) from None
         if run:
@@ -197,8 +195,8 @@ def metrics(
         "learning_rate": schedule["peak"],
         "warmup_steps": schedule.get("warmup_steps"),
         "warmup_proportion": schedule.get("warmup_proportion"),
-        "schedule": class_name(schedule),
-        "optimizer": class_name(optimizer),
+        "schedule": schedule["_target_"].rpartition(".")[2],
+        "optimizer": optimizer["_target_"].rpartition(".")[2],
         # of every optimizer; null where it has none
         **dict.fromkeys(("weight_decay", "adamw_rate", "momentum", "max_grad_norm")),
         **{key: value for key, value in optimizer.items() if key not in left_out},

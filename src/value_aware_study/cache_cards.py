@@ -26,9 +26,9 @@ class CacheCard(MethodCard):
     after: Mapping[str, Any] | None = None
 
     def method(self, r: int) -> Any:
-        """Builds the method with r keys."""
-        whole = OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()})
-        return instantiate(whole.method)
+        return instantiate(
+            OmegaConf.create({"caches": {"r": r}, "seed": 0, "method": self.build()}).method
+        )
 
     def after_prefix(self, after: Mapping[str, Any], r: int, prefix: int) -> AfterPrefix:
         """Builds the method with r keys of a prefix, with options as cards write them."""

@@ -18,8 +18,6 @@ from hydra.utils import instantiate
 CONF = Path(__file__).parents[2] / "conf"
 APPROXIMATIONS = CONF / "approximation"
 
-GIVEN = ("name", "path", "target", "arguments")
-"""Fields of a card that do not come from `card` in its file"""
 C = TypeVar("C", bound="MethodCard")
 
 
@@ -83,21 +81,23 @@ class Card(MethodCard):
     train: Mapping[str, Any] | None = field(default_factory=dict)
 
     def method(self, r: int) -> Any:
-        """Builds the method with r keys per query."""
         return instantiate(self.build(r=r))
 
     def curve(self, setting: Mapping[str, Any]) -> str:
         """Names the curve that a setting belongs to: "LSH, 4 rounds"."""
-        labels = (
-            marks.get(setting[argument], {}).get("label", f"{setting[argument]} {argument}")
-            for argument, marks in self.curves.items()
+        return ", ".join(
+            [
+                self.label,
+                *(
+                    marks.get(setting[argument], {}).get("label", f"{setting[argument]} {argument}")
+                    for argument, marks in self.curves.items()
+                ),
+            ]
         )
-        return ", ".join([self.label, *labels])
 
     def marks(self) -> dict[str, Mapping[str, str]]:
         """Collects the curves that have marks of their own, with these marks."""
-        own = {self.label: self.mark} if "colour" in self.mark else {}
-        return own | {
+        return ({self.label: self.mark} if "colour" in self.mark else {}) | {
             self.curve({argument: value}): mark
             for argument, marks in self.curves.items()
             for value, mark in marks.items()
@@ -117,19 +117,16 @@ def read_cards(kind: type[C], folder: Path) -> Mapping[str, C]:
     Raises ValueError, naming file and key, for a missing label, an unknown key, or a label that
     another card has; FileNotFoundError if there are no cards.
     """
-    found = [_read(kind, file) for file in folder.glob("*.yaml")]
-    if not found:
+    if not (found := [_read(kind, file) for file in folder.glob("*.yaml")]):
         raise FileNotFoundError(f"{folder} holds no method cards; run from a checkout")
     first: dict[str, C] = {}
     for card in sorted(found, key=lambda card: (card.place, card.name)):
-        other = first.setdefault(card.label, card)
-        if other is not card:
+        if (other := first.setdefault(card.label, card)) is not card:
             raise ValueError(f"{card.path}: card.label is {card.label!r}, as in {other.path}")
     return {card.name: card for card in first.values()}
 
 
 def _read(kind: type[C], file: Path) -> C:
-    """Reads the card of one file."""
     path = "/".join(file.parts[-3:])  # the same in every checkout
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -141,8 +138,9 @@ def _read(kind: type[C], file: Path) -> C:
     for key, value in (("_target_", target), ("card.label", card.get("label"))):
         if not value:
             raise ValueError(f"{path}: {key} is missing")
-    known = [field.name for field in fields(kind) if field.name not in GIVEN]
+    of_file = ("name", "path", "target", "arguments")
+    allowed = [field.name for field in fields(kind) if field.name not in of_file]
     for key in card:
-        if key not in known:
-            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(known)}")
+        if key not in allowed:
+            raise ValueError(f"{path}: card.{key} is unknown; a card has {', '.join(allowed)}")
     return kind(name=file.stem, path=path, target=target, arguments=arguments, **card)

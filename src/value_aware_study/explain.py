@@ -53,8 +53,9 @@ def explain(model: str, sentence: str, output: Path) -> None:
     with new_file(output) as partial:
         name = short_name(model)
         network, tokenizer = loaded(model)
-        around = sum(map(len, ends_of(network, tokenizer)))
-        most = min(MOST_TOKENS, positions(network) or MOST_TOKENS) - around
+        most = min(MOST_TOKENS, positions(network) or MOST_TOKENS) - sum(
+            map(len, ends_of(network, tokenizer))
+        )
         tokens = len(tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"])
         if not 1 <= tokens <= most:
             raise ValueError(

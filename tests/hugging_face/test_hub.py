@@ -16,7 +16,7 @@ from tests.test_distributed import write_masked
 from value_aware_attention.hugging_face import saved
 from value_aware_attention.models import build_roberta, load_masked, warm_start
 from value_aware_study.data.tokenization import PretrainedTokenizer
-from value_aware_study.training.checkpoints import CheckpointFiles
+from value_aware_study.training.fit import CheckpointFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SIZES = {"layers": 1, "width": 16, "heads": 2, "feedforward": 16}

@@ -15,7 +15,7 @@ from synthetic import match as match_of
 from value_aware_attention.records.headline import match as matching_keys
 from value_aware_study.report import captions
 from value_aware_study.report.claim import Effect, over_trainings
-from value_aware_study.report.exhibits import every_r, hyperparameters, layers, tables
+from value_aware_study.report.exhibits import figures, layers, tables
 from value_aware_study.report.frame import (
     Results,
     error_rows,
@@ -288,14 +288,14 @@ def test_the_caption_says_how_often_each_kind_of_model_was_trained(records):
 
 
 def test_without_replicates_nothing_is_said_of_seeds(records, results):
-    for exhibit in (tables.table_2(results), every_r.figure_5(results)):
+    for exhibit in (tables.table_2(results), figures.figure_5(results)):
         assert SAID not in exhibit.caption and OVER_SEEDS not in exhibit.table.display
         assert "One training of each model" in exhibit.caption
         assert "training_" not in exhibit.table.csv()
 
 
 def test_with_replicates_single_trainings_are_pale_marks(again):
-    exhibit = every_r.figure_5(Results.of(again))
+    exhibit = figures.figure_5(Results.of(again))
     assert SAID in exhibit.caption and OVER_SEEDS in exhibit.table.display
     drawn = [layer for layer in exhibit.charts[0].layer if len(layer.data.columns) == 3]
     data = exhibit.table.data
@@ -313,6 +313,6 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
         for model in ("causal_elu", "masked_short")
         for name, seed in numbered.items()
     }
-    tables = [exhibit.table.data for exhibit in hyperparameters.table_4(trainings)]
-    rows = [data.set_index("hyperparameter").loc["seed"] for data in tables]
+    data = [exhibit.table.data for exhibit in tables.table_4(trainings)]
+    rows = [table.set_index("hyperparameter").loc["seed"] for table in data]
     assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")

@@ -7,10 +7,10 @@ import pytest
 from synthetic import probed
 
 from value_aware_attention.records.record import Record
-from value_aware_study.markdown import escaped
 from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
+from value_aware_study.safe_text import escaped
 from value_aware_study.training.model_card import model_card
 
 SLY = "<img src=x> | `code` \\| [a](b)\n\n# head"

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipelines import train_causal
 from value_aware_study.data.batches import CausalBatches
-from value_aware_study.training.checkpoints import CheckpointFiles
+from value_aware_study.training.fit import CheckpointFiles
 
 ROOT = Path(__file__).parents[2]
 VOCABULARY = 60

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from value_aware_attention.files import DiskFull
-from value_aware_study.training import checkpoints
-from value_aware_study.training.checkpoints import CheckpointFiles
+from value_aware_study.training.fit import CheckpointFiles
 
 
 def test_the_last_checkpoint_survives_a_full_disk(
@@ -23,7 +22,7 @@ def test_the_last_checkpoint_survives_a_full_disk(
         except OSError as error:
             raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected") from error
 
-    monkeypatch.setattr(checkpoints.torch, "save", full)
+    monkeypatch.setattr(torch, "save", full)
     with pytest.raises(DiskFull, match=f"^no space left in {files.folder}"):
         files.save_checkpoint({"global_step": 2}, files.last)
     assert [file.name for file in files.folder.iterdir()] == ["last.ckpt"]

@@ -17,8 +17,8 @@ from tests.training.tiny import (
 )
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_study.training import modules
-from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.fit import missing_compiler
+from value_aware_study.training.modules import SummedCrossEntropy, chunked_cross_entropy
 
 
 @pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])

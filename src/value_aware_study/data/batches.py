@@ -47,12 +47,14 @@ class CausalBatches(Dataset[Tensor]):
         return self.steps
 
     def __getitem__(self, step: int) -> Tensor:
-        visits = _visits(step, self.batch_size, self.steps, count=self.blocks, seed=self.seed)
         starts = [
-            _offset(self.offsets, self.seed, epoch) + block * self.length for epoch, block in visits
+            _offset(self.offsets, self.seed, epoch) + block * self.length
+            for epoch, block in _visits(
+                step, self.batch_size, self.steps, count=self.blocks, seed=self.seed
+            )
         ]
         rows = [self.tokens[start : start + self.length + 1] for start in starts]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        return torch.from_numpy(np.stack(rows, dtype=np.int64))
 
 
 class MaskedSequences:
@@ -87,8 +89,7 @@ class MaskedSequences:
 
     def tokens(self, indices: Sequence[int]) -> Tensor:
         """Returns unmasked sequences, int64 (len(indices), length)."""
-        rows = np.stack([self.sequences[index] for index in indices])
-        return torch.from_numpy(rows.astype(np.int64))
+        return torch.from_numpy(np.stack([self.sequences[i] for i in indices], dtype=np.int64))
 
     def masked(self, tokens: Tensor, *seed: int) -> dict[str, Tensor]:
         """Masks tokens at positions drawn from `seed`: input_ids and labels, -100 = not masked."""
@@ -154,10 +155,12 @@ class MaskedBatches(Dataset[dict[str, Tensor]]):
         return self.steps
 
     def __getitem__(self, step: int) -> dict[str, Tensor]:
-        count = len(self.sequences)
-        visits = _visits(step, self.batch_size, self.steps, count=count, seed=self.seed)
-        indices = [sequence for _, sequence in visits]
-        return self.sequences.masked(self.sequences.tokens(indices), self.seed, step)
+        visits = _visits(
+            step, self.batch_size, self.steps, count=len(self.sequences), seed=self.seed
+        )
+        return self.sequences.masked(
+            self.sequences.tokens([sequence for _, sequence in visits]), self.seed, step
+        )
 
 
 class FrozenMaskedBatches(Dataset[dict[str, Tensor]]):
@@ -219,8 +222,9 @@ class MicroBatches(Dataset[MicroBatch]):
         step, index = divmod(item, self.accumulate)
         batch = self.batches[step]
         check_micro_batches(self.world_size, self.accumulate, row_count(batch))
-        rows = rows_of(batch, slice(index, None, self.accumulate))
-        return MicroBatch(rows, index, self.count_targets(batch))
+        return MicroBatch(
+            rows_of(batch, slice(index, None, self.accumulate)), index, self.count_targets(batch)
+        )
 
 
 def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = None) -> None:
@@ -235,9 +239,8 @@ def check_micro_batches(devices: int, accumulate: int, batch_size: int | None = 
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch[rows]
-    return {name: tensor[rows] for name, tensor in batch.items()}
+    is_tensor = isinstance(batch, Tensor)
+    return batch[rows] if is_tensor else {name: tensor[rows] for name, tensor in batch.items()}
 
 
 def row_count(batch: Batch) -> int:

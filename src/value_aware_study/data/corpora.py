@@ -19,15 +19,13 @@ from tqdm import tqdm
 from value_aware_attention.files import new_folder
 from value_aware_attention.texts import read_texts
 from value_aware_study.data.text import SPLITS, Document
-from value_aware_study.paths import inside
+from value_aware_study.safe_text import inside
 
 Counts = dict[str, int]
-Hashes = NDArray[np.uint64]
 
 NGRAM = 13
 """Words in an n-gram that counts as copied if it occurs twice (GPT-3, Brown et al. 2020)."""
 
-WORD = re.compile(r"\w+")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -62,14 +60,13 @@ def write_corpus(
         raise ValueError("a corpus needs at least one source, none was given")
     with new_folder(folder) as partial:
         hashes: set[int] = set()
-        fractions = (evaluation_fraction, validation_fraction)
         counts = {
             name: _write_source(
                 name,
                 without_copies(documents, hashes) if remove_copies else documents,
                 inside(partial, name),
                 seed,
-                fractions,
+                (evaluation_fraction, validation_fraction),
             )
             for name, documents in sources.items()
         }
@@ -111,10 +108,9 @@ def _overlap(folder: Path, names: list[str]) -> dict[str, Counts]:
     """Counts the words of each source's evaluation text, and those copied from training text."""
     held_out = [list(read_texts(folder / name / "evaluation.jsonl")) for name in names]
     train = chain.from_iterable(read_texts(folder / name / "train.jsonl") for name in names)
-    words = copied_words(train, held_out)
     return {
         name: {"words": total, "copied_words": copied}
-        for name, (copied, total) in zip(names, words, strict=True)
+        for name, (copied, total) in zip(names, copied_words(train, held_out), strict=True)
     }
 
 
@@ -143,8 +139,7 @@ def _assigned(
 
 
 def _uniform(key: str) -> float:
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
 def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator[Document]:
@@ -168,8 +163,9 @@ def without_copies(documents: Iterable[Document], earlier: set[int]) -> Iterator
         if max(shares) < 0.5:
             text = document.text
         else:
-            fresh = (p for p, share in zip(passages, shares, strict=True) if share < 0.5)
-            text = "".join(fresh).strip()
+            text = "".join(
+                p for p, share in zip(passages, shares, strict=True) if share < 0.5
+            ).strip()
             hashes = _ngrams(_words(text)).tolist()
         earlier.update(hashes)
         yield Document(text, document.split)
@@ -211,10 +207,10 @@ def _passages(text: str) -> Iterator[str]:
 
 
 def _words(text: str) -> list[str]:
-    return WORD.findall(text.lower())
+    return re.findall(r"\w+", text.lower())
 
 
-def _ngrams(words: list[str]) -> Hashes:
+def _ngrams(words: list[str]) -> NDArray[np.uint64]:
     """Hashes all len(words) - 12 13-grams. Hashes differ between processes."""
     words_hashed = np.fromiter(map(hash, words), np.int64, len(words)).view(np.uint64)
     count = max(0, len(words) - NGRAM + 1)

@@ -19,9 +19,6 @@ from value_aware_attention.texts import articles, read_texts
 Split = Literal["train", "validation", "evaluation"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "evaluation")
 
-TEST_FOLDERS = {"test", "tests", "testing", "_testing"}
-"""Folders of a package that `Docstrings` leaves out."""
-
 
 @dataclass(frozen=True)
 class Document:
@@ -43,12 +40,14 @@ class TextFiles:
     field: str = "text"
 
     def __iter__(self) -> Iterator[Document]:
-        paths: list[tuple[Split | None, str | Path]] = [(None, self.path)]
-        if self.evaluation_path is not None:
-            paths = [("train", self.path), ("evaluation", self.evaluation_path)]
-        for split, path in paths:
-            texts = read_texts(path, field=self.field, show=print)
-            yield from (Document(text, split) for text in texts)
+        paths: dict[Split | None, str | Path] = (
+            {None: self.path}
+            if self.evaluation_path is None
+            else {"train": self.path, "evaluation": self.evaluation_path}
+        )
+        for split, path in paths.items():
+            for text in read_texts(path, field=self.field, show=print):
+                yield Document(text, split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,8 @@ def _modules(package: str) -> list[Path]:
     return [
         file
         for name, file in sorted(files.items())
-        if TEST_FOLDERS.isdisjoint(name.split("/")) and not file.name.startswith("test_")
+        if not {"test", "tests", "testing", "_testing"} & set(name.split("/"))
+        if not file.name.startswith("test_")
     ]
 
 
@@ -140,10 +140,10 @@ class HubDocuments:
 
     def _rows(self, hub_split: str) -> Iterator[str]:
         for row in self._load(hub_split):
-            text = row.get(self.field)
-            if not isinstance(text, str):
-                columns = ", ".join(row)
-                raise ValueError(f"{self.path} has no texts in {self.field!r}, only {columns}")
+            if not isinstance((text := row.get(self.field)), str):
+                raise ValueError(
+                    f"{self.path} has no texts in {self.field!r}, only {', '.join(row)}"
+                )
             yield text
 
     def _load(self, hub_split: str) -> Iterable[Mapping[str, object]]:
@@ -188,7 +188,6 @@ def _first_line(error: Exception) -> str:
 
 
 HUB = "hub:"
-DATA_SET = re.compile(r"hub:(?P<name>[^:]+)(:(?P<split>[^:[]+(\[[^]]*\])?)(:(?P<column>[^:]+))?)?")
 
 
 def documents(source: str) -> Iterable[Document]:
@@ -199,7 +198,8 @@ def documents(source: str) -> Iterable[Document]:
     """
     if not source.startswith(HUB):
         return TextFiles(source)
-    match = DATA_SET.fullmatch(source)
+    split = r"(?P<split>[^:[]+(\[[^]]*\])?)"
+    match = re.fullmatch(rf"hub:(?P<name>[^:]+)(:{split}(:(?P<column>[^:]+))?)?", source)
     if match is None:
         raise ValueError(f"text is {source}; a data set is hub:NAME[:SPLIT[:COLUMN]]")
     path, configuration = match["name"], None

@@ -64,20 +64,20 @@ class WordLevel:
         self.padding_multiple = padding_multiple
 
     def build(self, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(text.split())
+        counts = Counter(word for text in texts for word in text.split())
         if not counts:
             raise ValueError("a word-level vocabulary needs at least one word, the texts hold none")
         specials = {name: token for name, token in SPECIALS.items() if name != "mask_token"}
-        for token in specials.values():
-            counts.pop(token, None)
-        types = sorted(counts, key=lambda word: (-counts[word], word))
-        words = [*specials.values(), *types]
-        padding = -len(words) % self.padding_multiple
-        words += [f"madeupword{number:04d}" for number in range(padding)]
-        vocabulary = {word: index for index, word in enumerate(words)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIALS["unk_token"]))
+        types = counts.keys() - {*specials.values()}
+        words = [*specials.values(), *sorted(types, key=lambda word: (-counts[word], word))]
+        words += [
+            f"madeupword{number:04d}" for number in range(-len(words) % self.padding_multiple)
+        ]
+        tokenizer = Tokenizer(
+            models.WordLevel(
+                {word: index for index, word in enumerate(words)}, unk_token=SPECIALS["unk_token"]
+            )
+        )
         tokenizer.normalizer = normalizers.Replace("\n", f" {SPECIALS['eos_token']} ")
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return _wrap(tokenizer, specials)
@@ -107,8 +107,9 @@ class PretrainedTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=offline)
         except (OSError, ValueError) as error:
-            reason = why_not(self.path, error)
-            raise FileNotFoundError(f"no tokenizer at {self.path!r}: {reason}") from None
+            raise FileNotFoundError(
+                f"no tokenizer at {self.path!r}: {why_not(self.path, error)}"
+            ) from None
         if tokenizer.eos_token is None and tokenizer.sep_token:  # BERT's
             tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
         if tokenizer.eos_token_id is None or not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -118,11 +119,9 @@ class PretrainedTokenizer:
         return tokenizer
 
     def _from_vocabulary(self, folder: Path) -> PreTrainedTokenizerFast:
-        merges = folder / "merges.txt"
-        if not merges.is_file():
+        if not (merges := folder / "merges.txt").is_file():
             raise FileNotFoundError(f"{merges} is missing beside vocab.json")
-        model = models.BPE.from_file(str(folder / "vocab.json"), str(merges))
-        tokenizer = _byte_level(model)
+        tokenizer = _byte_level(models.BPE.from_file(str(folder / "vocab.json"), str(merges)))
         missing = [name for name in SPECIALS.values() if tokenizer.token_to_id(name) is None]
         if missing:
             raise ValueError(f"{folder / 'vocab.json'} lacks the tokens {' '.join(missing)}")
@@ -157,8 +156,8 @@ def _byte_level(model: models.Model) -> Tokenizer:
 
 
 def _wrap(tokenizer: Tokenizer, specials: dict[str, str]) -> PreTrainedTokenizerFast:
-    named = dict(specials)
-    if "mask_token" in named:
-        named |= {"cls_token": named["bos_token"], "sep_token": named["eos_token"]}
+    ends = {"cls_token": specials["bos_token"], "sep_token": specials["eos_token"]}
     # texts are packed and never truncated, so no text is too long
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **specials, **(ends if "mask_token" in specials else {})
+    )

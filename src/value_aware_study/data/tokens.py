@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from value_aware_attention.files import check_checksums, reading
 from value_aware_attention.texts import read_texts
 from value_aware_study.data.text import SPLITS
-from value_aware_study.paths import inside
+from value_aware_study.safe_text import inside
 
 if TYPE_CHECKING:  # slow to import, and reading tokens needs neither
     from datasets import Dataset
@@ -70,16 +70,18 @@ def write_tokens(
     Temporary Arrow files lie in `scratch`.
     """
     _check_written(corpus, sources)
-    files = (inside(corpus, name) / "train.jsonl" for name in sources)
-    built = tokenizer.build(chain.from_iterable(map(read_texts, files)))
+    built = tokenizer.build(
+        text for name in sources for text in read_texts(inside(corpus, name) / "train.jsonl")
+    )
     counts: dict[str, Counts] = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
         built.save_pretrained(folder / "tokenizer")
     with TemporaryDirectory(prefix="arrow-", dir=scratch) as arrow:
         for split in SPLITS:
             order = seed if split == "train" or stream_folder is None else None
-            options = {"tokenizer": built, "seed": order, "cache_dir": Path(arrow)}
-            streams = _streams(corpus, sources, split, **options)
+            streams = _streams(
+                corpus, sources, split, tokenizer=built, seed=order, cache_dir=Path(arrow)
+            )
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
             if stream_folder is not None and streams:
@@ -131,10 +133,9 @@ def _write_instances(
 ) -> None:
     """Writes each source's instances of one length and split, and adds to its `counts`."""
     for name, stream in streams.items():
-        path = inside(folder, name) / f"{split}.npy"
         rows = write_instances(
-            stream, path, tokenizer=tokenizer, instance_length=length,
-            quota=getattr(sources[name], split),
+            stream, inside(folder, name) / f"{split}.npy", tokenizer=tokenizer,
+            instance_length=length, quota=getattr(sources[name], split),
         )  # fmt: skip
         counts[name][split] |= {"instances": rows, "instance_tokens": rows * (length - 2)}
 
@@ -150,8 +151,9 @@ def _write_validation(
 
     if sum(map(count_tokens, streams.values())) >= length - 2:
         text = concatenate_datasets(list(streams.values()))
-        path = folder / "validation.npy"
-        write_instances(text, path, tokenizer=tokenizer, instance_length=length)
+        write_instances(
+            text, folder / "validation.npy", tokenizer=tokenizer, instance_length=length
+        )
 
 
 def held_out_split(folder: Path | str, tokens: int) -> str:
@@ -159,8 +161,7 @@ def held_out_split(folder: Path | str, tokens: int) -> str:
 
     Otherwise it is "evaluation": a small corpus may have little validation text, or none.
     """
-    files = Path(folder).rglob("validation.npy")
-    sizes = (read_tokens(file).size for file in files)
+    sizes = (read_tokens(file).size for file in Path(folder).rglob("validation.npy"))
     return "validation" if max(sizes, default=0) >= tokens else "evaluation"
 
 
@@ -228,8 +229,7 @@ def write_stream(
     from datasets import concatenate_datasets
 
     stream = concatenate_datasets(list(streams))
-    total = count_tokens(stream)
-    if total == 0:
+    if (total := count_tokens(stream)) == 0:
         raise ValueError(f"{path}: the streams hold no tokens")
     if seed is not None:
         stream = stream.shuffle(seed=seed)
@@ -259,8 +259,7 @@ def write_instances(
         raise ValueError(
             f"{path}: a stream of {total} tokens fills no instance of {instance_length} tokens"
         )
-    count = total // pieces if quota is None else min(quota, total // pieces)
-    if count == 0:
+    if (count := total // pieces if quota is None else min(quota, total // pieces)) == 0:
         raise ValueError(f"{path}: quota must be at least 1 or null, not {quota}")
     path.parent.mkdir(parents=True, exist_ok=True)
     array = _array(path, len(tokenizer), (count, instance_length))
@@ -272,8 +271,9 @@ def write_instances(
 
 def _array(path: Path, vocabulary_size: int, shape: tuple[int, ...]) -> np.memmap:
     """Makes a memory-mapped file of the smaller of uint16 and int32 that holds every id."""
-    dtype = np.uint16 if vocabulary_size <= 2**16 else np.int32
-    array: np.memmap = open_memmap(path, "w+", dtype=dtype, shape=shape)
+    array: np.memmap = open_memmap(
+        path, "w+", dtype=np.uint16 if vocabulary_size <= 2**16 else np.int32, shape=shape
+    )
     if hasattr(os, "posix_fallocate"):  # on a full disk, writing to a map would kill Python
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

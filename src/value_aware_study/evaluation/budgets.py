@@ -18,16 +18,12 @@ from value_aware_attention.measurement.layers import rounded
 from value_aware_attention.records.record import Panel, Picture
 from value_aware_study.evaluation.grid import setting
 
-POINTS = 16
-"""Parameters that one pass of the search for a budget tries"""
-
 
 class Affordable(NamedTuple):
-    """A parameter, and the cost of the method with it."""
+    """A parameter, and the method's cost: multiply-adds over those of one key, a query."""
 
     parameter: int
     cost: float
-    """In keys per query: multiply-adds over those of one key's score and weighted value"""
 
 
 def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bool) -> float:
@@ -35,8 +31,10 @@ def cost_in_keys(method: nn.Module, *, length: int, head_dim: int, is_causal: bo
 
     Assumes self-attention over `length` positions, with values as wide as the queries.
     """
-    sizes = {"queries": length, "keys": length, "head_dim": head_dim, "value_dim": head_dim}
-    return budget(method, **sizes, is_causal=is_causal) / (2 * head_dim)
+    return budget(
+        method, queries=length, keys=length, head_dim=head_dim, value_dim=head_dim,
+        is_causal=is_causal,
+    ) / (2 * head_dim)  # fmt: skip
 
 
 def closest_to_budget(
@@ -60,7 +58,7 @@ def closest_to_budget(
         return abs(costs[parameter] - keys)
 
     low, high = 1, length
-    while untried := {*range(low, high, max(1, (high - low) // POINTS)), high} - costs.keys():
+    while untried := {*range(low, high, max(1, (high - low) // 16)), high} - costs.keys():
         for parameter in untried:
             costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
         tried = sorted(costs)
@@ -75,14 +73,12 @@ def _cost(
 ) -> float:
     """Computes the cost in keys; infinite if the method rejects the parameter."""
     try:
-        method = build(parameter)
-        return cost_in_keys(method, length=length, head_dim=head_dim, is_causal=is_causal)
+        return cost_in_keys(build(parameter), length=length, head_dim=head_dim, is_causal=is_causal)
     except ValueError:
         return math.inf
 
 
 Planned = tuple[Setting, float, float]
-"""A cell with its budget and its cost, both in keys a query."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,6 @@ class Contender:
     make: Callable[..., nn.Module]
 
     def argument(self, parameter: int) -> dict[str, int]:
-        """Returns the open argument under its name."""
         return {} if self.vary is None else {self.vary: parameter}
 
     def build(self, parameter: int) -> nn.Module:
@@ -124,6 +119,8 @@ def planned_cells(
 ) -> list[Planned]:
     """Plans every method near every budget, a random method once per seed.
 
+    Each cell comes with its budget and its cost, both in keys a query.
+
     Raises ValueError if no method comes within the share `within` of a budget.
     """
     keys = call.key.shape[-2]
@@ -147,13 +144,15 @@ def _near(
     seeds: Sequence[int],
 ) -> Iterator[Planned]:
     for keys in budgets:
-        closest = contender.near(keys, call, within)
-        if closest is None:
+        if (closest := contender.near(keys, call, within)) is None:
             continue
         method = {**contender.method, **contender.argument(closest.parameter)}
         for seed in seeds if "seed" in method else [None]:
-            seeded = method if seed is None else method | {"seed": seed}
-            yield setting(contender.name, seeded), keys, rounded(closest.cost)
+            yield (
+                setting(contender.name, method if seed is None else method | {"seed": seed}),
+                keys,
+                rounded(closest.cost),
+            )
 
 
 def _usable(method: nn.Module, call: Call) -> bool:
@@ -166,11 +165,16 @@ def _usable(method: nn.Module, call: Call) -> bool:
 def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
     """Adds budget and cost to every cell of a record except the first, exact attention."""
     exact, *measured = record.cells
-    costed = (
-        replace(cell, budget=budget, cost=cost)
-        for cell, (_, budget, cost) in zip(measured, plan, strict=True)
+    return replace(
+        record,
+        cells=(
+            exact,
+            *(
+                replace(cell, budget=budget, cost=cost)
+                for cell, (_, budget, cost) in zip(measured, plan, strict=True)
+            ),
+        ),
     )
-    return replace(record, cells=(exact, *costed))
 
 
 def first_head(call: Call, positions: int) -> Call:
@@ -203,19 +207,23 @@ def picture(
     """Computes every method's weights on a text's first tokens, in the first layer and head."""
     head = first_head(call, tokens)
     text = (str(tokenizer.decode([token])).strip() for token in task.first_tokens(tokens))
-    exact = _matrix(effective_weights(Exact(), head))
-    panels = [Panel(approximation="exact", parameters={}, cost=None, weights=exact)]
+    panels = [
+        Panel(
+            approximation="exact",
+            parameters={},
+            cost=None,
+            weights=_matrix(effective_weights(Exact(), head)),
+        )
+    ]
     for contender in contenders:
-        closest = contender.near(budget, head, within=math.inf)
-        if closest is None:
+        if (closest := contender.near(budget, head, within=math.inf)) is None:
             continue
-        weights = effective_weights(contender.build(closest.parameter), head)
         panels.append(
             Panel(
                 approximation=contender.name,
                 parameters=contender.argument(closest.parameter),
                 cost=rounded(closest.cost),
-                weights=_matrix(weights),
+                weights=_matrix(effective_weights(contender.build(closest.parameter), head)),
             )
         )
     return Picture(tokens=tuple(text), panels=tuple(panels))

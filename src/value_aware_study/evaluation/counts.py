@@ -30,8 +30,6 @@ GAP_CANDIDATES = 512
 """Tokens that n-grams choose among in a gap: the likeliest between its two neighbours."""
 GAPS_AT_ONCE = 256
 """Rows of scores over the whole vocabulary in memory at a time."""
-RANDOM_OR_KEPT = 0.1
-"""Share of the masked tokens that masking replaces by a random token; as many stay unchanged."""
 
 
 class _Discounted(NamedTuple):
@@ -105,8 +103,7 @@ class KneserNey:
             number, occurs = self._number(contexts[:, contexts.shape[1] + 1 - n :])
             occurs &= number < len(counted.rest)  # false if no token ever followed
             place, follows = _find(order.keys, number * self.vocabulary_size + following)
-            rest = counted.rest[np.where(occurs, number, 0)]
-            probabilities *= np.where(occurs, rest, 1.0)
+            probabilities *= np.where(occurs, counted.rest[np.where(occurs, number, 0)], 1.0)
             probabilities += np.where(occurs & follows, counted.discounted[place], 0.0)
         return probabilities
 
@@ -153,8 +150,9 @@ def log_likelihood(
     score = np.log(model.probabilities(before, text[:, width]))
     for place in range(width + 1, text.shape[1]):
         rows_known = (text[:, width + 1 : place + 1] != UNKNOWN_TOKEN).all(axis=1)
-        context = text[rows_known, place - width : place]
-        score[rows_known] += np.log(model.probabilities(context, text[rows_known, place]))
+        score[rows_known] += np.log(
+            model.probabilities(text[rows_known, place - width : place], text[rows_known, place])
+        )
     return score.reshape(rows, count)
 
 
@@ -177,8 +175,10 @@ class CausalCounts:
         for suffix, rows in (("", stream), ("_tokens_read", read)):
             model = KneserNey(rows, order=longest, vocabulary_size=size)
             for name, order in CAUSAL_ORDERS.items():
-                metric = end_metric(_nats(task, model, order), exact, task.metric)
-                baselines[name + suffix] = Baseline(tokens=rows[:, 1:].size, **metric)
+                baselines[name + suffix] = Baseline(
+                    tokens=rows[:, 1:].size,
+                    **end_metric(_nats(task, model, order), exact, task.metric),
+                )
         return baselines
 
 
@@ -189,8 +189,7 @@ def _nats(task: Task, model: KneserNey, order: int) -> UnitSums:
         places = np.flatnonzero(labels >= 0)
         before = np.pad(inputs, (order - 1, 0), constant_values=UNKNOWN_TOKEN)
         contexts = before[places[:, None] + np.arange(1, order)]
-        probabilities = model.probabilities(contexts, np.array(labels[places]))
-        totals.append(-np.log(probabilities).sum())
+        totals.append(-np.log(model.probabilities(contexts, np.array(labels[places]))).sum())
         counts.append(float(len(places)))
     return UnitSums(np.array(totals), np.array(counts))
 
@@ -213,8 +212,7 @@ class MaskedCounts:
         rows, columns = np.nonzero(labels >= 0)
         targets, visible = labels[rows, columns], inputs[rows, columns]
         counted = np.concatenate([np.asarray(source) for source in self.training.sources])
-        size = self.training.vocabulary_size
-        model = KneserNey(counted, order=CLOZE_ORDER, vocabulary_size=size)
+        model = KneserNey(counted, order=CLOZE_ORDER, vocabulary_size=self.training.vocabulary_size)
         unmasked = np.where(inputs == self.training.mask_token, UNKNOWN_TOKEN, inputs)
         wide = CLOZE_ORDER - 1
         padded = np.pad(unmasked, ((0, 0), (wide, wide)), constant_values=UNKNOWN_TOKEN)
@@ -239,8 +237,9 @@ class MaskedCounts:
             best = np.where(special, -np.inf, score).argmax(axis=1)
             chosen = candidates[np.arange(len(rows)), best]
             missed = np.bincount(rows, chosen != targets, len(labels)).astype(np.float64)
-            metric = end_metric(UnitSums(missed, units), exact, task.metric)
-            baselines[name] = Baseline(tokens=counted.size, **metric)
+            baselines[name] = Baseline(
+                tokens=counted.size, **end_metric(UnitSums(missed, units), exact, task.metric)
+            )
         return baselines
 
     def _log_unigram(self, model: KneserNey) -> NDArray[np.float64]:
@@ -255,8 +254,11 @@ class MaskedCounts:
         training = self.training
         ordinary = training.vocabulary_size - len(set(training.special_tokens))
         unmasked = (visible != training.mask_token)[:, None]
-        same = candidates == visible[:, None]
-        return np.where(unmasked, np.log(RANDOM_OR_KEPT * (same + 1 / ordinary)), 0.0)
+        return np.where(
+            unmasked,
+            np.log(0.1 * ((candidates == visible[:, None]) + 1 / ordinary)),
+            0.0,
+        )
 
     def _candidates(self, model: KneserNey, left: Tokens, right: Tokens, visible: Tokens) -> Tokens:
         """Chooses the tokens that are scored in each gap, (gaps, K), sorted by number.
@@ -269,10 +271,15 @@ class MaskedCounts:
             block[:, self.training.special_tokens] = -1.0
             count = min(GAP_CANDIDATES, block.shape[1])
             best.append(np.argpartition(-block, count - 1, axis=1)[:, :count])
-        special = np.isin(visible, self.training.special_tokens)
-        ordinary = np.where(special, likely.argmax(), visible)
-        frequent = np.full(len(visible), likely.argmax())
-        return np.sort(np.column_stack([frequent, ordinary, np.concatenate(best)]), axis=1)
+        ordinary = np.where(
+            np.isin(visible, self.training.special_tokens), likely.argmax(), visible
+        )
+        return np.sort(
+            np.column_stack(
+                [np.full(len(visible), likely.argmax()), ordinary, np.concatenate(best)]
+            ),
+            axis=1,
+        )
 
 
 def _neighbour_scores(model: KneserNey, left: Tokens, right: Tokens) -> Iterator[Probabilities]:
@@ -282,7 +289,7 @@ def _neighbour_scores(model: KneserNey, left: Tokens, right: Tokens) -> Iterator
     rest = np.ones(size)
     rest[words[: len(pairs.highest.rest)]] = pairs.highest.rest
     contexts, following = np.divmod(pairs.keys, size)
-    places = words[contexts], following
+    places = (words[contexts], following)
     discounted = csr_array((pairs.highest.discounted, places), shape=(size, size))
     by_following = discounted.tocsc()
     for start in range(0, len(left), GAPS_AT_ONCE):

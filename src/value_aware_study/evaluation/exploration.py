@@ -90,7 +90,6 @@ class Exploration:
         return replace(self, models=tuple(models))
 
     def to_json(self) -> str:
-        """Returns as compact JSON."""
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @classmethod
@@ -102,8 +101,10 @@ class Exploration:
                 raise ValueError(
                     f"the {name} of explorations are {values[0]} and {values[1]}, not one"
                 )
-        models = tuple(model for exploration in explorations for model in exploration.models)
-        return replace(explorations[0], models=models)
+        return replace(
+            explorations[0],
+            models=tuple(model for exploration in explorations for model in exploration.models),
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "Exploration":

@@ -32,8 +32,7 @@ FEWEST_TOKENS, MOST_TOKENS = 32, 48
 """Tokens of a passage, special ones included"""
 CONSIDERED = 200
 """Passages considered; the one with the most common words is taken"""
-PARAGRAPHS, SENTENCES = re.compile(r"\n\s*\n"), re.compile(r"(?<=[.?!])\s+")
-PROSE = re.compile(r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]")
+PROSE = r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]"
 Ends = tuple[list[int], list[int]]
 """Special tokens before and after a text"""
 Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
@@ -100,8 +99,11 @@ def _query(
 
 def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
     keys = weights.nonzero()[:, 0]
-    relative = float(f"{error:.3g}") if error.isfinite() else None
-    return Kept(tuple(keys.tolist()), _rounded(weights[keys]), relative)
+    return Kept(
+        tuple(keys.tolist()),
+        _rounded(weights[keys]),
+        float(f"{error:.3g}") if error.isfinite() else None,
+    )
 
 
 def _rounded(weights: Float[Tensor, " K"]) -> tuple[int, ...]:
@@ -134,8 +136,11 @@ def exploration(
     places = [(layer, head) for layer, call in enumerate(calls) for head in range(call.batch[1])]
     heads = {places[index] for index in evenly_spaced(len(places), MOST_HEADS)}
     methods = {card.explored: card.method for card in map(cards().__getitem__, EXPLORED)}
-    explored = explored_model(name, calls, pieces, methods, EXPLORED_SIZES, heads)
-    return Exploration(EXPLORED_SIZES, tuple(methods), (explored,))
+    return Exploration(
+        EXPLORED_SIZES,
+        tuple(methods),
+        (explored_model(name, calls, pieces, methods, EXPLORED_SIZES, heads),),
+    )
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ends:
@@ -159,8 +164,9 @@ def _texts_of(task: Task, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Decodes the rows of a task, with masked tokens restored and without special tokens."""
     for text in task.texts:
         for inputs, labels in zip(text.inputs, text.labels, strict=True):
-            hidden = (labels >= 0) & (task.metric == "error")
-            written = str(tokenizer.decode(labels.where(hidden, inputs)))
+            written = str(
+                tokenizer.decode(labels.where((labels >= 0) & (task.metric == "error"), inputs))
+            )
             for special in tokenizer.all_special_tokens:
                 written = written.replace(special, "")
             yield written
@@ -205,11 +211,11 @@ def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: in
     """Yields runs of whole sentences within a paragraph that are long enough."""
     fewest = min(FEWEST_TOKENS, most * 2 // 3)
     for text in texts:
-        for place, paragraph in enumerate(PARAGRAPHS.split(text)):
+        for place, paragraph in enumerate(re.split(r"\n\s*\n", text)):
             run = ""
-            for sentence in SENTENCES.split(paragraph.strip())[not place :]:
+            for sentence in re.split(r"(?<=[.?!])\s+", paragraph.strip())[not place :]:
                 sentence = " ".join(sentence.split())
-                run = f"{run} {sentence}".strip() if PROSE.fullmatch(sentence) else ""
+                run = f"{run} {sentence}".strip() if re.fullmatch(PROSE, sentence) else ""
                 count = _length(run, tokenizer) if run else 0
                 if fewest <= count <= most:
                     yield run
@@ -219,8 +225,7 @@ def _passages(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: in
 
 def _words(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, most: int) -> str:
     """Returns whole words of the longest text, without its first and last, which may be cut."""
-    words = max(texts, key=len, default="").split()
-    if not words:
+    if not (words := max(texts, key=len, default="").split()):
         raise ValueError("the text is empty")
     words = (words[1:-1] or words)[:most]
     while len(words) > 1 and _length(" ".join(words), tokenizer) > most:

@@ -17,9 +17,6 @@ from value_aware_attention.measurement.task import UnitSums
 from value_aware_attention.models.trained_attention import SEEDS_PER_LAYER, TrainedAttention
 from value_aware_attention.records.record import Baseline, Cell, read
 
-CODE = ("value_aware_attention", "value_aware_study")
-"""Packages whose code decides the scores of count models"""
-
 
 def grid(
     methods: Mapping[str, Mapping[str, object]],
@@ -40,13 +37,13 @@ def grid(
 
 def expand_axes(axes: Mapping[str, Sequence[Any]], length: int) -> Iterator[dict[str, Any]]:
     """Yields all combinations of the axes' values, without those of more than `length` keys."""
-    values = [
-        dict.fromkeys(length if value == "all" else value for value in axis)
-        for axis in axes.values()
-    ]
-    for combination in product(*values):
-        cell = dict(zip(axes, combination, strict=True))
-        if cell.get("r", 0) <= length:
+    for combination in product(
+        *[
+            dict.fromkeys(length if value == "all" else value for value in axis)
+            for axis in axes.values()
+        ]
+    ):
+        if (cell := dict(zip(axes, combination, strict=True))).get("r", 0) <= length:
             yield cell
 
 
@@ -59,13 +56,15 @@ def setting(name: str, option: Mapping[str, Any]) -> Setting:
 
     def build(layer: int) -> Approximation:
         seeded = {"seed": method["seed"] * SEEDS_PER_LAYER + layer} if "seed" in method else {}
-        built = instantiate(method | seeded)
-        if not isinstance(built, Approximation):
+        if not isinstance((built := instantiate(method | seeded)), Approximation):
             raise ValueError(f"{name}: {method['_target_']} makes no approximation of attention")
         return built
 
-    parameters = {key: value for key, value in method.items() if key not in ("_target_", "search")}
-    return Setting(name, parameters, build)
+    return Setting(
+        name,
+        {key: value for key, value in method.items() if key not in ("_target_", "search")},
+        build,
+    )
 
 
 def own_record(task: Task, attention: TrainedAttention, kernel: str, **options: Any) -> Record:
@@ -101,15 +100,16 @@ def count_models(
     sums = UnitSums(np.array(exact.unit_totals), np.array(exact.unit_counts))
     identity = {
         **key,
-        "source": source_hash(type(counted).__module__, packages=CODE),
+        "source": source_hash(
+            type(counted).__module__, packages=("value_aware_attention", "value_aware_study")
+        ),
         "text": task.digest(0),
         "exact": exact.unit_totals,
     }
 
-    def compute() -> dict[str, object]:
-        return {name: asdict(model) for name, model in counted(task, sums).items()}
-
-    baselines = RecordCache(cache, {}).get(identity, compute)
+    baselines = RecordCache(cache, {}).get(
+        identity, lambda: {name: asdict(model) for name, model in counted(task, sums).items()}
+    )
     return {name: read(Baseline, model) for name, model in baselines.items()}
 
 
@@ -131,5 +131,8 @@ def longer_text(task: Task, longer: Mapping[str, Any] | None) -> dict[str, Basel
     if (cut.texts[0].inputs[:, 0] != task.texts[0].inputs[0][0]).any():
         return {}
     sums = cut.run(None)
-    length = longer["sequences"]["length"]
-    return {"longer_text": Baseline(length=length, **end_metric(sums, sums, task.metric))}
+    return {
+        "longer_text": Baseline(
+            length=longer["sequences"]["length"], **end_metric(sums, sums, task.metric)
+        )
+    }

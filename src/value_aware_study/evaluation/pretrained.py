@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
@@ -20,7 +21,7 @@ from value_aware_attention.measurement.search_gap import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_attention.records.matching import SLOT
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, WITH_MEAN
-from value_aware_study.data.text import HUB
+from value_aware_study.data.text import HUB, documents
 
 DEFAULT = "docstrings"
 """Name of the default text, that of the cards"""
@@ -44,8 +45,7 @@ def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
     if not (file := gguf_file(weights)):
         return weights
     # 2: the tokenizers of earlier folders split blanks differently
-    folder = Path(cache) / f"{file.stem}-{checksum(file)[:12]}-2"
-    if not folder.exists():
+    if not (folder := Path(cache) / f"{file.stem}-{checksum(file)[:12]}-2").exists():
         disable_progress_bar()
         with new_folder(folder) as partial:
             load_model(weights).save_pretrained(partial)
@@ -56,6 +56,12 @@ def packaged_model(card: Mapping[str, Any], cache: Path | str) -> str:
 def weights_of(card: Mapping[str, Any]) -> str:
     """Returns the folder or file of a card's weights, or their name on the hub."""
     return str(installed(card["weights"]))
+
+
+def texts_of(text: str | None, card: Mapping[str, Any]) -> list[str]:
+    """Reads the texts of a user's source as `documents` does; without one, those of a card."""
+    sources = [documents(text)] if text else map(instantiate, card["texts"].values())
+    return [document.text for source in sources for document in source]
 
 
 def named_text(cfg: Any, sha256: str, default: str) -> tuple[str, str]:
@@ -112,8 +118,13 @@ def measure_pretrained(
     )
     whole = [setting for setting in settings if "layers" not in setting.parameters]
     record = measure(task, whole, layers=layers, **options)
-    parts = [setting for setting in settings if setting not in whole]
-    alone = measure(task, parts, layers=None, cell_errors=False, **options)
+    alone = measure(
+        task,
+        [setting for setting in settings if setting not in whole],
+        layers=None,
+        cell_errors=False,
+        **options,
+    )
     record = replace(record, cells=(*record.cells, *alone.cells[1:]))
     few = [
         setting

@@ -13,7 +13,6 @@ from value_aware_attention.measurement.caches import Prompt
 from value_aware_attention.measurement.windows import special_tokens
 
 NEEDLES = 4
-NEEDLE_DIGITS = 7
 MARGIN = 8
 """Least number of tokens before the first inserted sentence, and after the last one"""
 NEEDLE_KEYS = (
@@ -42,9 +41,8 @@ def passages(
     passage = [*first]
     for text in texts:
         room = tokens - len(passage)
-        begun = text[: 16 * room] + "\n\n"
         passage += tokenizer(
-            begun, truncation=True, max_length=room, add_special_tokens=False
+            text[: 16 * room] + "\n\n", truncation=True, max_length=room, add_special_tokens=False
         ).input_ids
         if len(passage) == tokens:
             yield passage
@@ -68,7 +66,7 @@ def needles(
     """
     draw = Random(seed)
     keys = draw.sample(NEEDLE_KEYS.split(), NEEDLES)
-    numbers = ["".join(draw.choices("123456789", k=NEEDLE_DIGITS)) for _ in keys]
+    numbers = ["".join(draw.choices("123456789", k=7)) for _ in keys]
     sentences = [
         f" One of the special magic numbers for {key} is: {number}."
         for key, number in zip(keys, numbers, strict=True)

@@ -51,8 +51,7 @@ def causal_task(
     """
     if kernel is not None and kernel != own_kernel(model):
         raise ValueError(f"the model was trained with {own_kernel(model)}, not with {kernel}")
-    stream = read_tokens(tokens, dimensions=1)
-    if len(stream) <= length:
+    if len(stream := read_tokens(tokens, dimensions=1)) <= length:
         raise ValueError(
             f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
             f"of {length}"
@@ -106,8 +105,10 @@ def masked_task(
     if whole % length:
         raise ValueError(f"piece is {piece}; it must divide the sequences' {whole} tokens")
     _check_fit(model, sequences.vocabulary_size, length)
-    chosen = evenly_spaced(len(sequences), units)
-    rows = [sequences.masked(sequences.tokens([index]), seed, index) for index in chosen]
+    rows = [
+        sequences.masked(sequences.tokens([index]), seed, index)
+        for index in evenly_spaced(len(sequences), units)
+    ]
     inputs, labels = (
         torch.cat([row[name] for row in rows]).view(-1, length) for name in ("input_ids", "labels")
     )

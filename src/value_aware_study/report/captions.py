@@ -1,7 +1,7 @@
 """Sentences that captions and notes share: methods, intervals, scale, data and machine."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.estimate import rounded
@@ -53,10 +53,6 @@ MATCH_OF_QUERIES = (
     "whose error for that query is at most that of its r value-aware keys."
 )
 CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
-CAUSAL = (
-    "A causal query sees its past alone: rows at all positions count alike, and one that sees no "
-    "more keys than are kept is exact with either method."
-)
 DRAWS = (
     "Random methods: means over the draws of their seeds, which the interval does not cover; the "
     "range over these seeds is given apart."
@@ -68,8 +64,11 @@ NOT_JOINED = "Curves of fewer than three settings are not joined."
 
 def keys(records: Iterable[Record], paper: int) -> str:
     """Explains that r is a number of keys, and that its share depends on the sequence length."""
-    ours = " and ".join(map(str, sorted({record.length for record in records}))) or "no"
-    return f"r is a number of keys, not a share: our sequences have {ours}, the paper's {paper}."
+    lengths = sorted({record.length for record in records})
+    return (
+        "r is a number of keys, not a share: our sequences have "
+        f"{' and '.join(map(str, lengths)) or 'no'}, the paper's {paper}."
+    )
 
 
 def measured_on(record: Record) -> str:
@@ -105,14 +104,11 @@ def queries_of(measured: Iterable[Measured]) -> str:
     return " ".join(f"{'; '.join(labels)}: {queries}." for queries, labels in models.items())
 
 
-def machine(hardware: str, threads: int, installed: Mapping[str, str]) -> str:
-    """Lists hardware, threads and versions, for the page's last section."""
-    versions = ", ".join(f"{name} {installed[name]}" for name in sorted(installed))
-    return f"hardware: {hardware}, {plural(threads, 'thread')}; {versions}."
-
-
 def machine_of(record: Record | CacheRecord) -> str:
-    return machine(record.run_on.hardware, record.run_on.threads, record.run_on.versions)
+    """Lists hardware, threads and versions, for the page's last section."""
+    on = record.run_on
+    versions = ", ".join(f"{name} {on.versions[name]}" for name in sorted(on.versions))
+    return f"hardware: {on.hardware}, {plural(on.threads, 'thread')}; {versions}."
 
 
 def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
@@ -135,14 +131,20 @@ def ours(records: Iterable[Record]) -> str:
         )
         for record in records
     )
-    sentences = (f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
-    return " ".join(sentences) or "No model of this kind was evaluated."
+    return (
+        " ".join(f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
+        or "No model of this kind was evaluated."
+    )
 
 
 def seeds(results: Results, drawn: str = "", tasks: Iterable[str] = ("causal", "masked")) -> str:
     """States over how many trainings the numbers of our models are averaged."""
-    of_tasks = (r for r in results.records if r.task in tasks)
-    trained = (record.model for record in of_tasks for _ in results.trainings_of(record))
+    trained = (
+        record.model
+        for record in results.records
+        if record.task in tasks
+        for _ in results.trainings_of(record)
+    )
     return means(trained, drawn) or " One training of each model; intervals are over text alone."
 
 
@@ -164,9 +166,12 @@ def not_evaluated(results: Results, expected: Collection[str]) -> list[str]:
 
 
 def probed_on(record: Record) -> str:
-    """Describes the model, the text and the queries of a probe."""
     text, errors = record.text, record.attention[0].output_error
     rows = errors.rows // (errors.heads * errors.units)
+    causal = (
+        " A causal query sees its past alone: rows at all positions count alike, and one that sees "
+        "no more keys than are kept is exact with either method."
+    )
     return (
         f"{record.model} ({record.architecture}, {errors.layers} layers of {errors.heads} heads of "
         f"{errors.head_dim} dimensions), {record.kernel} kernel"
@@ -175,5 +180,5 @@ def probed_on(record: Record) -> str:
         f"{', BOS first' * text.begins_with_bos}, "
         f"{rounded(100 * (text.share_read or 0), 2)}% of the text's {text.tokens:,} tokens; "
         f"{rows} queries of each head and window; OVA's search: {errors.search}."
-        f"{f' {CAUSAL}' if errors.causal else ''}"
+        f"{causal if errors.causal else ''}"
     )

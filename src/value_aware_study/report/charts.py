@@ -101,12 +101,15 @@ def change_axis(title: str, values: Iterable[Any], around: float) -> alt.Y:
     ends = [min(1.15 * low, -around / 3), 1.15 * high]
     ticks = [step for step in TICK_STEPS if around <= step <= 1.15 * high]
     below = [-step for step in TICK_STEPS if around <= step <= -low]
-    label = "datum.value ? format(datum.value, '~r') : 'exact'"
     return alt.Y(
         "value:Q",
         title=title,
         scale=alt.Scale(type="symlog", constant=around, domain=ends, nice=False),
-        axis=alt.Axis(values=[*below, 0.0, *ticks], labelExpr=label, labelOverlap="greedy"),
+        axis=alt.Axis(
+            values=[*below, 0.0, *ticks],
+            labelExpr="datum.value ? format(datum.value, '~r') : 'exact'",
+            labelOverlap="greedy",
+        ),
     )
 
 
@@ -140,7 +143,6 @@ def extent(*frames: pd.DataFrame) -> list[float]:
 
 
 def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
-    """Builds the colours of these series, with the legend's options."""
     return alt.Color(
         "series:N",
         scale=alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()]),
@@ -149,7 +151,6 @@ def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
 
 
 def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
-    """Builds the shapes of these series, with the legend's options."""
     return alt.Shape(
         "series:N",
         scale=alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()]),
@@ -224,8 +225,11 @@ def dots(
         of_series = {**LEGEND, "orient": "top", "symbolFillColor": ink, "symbolStrokeColor": ink}
         shapes = shape(ramp(frame["series"].unique()), **of_series)
         named = alt.Legend(**LEGEND) if set(frame["hue"]) - set(frame["name"]) else None
-        scale = alt.Scale(domain=list(hues), range=[mark.colour for mark in hues.values()])
-        colours = alt.Color("hue:N", scale=scale, legend=named)
+        colours = alt.Color(
+            "hue:N",
+            scale=alt.Scale(domain=list(hues), range=[mark.colour for mark in hues.values()]),
+            legend=named,
+        )
     base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
     if filled(frame, END_COLUMNS):
@@ -260,19 +264,25 @@ def curves(
     width, size = (1.1, 34) if thin else (1.8, 56)
     layers = [line.mark_line(strokeWidth=width)] if len(joined) else []
     if filled(frame, END_COLUMNS):
-        rule = base.mark_rule(strokeWidth=0.8 * width)
-        layers.insert(0, rule.encode(y=of_field(y, "low"), y2="high:Q"))
+        layers.insert(
+            0, base.mark_rule(strokeWidth=0.8 * width).encode(y=of_field(y, "low"), y2="high:Q")
+        )
     if trainings := of_trainings(frame.dropna(axis="columns", how="all")):
         places = frame[[*labels, "count", *trainings]]
         places = places.melt([*labels, "count"], value_name="value").dropna(subset="value")
         single = _base(places, labels, numbers, colours, x=x, y=y)
-        pale = alt.when(SERIES_SHOWN).then(alt.value(0.5)).otherwise(alt.value(0.05))
-        single = single.encode(shape=shape(marks), opacity=pale)
+        single = single.encode(
+            shape=shape(marks),
+            opacity=alt.when(SERIES_SHOWN).then(alt.value(0.5)).otherwise(alt.value(0.05)),
+        )
         layers.append(single.mark_point(filled=True, size=0.6 * size))
     layers.append(base.mark_point(filled=True, size=size).encode(shape=shape(marks)))
     if published is not None and len(published):
-        hollow = _base(published, labels, numbers, colours, x=x, y=y).encode(shape=shape(marks))
-        layers.append(hollow.mark_point(filled=False, strokeWidth=1.8, size=120))
+        layers.append(
+            _base(published, labels, numbers, colours, x=x, y=y)
+            .encode(shape=shape(marks))
+            .mark_point(filled=False, strokeWidth=1.8, size=120)
+        )
     told = pd.concat([_told(marked, labels, numbers) for marked in (frame, published)])
     return [*layers, nearest(told.dropna(subset="value"), x, y)]
 
@@ -289,7 +299,6 @@ def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 LEGEND: dict[str, Any] = {"orient": "bottom", "columns": 2}
-"""Legend of a figure of curves"""
 
 
 def _drawn(marks: Mapping[str, Mark], *frames: pd.DataFrame | None) -> dict[str, Mark]:
@@ -305,8 +314,9 @@ def _told(
     if frame is None:
         return pd.DataFrame(columns=[*numbers, "said"])
     if "said" not in frame:
-        where = ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1]))
-        frame = frame.assign(said=sentences(frame, where))
+        frame = frame.assign(
+            said=sentences(frame, ", ".join(f"{{{name}}}" for name in (*labels, *numbers[:-1])))
+        )
     return frame[[*numbers, "said"]]
 
 
@@ -336,16 +346,23 @@ def level(value: float, name: str = "") -> Drawn:
 def reference(value: float, name: str) -> Drawn:
     """Draws a dashed vertical line at a value, such as exact attention's, named above it."""
     base = alt.Chart(pd.DataFrame({"value": [value], "name": [name]})).encode(x="value:Q")
-    label = base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N")
-    return [base.mark_rule(strokeDash=[5, 4]), label]
+    return [
+        base.mark_rule(strokeDash=[5, 4]),
+        base.mark_text(baseline="bottom", dy=-4).encode(y=alt.value(0), text="name:N"),
+    ]
 
 
 def upright(count: int) -> Drawn:
     """Draws a thin vertical line at a count of keys, labelled "d + 1 = 65" above it."""
-    text = pd.DataFrame({"count": [count], "name": [f"d + 1 = {count}"]})
-    base = alt.Chart(text).encode(x="count:Q")
-    label = base.mark_text(align="right", baseline="bottom", dx=4, dy=-4)
-    return [base.mark_rule(), label.encode(y=alt.value(0), text="name:N")]
+    base = alt.Chart(pd.DataFrame({"count": [count], "name": [f"d + 1 = {count}"]})).encode(
+        x="count:Q"
+    )
+    return [
+        base.mark_rule(),
+        base.mark_text(align="right", baseline="bottom", dx=4, dy=-4).encode(
+            y=alt.value(0), text="name:N"
+        ),
+    ]
 
 
 def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> Panel:
@@ -353,8 +370,7 @@ def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> P
 
     Vega-Lite binds the selection to the legend of its layer: the first layer with a colour.
     """
-    coloured = [layer.encoding.color is not alt.Undefined for layer in layers]
-    place = coloured.index(True)
+    place = [layer.encoding.color is not alt.Undefined for layer in layers].index(True)
     panel = alt.layer(*layers[:place], layers[place].add_params(SERIES_SHOWN), *layers[place + 1 :])
     panel = panel.properties(width="container", height=height)
     return panel.properties(title=title) if title else panel
@@ -394,7 +410,11 @@ def heat_map(frame: pd.DataFrame, title: str, among: pd.Series, unit: str) -> Pa
         black, white, grey = (alt.value(colour) for colour in ("black", "white", "grey"))
         without = "!isValid(datum.value)"  # cells without a number stay empty
         ink = alt.when(without).then(grey).when(bright).then(black).otherwise(white)
-        size = alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")
-        cells.append(base.mark_text(fontSize=size).encode(text="text:N", color=ink))
-    panel = alt.layer(*cells, title=title)
-    return panel.properties(width="container", height=26 * frame["layer"].nunique())
+        cells.append(
+            base.mark_text(fontSize=alt.ExprRef(f"max(8, min(13, width / {heads} / 2.8))")).encode(
+                text="text:N", color=ink
+            )
+        )
+    return alt.layer(*cells, title=title).properties(
+        width="container", height=26 * frame["layer"].nunique()
+    )

@@ -42,12 +42,14 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation of an effect over trainings, and their number."""
+    """The standard deviation of an effect over trainings, and their number.
+
+    `of` is the published run that measured it; "" for the trainings of this run.
+    """
 
     deviation: float
     seeds: int
     of: str = ""
-    """The published run that measured it; "" for the trainings of this run"""
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,10 @@ def over_trainings(
     same = grouped(
         (key_of(made.what, made.label), made) for training in trainings for made in training
     )
-    first = dict.fromkeys(key_of(made.what, made.label) for made in trainings[0])
-    return [_joint(same[key], spreads.get(key)) for key in first]
+    return [
+        _joint(same[key], spreads.get(key))
+        for key in dict.fromkeys(key_of(made.what, made.label) for made in trainings[0])
+    ]
 
 
 def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Finding:
@@ -192,14 +196,21 @@ def _joint(made: Sequence[Effect | Finding], published: Spread | None) -> Findin
     It is open if the claim expects the effect above zero in one training and below in another.
     """
     effects = [effect for effect in made if isinstance(effect, Effect)]
-    plain = [finding for finding in made if isinstance(finding, Finding)]
-    if plain:
-        worst = min(plain, key=lambda finding: (finding.holds or False, -(finding.estimate or 0)))
-        return replace(worst, trainings=len(made), agree=sum(bool(f.holds) for f in plain))
+    if plain := [finding for finding in made if isinstance(finding, Finding)]:
+        return replace(
+            min(plain, key=lambda finding: (finding.holds or False, -(finding.estimate or 0))),
+            trainings=len(made),
+            agree=sum(bool(f.holds) for f in plain),
+        )
     first, means = effects[0], [effect.mean for effect in effects]
     if len({len(effect.counts) for effect in effects}) > 1:
-        other = "layers" if first.unit == "correlation" else "text"
-        return Finding(f"{first.label} not compared: other {other}", None, first.what, first.label)
+        return Finding(
+            f"{first.label} not compared: other "
+            f"{'layers' if first.unit == 'correlation' else 'text'}",
+            None,
+            first.what,
+            first.label,
+        )
     spread = Spread(stdev(means), len(means)) if len(means) > 1 else published
     totals, counts = (
         np.sum([getattr(effect, name) for effect in effects], axis=0)  # trainings share the text
@@ -233,9 +244,11 @@ def _sentence(effect: Effect, numbers: Sequence[float], *, differ: bool) -> str:
     """Writes "elu × 0.361 (0.190 to 0.688; seeds 0.272 to 0.446)"."""
     value, low, high, *seeds = (_text(end, effect.unit) for end in numbers)
     form = {"ratio": "× {}", "points": "{} points"}.get(effect.unit, "{}")
-    beside = f"; seeds {' to '.join(seeds)}" if seeds else ""
-    beside += "; trainings differ in which should be larger" if differ else ""
-    return f"{effect.label} {form.format(value)} ({low} to {high}{beside})"
+    return (
+        f"{effect.label} {form.format(value)} ({low} to {high}"
+        f"{'; seeds ' if seeds else ''}{' to '.join(seeds)}"
+        f"{'; trainings differ in which should be larger' if differ else ''})"
+    )
 
 
 def _scaled(effect: float, unit: str) -> float:

@@ -16,9 +16,7 @@ from value_aware_study.report.exhibits import (
     caches,
     claims,
     drawing,
-    every_r,
     figures,
-    hyperparameters,
     layers,
     model,
     pretrained,
@@ -32,17 +30,11 @@ READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
     "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
 )
-POST_HOC = (
-    "The model was trained with another kernel than the one measured (post hoc): exact attention "
-    "here is exact attention with that kernel, and the end metric is that of a model that never "
-    "met it."
-)
 HOW_LEAD, HOW_TITLE = (
     "The models, the text and the machine behind every number of this run. A row is one model with "
     "exact attention: the value that every approximation above is compared with.",
     "How it was measured",
 )
-EVERYTHING = "Every number of keys, text, method and cell that was measured, and how."
 FOR = {
     "smoke": "Runs of scale smoke test the code: no number of their models means anything. ",
     "laptop": "Models of scale laptop are trained for minutes: they are for trying things, not for "
@@ -89,7 +81,13 @@ def report_page(results: Results, origin: str = "") -> Page:
             _answer(results),
             _paper(results),
             *cached,
-            Section("everything", "Everything", EVERYTHING, [], within=sections),
+            Section(
+                "everything",
+                "Everything",
+                "Every number of keys, text, method and cell that was measured, and how.",
+                [],
+                within=sections,
+            ),
         ],
         origin,
         results.links,
@@ -139,7 +137,6 @@ def pretrained_section(records: Sequence[Record]) -> Section:
 
 
 def caches_section(records: Sequence[CacheRecord]) -> Section:
-    """Builds the section of compressed caches."""
     return _section(
         "caches",
         "Caches",
@@ -180,22 +177,26 @@ def _paper(results: Results) -> Section:
             ("Figure 2", figures.figure_2(results)),
             ("Figure 3", figures.figure_3(results)),
             ("Table 3", tables.table_3(results.tokens)),
-            ("Table 4", hyperparameters.table_4(results.training)),
+            ("Table 4", tables.table_4(results.training)),
         ],
     )
 
 
 def _every_r(results: Results) -> Section:
     measured = of_models(results)
-    on = captions.queries_of(measured)
     exhibits: list[Named] = [
-        ("Figure 4", every_r.figure_4(results)),
-        ("Figure 5", every_r.figure_5(results)),
-        ("Figure 6", layers.output_error(measured, "figure_6", on, "Figure 6. ", "model")),
+        ("Figure 4", figures.figure_4(results)),
+        ("Figure 5", figures.figure_5(results)),
+        (
+            "Figure 6",
+            layers.output_error(
+                measured, "figure_6", captions.queries_of(measured), "Figure 6. ", "model"
+            ),
+        ),
         ("Figure 7", layers.figure_7(measured)),
         ("the keys needed in every layer", layers.keys_needed(measured)),
         ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
-        ("every cell", every_r.grid_table(results)),
+        ("every cell", figures.grid_table(results)),
     ]
     return _section(
         "every_r",
@@ -263,7 +264,12 @@ def model_section(
         layers.skewness_gap(kernels, f"{name}_skewness_gap", setting),
     ]
     lead = [f"{headline(record).rstrip('.')}.", READ]
-    lead += [POST_HOC] if record.attention[0].post_hoc else []
+    if record.attention[0].post_hoc:
+        lead.append(
+            "The model was trained with another kernel than the one measured (post hoc): exact "
+            "attention here is exact attention with that kernel, and the end metric is that of a "
+            "model that never met it."
+        )
     return _section(
         name,
         f"Probed: {record.model}",
@@ -318,17 +324,15 @@ def write_probe(
     texts = {
         "record.json": with_checksum(record.to_json()),
         "heads.csv": heads.to_csv(index=False, float_format="%.8g"),
+        **({"caches.json": with_checksum(cached.to_json())} if cached else {}),
     }
-    if cached is not None:
-        texts["caches.json"] = with_checksum(cached.to_json())
     section = model_section(record, explored=explored)
-    last = Section("how", HOW_TITLE, "; ".join(*section.machines), [])
     write_page(
         Page(
             f"{record.model}: how many keys its attention needs",
             "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at "
             "exact attention: they measure what a method could reach, not what it costs.",
-            [section, last],
+            [section, Section("how", HOW_TITLE, "; ".join(*section.machines), [])],
         ),
         Path(folder),
         texts,

@@ -8,12 +8,11 @@ from itertools import chain
 import pandas as pd
 
 from value_aware_study.evaluation.exploration import Exploration
-from value_aware_study.markdown import escaped
 from value_aware_study.report.look import Panel
+from value_aware_study.safe_text import escaped
 
 # A number at the start of a text, in page.js too: "× 1.25", "−0.3 (−0.5 to −0.1)", "<.01".
 NUMBER = re.compile(r"(× |<)?[+−-]?\.?\d")
-UNKNOWN_TEXTS = ("", "–")
 # Characters that pdfLaTeX cannot read without more packages.
 MATHEMATICAL = str.maketrans(
     {"−": "$-$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "α": r"$\alpha$"}
@@ -46,8 +45,14 @@ class Table:
     def markdown(self) -> str:
         """Writes the text as a Markdown table; markup in it appears as text."""
         text = self._text().map(escaped).rename(columns=escaped)
-        align = ["right" if numbers else "left" for numbers in self.numeric()]
-        return text.to_markdown(index=False, disable_numparse=True, colalign=align) + "\n"
+        return (
+            text.to_markdown(
+                index=False,
+                disable_numparse=True,
+                colalign=["right" if numbers else "left" for numbers in self.numeric()],
+            )
+            + "\n"
+        )
 
     def latex(self) -> str:
         """Writes the text as a LaTeX tabular with booktabs rules."""
@@ -64,10 +69,11 @@ class Table:
 
     def numeric(self) -> list[bool]:
         """Reports which columns hold only numbers, to be aligned right; the first never does."""
-        numeric = []
-        for column in zip(*self.rows(), strict=True):
-            texts = [text for text in column if text not in UNKNOWN_TEXTS]
-            numeric.append(bool(texts) and all(map(NUMBER.match, texts)))
+        columns = [
+            [text for text in column if text not in ("", "–")]
+            for column in zip(*self.rows(), strict=True)
+        ]
+        numeric = [bool(texts) and all(map(NUMBER.match, texts)) for texts in columns]
         return [False, *numeric[1:]] if numeric else [False] * self.display.shape[1]
 
     def _text(self) -> pd.DataFrame:
@@ -143,14 +149,14 @@ class Page:
     links: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = [section.name for section in self.every_section()]
-        names += [exhibit.name for exhibit in self.exhibits()]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        names = [
+            *(section.name for section in self.every_section()),
+            *(exhibit.name for exhibit in self.exhibits()),
+        ]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two parts of the page are named {twice[0]}; names are anchors")
 
     def exhibits(self) -> Iterator[Exhibit]:
-        """Returns every exhibit, in the order of the page."""
         return chain.from_iterable(section.exhibits for section in self.every_section())
 
     def every_section(self) -> Iterator[Section]:

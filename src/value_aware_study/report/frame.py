@@ -40,7 +40,6 @@ from value_aware_study.report.words import (
 )
 
 RANDOM_SEED = "seed"
-PARAMETERS = ("r", "norm", "rounds", "features", "scaling", RANDOM_SEED)
 MODEL_COLUMNS = ("model", "task", "kernel", "length", "head_dim", "metric", "scale", "unit")
 MEASURES = ("count", "value", "low", "high", "difference", "difference_low", "difference_high")
 OUTPUT_ERRORS = tuple(f"relative_output_error{end}" for end in ("", "_low", "_high"))
@@ -185,8 +184,10 @@ class Results:
         """
         trainings = [self.trainings_of(record) for record in self.records]
         names = dict.fromkeys(TRAINING + name for of_model in trainings for name in of_model)
-        rows = [row for of_model in trainings for row in _settings(of_model)]
-        frame = _frame(rows, (*SEED_COLUMNS, *(names if self.replicates else ())))
+        frame = _frame(
+            [row for of_model in trainings for row in _settings(of_model)],
+            (*SEED_COLUMNS, *(names if self.replicates else ())),
+        )
         frame = frame.assign(
             series=[series_label(row) for row in frame.to_dict("records")],
             kernel_label=frame["kernel"].map(KERNEL_LABELS),
@@ -215,8 +216,9 @@ class Results:
         frame, singles = self.nats.copy(), of_trainings(self.nats)
         exact = frame[frame["approximation"] == "exact"].set_index("model")
         for name in ("value", "low", "high", *singles):
-            base = exact[name if name in singles else "value"]
-            frame[name] = frame[name] - frame["model"].map(base)
+            frame[name] = frame[name] - frame["model"].map(
+                exact[name if name in singles else "value"]
+            )
         return frame[frame["value"].notna()]
 
     def find(
@@ -234,25 +236,32 @@ class Results:
 
 
 def _row(record: Record, cell: Cell) -> Row:
-    row: Row = {name: getattr(record, name) for name in MODEL_COLUMNS}
-    row |= {"approximation": cell.approximation, **cell.parameters}
-    row |= {name: x for name in ("budget", "cost") if (x := getattr(cell, name)) is not None}
-    row |= {name: getattr(cell, name) for name in MEASURES}
-    error = cell.error
-    if error is None:
+    row: Row = (
+        {name: getattr(record, name) for name in MODEL_COLUMNS}
+        | {"approximation": cell.approximation, **cell.parameters}
+        | {name: x for name in ("budget", "cost") if (x := getattr(cell, name)) is not None}
+        | {name: getattr(cell, name) for name in MEASURES}
+    )
+    if (error := cell.error) is None:
         return row | dict.fromkeys(EXTRAS) | {"relative_output_error_by_layer": ""}
-    layers = ("nan" if layer is None else f"{layer:.6g}" for layer in error.by_layer)
     return (
         row
         | dict(zip(OUTPUT_ERRORS, (error.relative, error.low, error.high), strict=True))
         | {name: getattr(error, name) for name in EXTRAS if name not in OUTPUT_ERRORS}
-        | {"relative_output_error_by_layer": " ".join(layers)}
+        | {
+            "relative_output_error_by_layer": " ".join(
+                "nan" if layer is None else f"{layer:.6g}" for layer in error.by_layer
+            )
+        }
     )
 
 
 def _frame(rows: Sequence[Row], last: Sequence[str] = ()) -> pd.DataFrame:
     """Makes a data frame of fixed columns, and one for each further parameter."""
-    fixed = (*MODEL_COLUMNS, "approximation", *PARAMETERS)
+    fixed = (
+        *(*MODEL_COLUMNS, "approximation"),
+        *("r", "norm", "rounds", "features", "scaling", RANDOM_SEED),
+    )
     others = sorted({name for row in rows for name in row} - {*fixed, *MEASURED, *last})
     frame = pd.DataFrame(rows, columns=[*fixed, *others, *MEASURED, *last])
     numbers = [*MEASURES[1:], *OUTPUT_ERRORS, *DIRECTION_COLUMNS, "largest_error"]
@@ -339,8 +348,11 @@ def mean_loss(trainings: Sequence[tuple[Array, Array]]) -> Estimate:
     """Averages losses per target, or changes, from each training's sums and counts by unit."""
     totals, counts = (np.sum(sums, axis=0) for sums in zip(*trainings, strict=True))
     mean, _, high = map(float, ratio_of_sums(totals, counts))
-    means = [float(t.sum() / c.sum()) for t, c in trainings]
-    return mean_over_trainings(means, [(high - mean) / quantile(len(counts))], len(counts))
+    return mean_over_trainings(
+        [float(t.sum() / c.sum()) for t, c in trainings],
+        [(high - mean) / quantile(len(counts))],
+        len(counts),
+    )
 
 
 def averaged(
@@ -353,8 +365,10 @@ def averaged(
     are dropped. Columns `training_<name>` hold the single values.
     """
     if frame["training"].nunique() > 1:
-        groups = frame.groupby(list(same), sort=False, dropna=False)
-        frame = pd.DataFrame(_mean_row(group, value, others) for _, group in groups)
+        frame = pd.DataFrame(
+            _mean_row(group, value, others)
+            for _, group in frame.groupby(list(same), sort=False, dropna=False)
+        )
     return frame.drop(columns=["training", "units"])
 
 
@@ -385,13 +399,15 @@ def filled(frame: pd.DataFrame, columns: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Attention of one model, or of one kernel in a model, with its name and mark in figures."""
+    """Attention of one model, or of one kernel in a model, with its name and mark in figures.
+
+    `control` is the attention of the same architecture with random weights.
+    """
 
     label: str
     mark: Mark
     attention: Attention
     control: Attention | None = None
-    """The attention of the same architecture with random weights."""
     training: str = FIRST
 
     @property

@@ -44,7 +44,6 @@ COLOURS = {
     "olive": ("#6b7a00", "#b5c437"),
 }
 SERIES = tuple(COLOURS)[5:]
-"""Names of the colours for series"""
 
 FIGURE_WIDTH, FIGURE_GAP = 640, 40
 """Pixels, in files: the width of a figure's panels together, and the gap between two"""
@@ -158,7 +157,6 @@ OTHER = Mark.of("grey")
 
 
 def kernel_mark(kernel: str) -> Mark:
-    """Returns the mark of a kernel by its option's name."""
     return KERNEL_MARKS.get(KERNEL_LABELS.get(kernel, kernel), OTHER)
 
 
@@ -175,13 +173,14 @@ def method_marks(settings: pd.DataFrame) -> dict[str, Mark]:
     Curves without their own get those of `RAMP` that no method has.
     """
     present = set(settings["series"])
-    marks: dict[str, Mark] = {}
-    shaded: dict[str, Mark] = {}
+    marks = {
+        name: Mark.of(mark["colour"], mark["shape"])
+        for card in cards().values()
+        for name, mark in card.marks().items()
+        if name in present
+    }
     for card in cards().values():
-        for name, mark in card.marks().items():
-            marks |= {name: Mark.of(mark["colour"], mark["shape"])} if name in present else {}
-        shaded |= _shades(card, settings)
-    marks |= shaded
+        marks |= _shades(card, settings)
     others, free = sorted(present - set(marks)), set(RAMP) - set(marks.values())
     unused = [mark for mark in RAMP if mark in free] or [OTHER]
     return marks | {name: unused[n % len(unused)] for n, name in enumerate(others)}

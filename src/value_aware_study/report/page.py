@@ -22,9 +22,9 @@ from value_aware_attention.files import (
     with_checksum,
     write_checksums,
 )
-from value_aware_study.markdown import escaped
 from value_aware_study.report.exhibit import Exhibit, Page, Table
 from value_aware_study.report.look import COLOURS, THEME, png, specification
+from value_aware_study.safe_text import escaped
 
 PAGE, OURS = "index.html", 'id="page-look"'
 """The page's file, and a mark that only our pages contain"""
@@ -73,16 +73,16 @@ def write_page(page: Page, folder: Path, beside: Mapping[str, str] | None = None
             for exhibit in page.exhibits()
             for ending in (".csv", ".md", ".png", "_dark.png", ".json")
         }
-        needed = {*names, *(beside or {})} - set(earlier)
-        if taken := sorted(name for name in needed if (folder / name).is_file()):
+        if taken := sorted(
+            name for name in {*names, *(beside or {})} - set(earlier) if (folder / name).is_file()
+        ):
             raise ValueError(
                 f"{folder / taken[0]} is not of a page, which needs its name: move it away"
             )
     with new_files(folder, last=PAGE) as aside:
         for exhibit in page.exhibits():
             _write_exhibit(exhibit, aside)
-        content = html(page).encode()
-        if len(content) > MOST_BYTES:
+        if len(content := html(page).encode()) > MOST_BYTES:
             raise ValueError(
                 f"the page has {len(content):,} bytes; at most {MOST_BYTES:,} are allowed"
             )
@@ -116,21 +116,23 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
     if exhibit.table:
         path.with_suffix(".csv").write_text(exhibit.table.csv(), encoding="utf-8")
         if _shown(exhibit.table):
-            heading = f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}"
-            text = f"{heading}\n\n{exhibit.table.markdown()}"
+            text = (
+                f"**{escaped(exhibit.title)}.** {escaped(exhibit.caption)}\n\n"
+                f"{exhibit.table.markdown()}"
+            )
             path.with_suffix(".md").write_text(text, encoding="utf-8")
     if exhibit.charts:
         title = exhibit.title if exhibit.shared else ""
         for dark in (False, True)[: 1 + exhibit.shared]:
-            picture = png(exhibit.charts, len(exhibit.choices) or 1, title, dark)
-            path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(picture)
+            path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(
+                png(exhibit.charts, len(exhibit.choices) or 1, title, dark)
+            )
     if exhibit.exploration:
         text = with_checksum(exhibit.exploration.to_json())
         path.with_suffix(".json").write_text(text, encoding="utf-8")
 
 
 def html(page: Page) -> str:
-    """Writes a page as one file."""
     environment = Environment(
         loader=PackageLoader("value_aware_study.report", ""),
         autoescape=True,

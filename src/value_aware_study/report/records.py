@@ -89,8 +89,10 @@ def pretrained(*roots: Path) -> list[Record]:
 
 def caches(*roots: Path) -> list[CacheRecord]:
     """Reads the records of caches: short prompts, running text first."""
-    records = read_all(CacheRecord.from_json, "caches/*.json", *roots).values()
-    return sorted(records, key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"))
+    return sorted(
+        read_all(CacheRecord.from_json, "caches/*.json", *roots).values(),
+        key=lambda r: (r.prefix, -len(r.cells), r.task != "running_text"),
+    )
 
 
 def explorations(explored: Path, *roots: Path) -> list[Exploration]:
@@ -155,8 +157,9 @@ def read_folder(folder: Path | str) -> list[Record]:
     _check_alike("corpora", {name: record.text.description for name, record in records.items()})
     for model, files in grouped((record.model, name) for name, record in records.items()).items():
         if len(files) > 1:
-            twice = f"{files[0]} and {files[1]} are both records of {model}"
-            raise ValueError(f"{twice}: remove one of them")
+            raise ValueError(
+                f"{files[0]} and {files[1]} are both records of {model}: remove one of them"
+            )
     return list(records.values())
 
 
@@ -182,8 +185,9 @@ def published_spreads(folder: Path) -> dict[Key, Spread]:
         with reading(file, RESTORE_RESULTS), file.open(encoding="utf-8", newline="") as text:
             for row in csv.DictReader(text):
                 if row.get("seeds"):
-                    spread = Spread(float(row["spread"]), int(row["seeds"]), folder.name)
-                    spreads[key_of(row["what"], row["model"])] = spread
+                    spreads[key_of(row["what"], row["model"])] = Spread(
+                        float(row["spread"]), int(row["seeds"]), folder.name
+                    )
     return spreads
 
 
@@ -213,16 +217,17 @@ def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:
 
 def _check_alike(what: str, values: Mapping[str, str]) -> None:
     """Raises ValueError, naming the files, where they do not all have the same value."""
-    names = grouped((value, name) for name, value in values.items())
-    if len(names) > 1:
+    if len(names := grouped((value, name) for name, value in values.items())) > 1:
         different = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
         raise ValueError(f"the records of a report have one of its {what}, these have {different}")
 
 
 def _unchecked(places: Mapping[str, Path]) -> list[str]:
     """Names the files, with their folder's name, that hold no checksum of their content."""
-    files = [places["metrics"] / "tokens.json", *places["metrics"].glob("train/*.json")]
-    files += [*places["explored"].glob("*.json"), *places["records"].rglob("*.json")]
+    files = [
+        *(places["metrics"] / "tokens.json", *places["metrics"].glob("train/*.json")),
+        *(*places["explored"].glob("*.json"), *places["records"].rglob("*.json")),
+    ]
     texts = {file: file.read_text(encoding="utf-8") for file in files}
     return sorted(
         f"{file.parent.name}/{file.name}"

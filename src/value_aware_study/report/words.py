@@ -48,8 +48,10 @@ def intervals(
     ends: Sequence[str] = ("low", "high"),
 ) -> list[str]:
     """Writes the interval of each row, from the two columns with its ends."""
-    pairs = zip(frame[ends[0]], frame[ends[1]], strict=True)
-    return [interval(low, high, digits, text) for low, high in pairs]
+    return [
+        interval(low, high, digits, text)
+        for low, high in zip(frame[ends[0]], frame[ends[1]], strict=True)
+    ]
 
 
 def sentences(
@@ -70,9 +72,11 @@ def sentences(
         plus = "" if missing(row["value"]) or row["value"] <= 0 else sign
         over_text = interval(row.get("low"), row.get("high"), digits, text)
         trained = interval(*range_over(row), digits, text)
-        sentence = f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
-        sentence += "" if over_text == DASH else f" ({over_text})"
-        written.append(sentence if trained == DASH else f"{sentence}; {trained} over trainings")
+        written.append(
+            f"{where.format(**row)}: {plus}{text(row['value'], digits)}{unit}"
+            f"{'' if over_text == DASH else f' ({over_text})'}"
+            f"{'' if trained == DASH else f'; {trained} over trainings'}"
+        )
     return written
 
 

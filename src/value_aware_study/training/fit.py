@@ -1,29 +1,32 @@
-"""Training that can be killed: `fit` continues where the last checkpoint left off."""
+"""Training that can be killed: `fit` continues from the last checkpoint, bit by bit."""
 
 import logging
 import os
+import pickle
 import shutil
 import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader, Dataset, Sampler
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from value_aware_study.data.batches import Batch, MicroBatches, check_micro_batches
-from value_aware_study.training.checkpoints import CheckpointFiles, ResumableCheckpoint
+from value_aware_attention.files import held, new_file
+from value_aware_study.data.batches import Batch, MicroBatch, MicroBatches, check_micro_batches
 from value_aware_study.training.modules import LanguageModeling
 
 UNHELPFUL = "|".join(
@@ -38,9 +41,6 @@ UNHELPFUL = "|".join(
 
 LOG_EVERY = 60.0
 """Seconds between two lines of the log."""
-
-LIGHTNING = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric")
-"""Loggers whose notices are silenced."""
 
 PEAKS = {
     "B200": 2250e12,
@@ -115,17 +115,20 @@ def fit(
 
 
 def _trainer(
-    checkpoint: ResumableCheckpoint, steps: int, *, nodes: int, accumulate: int, **options: Any
+    checkpoint: "ResumableCheckpoint", steps: int, *, nodes: int, accumulate: int, **options: Any
 ) -> Trainer:
     """Builds Lightning's Trainer, without what this module does itself.
 
     Raises ValueError for an argument that it does not have, or that is not the user's to choose,
     and for devices that are not there.
     """
-    for name in LIGHTNING:
+    for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    is_shown = options.pop("enable_progress_bar", True)
-    bar = [StepProgress(checkpoint.files.folder.name)] if is_shown else []
+    bar = (
+        [StepProgress(checkpoint.files.folder.name)]
+        if options.pop("enable_progress_bar", True)
+        else []
+    )
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     plugins: list[Any] = [checkpoint.files]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
@@ -190,8 +193,8 @@ def missing_compiler(device: str) -> str | None:
     """Names what torch.compile lacks on a cpu or cuda device of this machine; None if nothing."""
     if device == "cuda":
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-        complete = compiler and find_spec("triton")
-        return None if complete else "it needs Triton and a C compiler on CUDA"
+        is_complete = compiler and find_spec("triton")
+        return None if is_complete else "it needs Triton and a C compiler on CUDA"
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     return None if compiler else "it needs a C++ compiler on the CPU"
 
@@ -199,7 +202,7 @@ def missing_compiler(device: str) -> str | None:
 def _run(
     trainer: Trainer,
     module: LanguageModeling,
-    checkpoint: ResumableCheckpoint,
+    checkpoint: "ResumableCheckpoint",
     train_batches: Dataset[Batch],
     evaluation_batches: Dataset[Batch],
     workers: int,
@@ -207,8 +210,12 @@ def _run(
 ) -> None:
     """Trains from the newest checkpoint to the last step; saves, then removes the checkpoints."""
     accumulate = trainer.accumulate_grad_batches
-    on_gpu = trainer.strategy.root_device.type == "cuda"
-    loader = partial(DataLoader, batch_size=None, num_workers=workers, pin_memory=on_gpu)
+    loader = partial(
+        DataLoader,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=trainer.strategy.root_device.type == "cuda",
+    )
     micro_batches = MicroBatches(
         train_batches,
         accumulate=accumulate,
@@ -227,10 +234,9 @@ def _run(
             raise
         if trainer.max_steps % checkpoint.evaluate_every:
             trainer.validate(module, evaluation, verbose=False)
-        steps = len(train_batches)  # type: ignore[arg-type]
-        if trainer.global_step != steps or not module.curve:
+        if trainer.global_step != trainer.max_steps or not module.curve:
             raise ValueError(
-                f"the training ended after {trainer.global_step} of {steps} steps with "
+                f"the training ended after {trainer.global_step} of {trainer.max_steps} steps with "
                 f"{len(module.curve)} evaluations: an argument of the trainer has cut it short"
             )
         if trainer.is_global_zero:
@@ -246,6 +252,127 @@ def peak_flops_of(device_name: str, precision: str) -> float | None:
     if not precision.startswith(("bf16", "16")):
         return None
     return next((peak for name, peak in PEAKS.items() if name in device_name), None)
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Keeps last.ckpt and its predecessor, previous.ckpt, in the folder of one run.
+
+    Lightning's own files go through the machine's temporary folder, where a kill leaves them
+    behind. It does not flush them to disk before they replace older ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.last, self.previous = folder / "last.ckpt", folder / "previous.ckpt"
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keeps other runs out of the folder until the process ends, even by a kill.
+
+        Raises ValueError if another run holds the folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return held(self.folder, "a training run", "train in another folder")
+
+    def whole(self) -> Iterator[Path]:
+        """Yields the undamaged checkpoints, newest first; warns of the others."""
+        for path in (self.last, self.previous):
+            if _is_whole(path):
+                yield path
+            elif path.is_file():
+                LOGGER.warning(
+                    "%s is damaged: the run continues from the one before it, if any", path
+                )
+
+    def remove(self) -> None:
+        for path in (self.last, self.previous):
+            path.unlink(missing_ok=True)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Path | str, storage_options: object = None
+    ) -> None:
+        """Writes so that one name is always a whole checkpoint, even after a power cut."""
+        with new_file(self.last) as unfinished:
+            with unfinished.open("wb") as file:
+                torch.save(checkpoint, file)
+            if self.last.exists():
+                os.replace(self.last, self.previous)
+
+    def load_checkpoint(self, path: Path, *options: object, **named: object) -> dict[str, Any]:  # type: ignore[override]
+        """Reads a checkpoint to the CPU as `read_checkpoint` does, whatever the options."""
+        return read_checkpoint(path, "cpu")
+
+
+class ResumableCheckpoint(Callback):
+    """Writes the whole training state every `every` steps, after the evaluation if one is due.
+
+    A run continues from its newest undamaged checkpoint. `fingerprint` is any text that identifies
+    the run's settings; checkpoints with another one are ignored. The last step is written too, so
+    that nothing is trained again if writing the model fails.
+
+    Lightning's own callback saves either before or after evaluations, so a continued run would skip
+    or repeat one. On SIGTERM, a run of one process saves its current step. If an evaluation is due
+    after this step, the run neither finishes it nor saves.
+    """
+
+    def __init__(
+        self, files: CheckpointFiles, *, fingerprint: str, every: int, evaluate_every: int
+    ) -> None:
+        self.files, self.fingerprint = files, fingerprint
+        self.every, self.evaluate_every = every, evaluate_every
+
+    def newest(self) -> tuple[int, Path | None]:
+        """Finds the newest whole checkpoint that this run can continue: steps taken, and file."""
+        for path in self.files.whole():
+            checkpoint = read_checkpoint(path, "meta")
+            state = checkpoint["callbacks"].get(self.state_key, {})
+            if state.get("fingerprint") == self.fingerprint:
+                return int(checkpoint["global_step"]), path
+        return 0, None
+
+    def state_dict(self) -> dict[str, str]:
+        return {"fingerprint": self.fingerprint}
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        outputs: object,
+        batch: MicroBatch,
+        batch_idx: int,
+    ) -> None:
+        is_last = batch.position + 1 == trainer.accumulate_grad_batches
+        if is_last and trainer.global_step % self.evaluate_every:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        is_due = trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps
+        if is_due or (trainer.received_sigterm and trainer.world_size == 1):
+            trainer.save_checkpoint(self.files.last)
+
+
+def read_checkpoint(path: Path, device: str) -> dict[str, Any]:
+    """Reads tensors and plain values. Raises ValueError for other pickles, without running them."""
+    try:
+        loaded: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{path} is no checkpoint of this program: it holds more than weights, and was not "
+            f"read; remove it to start anew"
+        ) from None
+    return loaded
+
+
+def _is_whole(path: Path) -> bool:
+    # torch does not notice flipped bits; the checksums of its archive do
+    try:
+        with ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError):
+        return False
 
 
 class StepProgress(Callback):
@@ -279,7 +406,6 @@ class StepProgress(Callback):
             self._log(trainer.global_step, trainer.max_steps, cast("LanguageModeling", module))
 
     def _log(self, step: int, steps: int, module: LanguageModeling) -> None:
-        """Logs the step, the latest values and the time that is left."""
         self.logged = time.monotonic()
         left = (self.logged - self.began) * (steps - step) / max(1, step - self.first)
         values = ", ".join(f"{name} {value:,.6g}" for name, value in module.latest.items())

@@ -7,10 +7,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import EvalResult, ModelCardData
 from tabulate import tabulate
 
-from value_aware_study.markdown import escaped
-
-PROJECT = "value-aware-attention"
-PAPER_TITLE = "*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021"
+from value_aware_study.safe_text import escaped
 
 
 class Task(NamedTuple):
@@ -56,7 +53,7 @@ def model_card(metrics: Mapping[str, Any], *, data: str, scale: str, kernel: str
 
 A {task.name} with {_number(metrics["parameters"])} parameters,
 trained with {escaped(attention)} and the {escaped(kernel)} kernel to measure approximations of
-attention ({PAPER_TITLE}).
+attention (*Value-aware Approximate Attention*, Gupta & Berant, EMNLP 2021).
 
 Scale: {escaped(scale)}. Data: {escaped(data)}. It saw {_number(metrics["tokens"])} tokens in
 {_number(metrics["steps"])} optimizer steps ({escaped(metrics["hyperparameters"]["optimizer"])}).
@@ -84,7 +81,7 @@ def _metadata(metrics: Mapping[str, Any], metric: str, *, data: str, kernel: str
         language="en",
         library_name="transformers",
         pipeline_tag=task,
-        tags=[PROJECT, "attention", kernel],
+        tags=["value-aware-attention", "attention", kernel],
         model_name=metrics["model"],
         eval_results=[
             EvalResult(
@@ -115,12 +112,14 @@ tokenizer = AutoTokenizer.from_pretrained({name})"""
 
 
 def _hyperparameters(values: Mapping[str, object]) -> str:
-    rows = [
-        {"name": name.replace("_", " "), "value": values[name]}
-        for name in sorted(values)
-        if values[name] is not None
-    ]
-    return _table(rows, {"name": "hyperparameter", "value": "value"})
+    return _table(
+        [
+            {"name": name.replace("_", " "), "value": values[name]}
+            for name in sorted(values)
+            if values[name] is not None
+        ],
+        {"name": "hyperparameter", "value": "value"},
+    )
 
 
 def _table(rows: Sequence[Mapping[str, object]], columns: Mapping[str, str]) -> str:

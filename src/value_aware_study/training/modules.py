@@ -12,8 +12,10 @@ from jaxtyping import Float, Int
 from pytorch_lightning import LightningModule
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import LinearCrossEntropyOptions
-from torch.nn.functional import cross_entropy, linear_cross_entropy
+from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,7 +24,6 @@ from transformers import PreTrainedModel, RobertaForMaskedLM
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.data.batches import Batch, MicroBatch, row_count, rows_of
-from value_aware_study.training.chunked_loss import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.optimizers import Schedule
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
@@ -31,9 +32,6 @@ CHUNK_LOGITS = 2**21
 """Logits that the causal loss computes at a time: 8 MB in fp32 fit a processor's cache."""
 CHUNK_ON_GPU = 2**28
 """The same on a GPU: 0.5 GB in bf16."""
-
-BAR_ENDINGS = ("/loss", "/perplexity", "/error", "/tokens_per_second")
-"""Endings of the logged names that the progress shows."""
 
 
 class LanguageModeling(LightningModule):
@@ -111,8 +109,7 @@ class LanguageModeling(LightningModule):
         """Counts operations of a forward and backward pass that predicts `targets` tokens."""
         layers, width = self.layers(), self.model.config.hidden_size
         inputs, weights = self.inputs(batch), dense_parameters(layers)
-        length = inputs.shape[1]
-        body = training_flops(weights, layers=len(layers), width=width, length=length)
+        body = training_flops(weights, layers=len(layers), width=width, length=inputs.shape[1])
         return inputs.numel() * body + 6.0 * targets * self.output_parameters()
 
     def checkpoint_activations(self) -> None:
@@ -137,10 +134,9 @@ class LanguageModeling(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         optimizer = self.make_optimizer(self.parameter_groups())
-        scheduler = LambdaLR(optimizer, self.schedule)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, self.schedule), "interval": "step"},
         }
 
     def on_before_batch_transfer(
@@ -175,8 +171,7 @@ class LanguageModeling(LightningModule):
         accumulate, processes = self.trainer.accumulate_grad_batches, self.trainer.world_size
         self._tokens += self.inputs(batch.rows).numel() * processes
         self._flops += self.flops(batch.rows, batch.targets / accumulate / processes)
-        last = batch.position + 1 == accumulate
-        if not (last and self._is_due(self.trainer.global_step)):
+        if batch.position + 1 < accumulate or not self._is_due(self.trainer.global_step):
             return
         values = {name: float(value) for name, value in self._pending.items()}
         seconds = time.perf_counter() - self._since
@@ -196,11 +191,12 @@ class LanguageModeling(LightningModule):
             self._totals[name] = self._totals.get(name, 0) + value.double() * (not idle)
 
     def on_validation_epoch_end(self) -> None:
-        sums = {
-            name: float(self.trainer.strategy.reduce(value, reduce_op="sum"))
-            for name, value in self._totals.items()
-        }
-        metrics = self.metrics(sums)
+        metrics = self.metrics(
+            {
+                name: float(self.trainer.strategy.reduce(value, reduce_op="sum"))
+                for name, value in self._totals.items()
+            }
+        )
         self.curve.append({"step": self.trainer.global_step, **metrics})
         self._log_values({f"evaluation/{name}": value for name, value in metrics.items()})
 
@@ -223,10 +219,10 @@ class LanguageModeling(LightningModule):
         return step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
 
     def _log_values(self, values: dict[str, float]) -> None:
-        """Logs values to every logger, at the number of steps taken."""
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        self.latest |= {name: value for name, value in values.items() if name.endswith(BAR_ENDINGS)}
+        ends = ("/loss", "/perplexity", "/error", "/tokens_per_second")  # of what the progress has
+        self.latest |= {name: value for name, value in values.items() if name.endswith(ends)}
 
 
 class CausalTraining(LanguageModeling):
@@ -280,8 +276,13 @@ class CausalTraining(LanguageModeling):
             return nats / len(targets) if reduction == "mean" else nats
         # torch's default is 2 rows at the paper's vocabulary, 20 times slower than 128
         rows = max(128, CHUNK_LOGITS // len(weight))
-        options = LinearCrossEntropyOptions(batch_chunk_size=rows)
-        return linear_cross_entropy(hidden, weight, targets, reduction=reduction, options=options)
+        return linear_cross_entropy(
+            hidden,
+            weight,
+            targets,
+            reduction=reduction,
+            options=LinearCrossEntropyOptions(batch_chunk_size=rows),
+        )
 
 
 class MaskedTraining(LanguageModeling):
@@ -296,8 +297,9 @@ class MaskedTraining(LanguageModeling):
     decays_vectors = False
 
     def loss(self, batch: dict[str, Tensor], targets: float | None = None) -> Tensor:
-        nats = cross_entropy(*self.predictions(batch), reduction="sum")
-        return nats / (self.count_targets(batch) if targets is None else targets)
+        return cross_entropy(*self.predictions(batch), reduction="sum") / (
+            self.count_targets(batch) if targets is None else targets
+        )
 
     def predictions(
         self, batch: dict[str, Tensor]
@@ -349,5 +351,73 @@ def training_flops(parameters: int, *, layers: int, width: int, length: int) -> 
 
 def dense_parameters(modules: Iterable[nn.Module]) -> int:
     """Counts the weights of all linear layers, without biases."""
-    linear = (m for module in modules for m in module.modules() if isinstance(m, nn.Linear))
-    return sum(layer.weight.numel() for layer in linear)
+    return sum(
+        layer.weight.numel()
+        for module in modules
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear)
+    )
+
+
+class SummedCrossEntropy(nn.Module):
+    """Computes nats of the targets from hidden states, with the logits in autocast's precision.
+
+    It is a module, so that torch.compile can fuse the passes over the logits.
+    """
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "N width"],
+        weight: Float[Tensor, "vocabulary width"],
+        targets: Int[Tensor, " N"],
+    ) -> Float[Tensor, ""]:
+        return cross_entropy(linear(hidden, weight).float(), targets, reduction="sum")
+
+
+def chunked_cross_entropy(
+    summed: nn.Module,
+    rows: int,
+    hidden: Float[Tensor, "N width"],
+    weight: Float[Tensor, "vocabulary width"],
+    targets: Int[Tensor, " N"],
+) -> Float[Tensor, ""]:
+    """Computes nats of the targets, with the logits of at most `rows` of them in memory.
+
+    `summed` is a `SummedCrossEntropy`. torch.nn.functional.linear_cross_entropy does the same in
+    the precision of its arguments; autocast does not lower it.
+    """
+    if torch.is_grad_enabled():
+        return _Chunked.apply(summed, rows, hidden, weight, targets)
+    return torch.stack(
+        [
+            summed(part, weight, wanted)
+            for part, wanted in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+    ).sum()
+
+
+class _Chunked(Function):
+    """Computes a chunk's gradients right after its logits, so that no logits are computed twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, summed: nn.Module, rows: int, hidden: Tensor, weight: Tensor, targets: Tensor
+    ) -> Tensor:
+        nats, of_hidden, of_weight = [], [], torch.zeros_like(weight, dtype=torch.float32)
+        leaf = weight.detach().requires_grad_()
+        for chunk, wanted in zip(hidden.split(rows), targets.split(rows), strict=True):
+            states = chunk.detach().requires_grad_()
+            with torch.enable_grad():
+                part = summed(states, leaf, wanted)
+            gradients = torch.autograd.grad(part, (states, leaf))
+            nats.append(part.detach())
+            of_hidden.append(gradients[0])
+            of_weight += gradients[1]
+        ctx.save_for_backward(torch.cat(of_hidden), of_weight.to(weight.dtype))
+        return torch.stack(nats).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_weight = ctx.saved_tensors
+        return None, None, of_hidden * scale, of_weight * scale, None

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
-from torch.optim import Muon as MatrixMuon
 from torch.optim.optimizer import ParamsT
 
 
@@ -22,7 +21,6 @@ class _StepwiseOptimizer(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Updates every parameter that has a gradient, once."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         self._take()
         return loss
@@ -57,14 +55,16 @@ class BertAdam(_StepwiseOptimizer):
             )
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas}; both must lie in [0, 1)")
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": tuple(betas),
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "max_grad_norm": max_grad_norm,
+            },
+        )
 
     def _take(self) -> None:
         for group in self.param_groups:
@@ -123,7 +123,7 @@ class Muon(_StepwiseOptimizer):
             raise ValueError(f"adamw_rate is {adamw_rate}; it must be positive")
         groups = [group if group["hidden"] else group | {"lr": lr * adamw_rate} for group in params]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-        self._muon = partial(MatrixMuon, momentum=momentum, adjust_lr_fn="match_rms_adamw")
+        self._muon = partial(torch.optim.Muon, momentum=momentum, adjust_lr_fn="match_rms_adamw")
         self._adamw = partial(AdamW, betas=(betas[0], betas[1]), eps=eps, fused=True)
         self._optimizers()  # rejects untrainable parameters now, and completes the groups
 
@@ -142,10 +142,7 @@ class Muon(_StepwiseOptimizer):
         return optimizers
 
 
-class Schedule(Protocol):
-    """Computes the learning rate of the optimizer step after n others."""
-
-    def __call__(self, n: int) -> float: ...
+Schedule = Callable[[int], float]  # the learning rate of the optimizer step after n others
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ COUNTED = (
     "Operations: 6 a token and parameter it is multiplied with, and 12 layers x width x "
     "sequence a token for attention; forward and backward, all kernels together."
 )
-"""Explanation of the operations that a row counts"""
 
 
 def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
@@ -47,12 +46,12 @@ def row(name: str, section: DictConfig, vocabulary: int) -> dict[str, Any]:
 
 def with_hours(row: Mapping[str, Any], operations_per_second: float | None) -> dict[str, Any]:
     """Adds the estimated hours to a row, unless the speed is None; the longest text stays last."""
-    columns = dict(row)
-    if operations_per_second is not None:
-        optimizer = columns.pop("optimizer")
-        hours = row["operations"] / operations_per_second / 3600
-        columns |= {"hours": hours, "optimizer": optimizer}
-    return columns
+    if operations_per_second is None:
+        return dict(row)
+    hours = row["operations"] / operations_per_second / 3600
+    return {name: row[name] for name in row if name != "optimizer"} | {
+        "hours": hours, "optimizer": row["optimizer"]
+    }  # fmt: skip
 
 
 def assumptions(operations: float, operations_per_second: float | None) -> str:
@@ -68,12 +67,10 @@ def assumptions(operations: float, operations_per_second: float | None) -> str:
 
 
 def class_name(component: Mapping[str, Any]) -> str:
-    """Returns the name of the class that a config instantiates."""
     return str(component["_target_"].rpartition(".")[2])
 
 
 def recipe(optimizer: Mapping[str, Any], schedule: Mapping[str, Any]) -> str:
-    """Describes an optimizer and its learning rates."""
     warmup = schedule.get("warmup_steps") or schedule.get("warmup_proportion")
     clip = optimizer.get("max_grad_norm")
     return (
@@ -96,14 +93,15 @@ def vocabulary_size(section: DictConfig, chosen: DictConfig, tokens: DictConfig)
 
 def untrained(section: DictConfig, vocabulary: int) -> LanguageModeling:
     """Builds a training module with random weights and no warm-up."""
-    size = {"vocabulary_size": vocabulary}
-    if "positions" in section:
-        model = build_roberta(**section.layers, **section.positions, **size)
-    else:
-        model = instantiate(section.model, **size)
+    model = (
+        build_roberta(**section.layers, **section.positions, vocabulary_size=vocabulary)
+        if "positions" in section
+        else instantiate(section.model, vocabulary_size=vocabulary)
+    )
     module: LanguageModeling = instantiate(section.module, model)
-    peak = section.module.schedule.peak
-    module.schedule = LinearWarmupDecay(peak=peak, warmup_proportion=0.0, steps=2)
+    module.schedule = LinearWarmupDecay(
+        peak=section.module.schedule.peak, warmup_proportion=0.0, steps=2
+    )
     return module
 
 
@@ -113,8 +111,10 @@ def random_batch(section: DictConfig, vocabulary: int, count: int) -> Batch:
     if "positions" not in section:
         return torch.randint(vocabulary, (count, length + 1))
     tokens = torch.randint(5, vocabulary, (count, length))
-    asked = torch.rand(tokens.shape) < section.fraction
-    return {"input_ids": tokens, "labels": torch.where(asked, tokens, IGNORED)}
+    return {
+        "input_ids": tokens,
+        "labels": torch.where(torch.rand(tokens.shape) < section.fraction, tokens, IGNORED),
+    }
 
 
 def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
@@ -135,8 +135,7 @@ def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
     if on_gpu:
         torch.cuda.synchronize(module.device)
     seconds = time.perf_counter() - start
-    finite = all(bool(p.isfinite().all()) for p in module.parameters())
-    if not (finite and torch.isfinite(loss)):
+    if not (all(bool(p.isfinite().all()) for p in module.parameters()) and torch.isfinite(loss)):
         raise ValueError(f"the loss is {value} and the parameters are not all finite after a step")
     if on_gpu:
         memory = torch.cuda.max_memory_allocated(module.device)

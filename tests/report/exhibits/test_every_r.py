@@ -9,8 +9,14 @@ from synthetic import with_cells
 
 from value_aware_study.cards import cards
 from value_aware_study.report import look
-from value_aware_study.report.exhibits.every_r import SMALLEST_ERROR, figure_4, figure_5
-from value_aware_study.report.exhibits.figures import figure_1, figure_2, figure_3
+from value_aware_study.report.exhibits.figures import (
+    SMALLEST_ERROR,
+    figure_1,
+    figure_2,
+    figure_3,
+    figure_4,
+    figure_5,
+)
 from value_aware_study.report.frame import Results
 from value_aware_study.report.words import method_label
 

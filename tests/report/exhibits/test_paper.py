@@ -12,12 +12,13 @@ from value_aware_attention.records.estimate import DASH, interval, number, signe
 from value_aware_attention.records.record import Baseline, Cell
 from value_aware_study.report.exhibits import pretrained
 from value_aware_study.report.exhibits.figures import figure_1, figure_2, figure_3
-from value_aware_study.report.exhibits.hyperparameters import setting_value, table_4
 from value_aware_study.report.exhibits.tables import (
     OF_DIFFERENCE,
+    setting_value,
     table_1,
     table_2,
     table_3,
+    table_4,
     tokens_count,
 )
 from value_aware_study.report.frame import Results

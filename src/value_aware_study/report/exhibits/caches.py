@@ -19,7 +19,6 @@ REFERENCE_CACHE = "single losses, SnapKV's queries"
 """The reference for the other caches: the same score from the queries that SnapKV observes"""
 LEAST_RIGHT = 0.5
 """Share of right tokens of the full cache; below it, a task does not distinguish caches"""
-AGREED = 0.8
 USES = {
     "single losses, all queries, one budget": ("the default", "LeaveOneOut"),
     "single losses, 128 queries, one budget": ("a quicker choice", "LeaveOneOut, rows=128"),
@@ -29,8 +28,6 @@ USES = {
     "KVzip": ("a second reading of the prompt", "KVzip, its authors' settings"),
 }
 """Caches that docs/caches.md recommends or compares -> their purpose and their setting"""
-KEPT_SHARE = 0.25
-"""Share of keys for showing them"""
 PROMPT_TITLES = {
     "running_text": "Running text",
     "needles": "Needles",
@@ -57,8 +54,9 @@ def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
             })
             for cells in zip(*(record.cells for record in several), strict=True)
         ]  # fmt: skip
-        texts = ", ".join(record.text for record in several)
-        yield replace(several[0], cells=tuple(cells), text=texts)
+        yield replace(
+            several[0], cells=tuple(cells), text=", ".join(record.text for record in several)
+        )
 
 
 def rows(record: CacheRecord) -> Iterator[Row]:
@@ -90,7 +88,7 @@ def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
     """Tabulates the caches of `USES` on text and needles; None if one was not measured."""
     tables: dict[str, pd.DataFrame] = {}
     for record in pooled([r for r in records if r.model == records[0].model]):
-        data = pd.DataFrame(rows(record)).query("keep == @KEPT_SHARE").set_index("cache")
+        data = pd.DataFrame(rows(record)).query("keep == 0.25").set_index("cache")
         if set(USES) <= set(data.index):
             tables.setdefault(record.task, data.loc[list(USES)])
     if not {"running_text", "needles"} <= set(tables):
@@ -135,7 +133,7 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
         written_taus = ", ".join(f"{tau:.2f} at {keep:.3g}" for keep, tau in taus.items())
         notes.append(
             f"Kendall's tau of the order of caches between halves of the prompts: {written_taus}"
-            f"{'' if min(taus.values()) >= AGREED else '; below .8 no order is claimed'}."
+            f"{'' if min(taus.values()) >= 0.8 else '; below .8 no order is claimed'}."
         )
     if record.task != "running_text":
         written["tokens right"] = [f"{x:.1%}" for x in data["right"]]
@@ -190,8 +188,15 @@ def _panel(data: pd.DataFrame) -> look.Panel:
     title = charts.direction("KL / single losses with SnapKV's queries", "lower")
     drawn = data.assign(value=data["ratio"])
     drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
-    numbers = drawn[["value", "low", "high"]].astype(float).stack().dropna().tolist()
-    x = charts.powers(alt.X, "value", title, numbers)
+    x = charts.powers(
+        alt.X,
+        "value",
+        title,
+        drawn[["value", "low", "high"]].astype(float).stack().dropna().tolist(),
+    )
     drawn["hue"] = drawn["cache"].map(_kind)
-    layers = [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)]
-    return charts.toggled(layers, 34, data["task"][0])
+    return charts.toggled(
+        [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)],
+        34,
+        data["task"][0],
+    )

@@ -56,9 +56,6 @@ CLAIM_SIZES = {
 }
 """Claim -> the numbers of keys at which it is asked, fixed before a run is read, and why"""
 ALL_MODELS = ("causal", "long", "short")
-"""All models, as `models` names them."""
-FINDING_COLUMNS = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
-"""Columns of a finding's numbers"""
 NOT_MEASURED = {"trainings": DASH, "p, after Holm": DASH, "agrees": "not measured"}
 HELD = {True: "yes", False: "no", None: ""}
 Find = Callable[[Results], Iterable[Effect | Finding]]
@@ -97,8 +94,10 @@ class Sums:
     @classmethod
     def of(cls, measured: Sequence[EndMetric]) -> "Sums":
         """Averages several measurements on the same targets."""
-        totals = np.mean([metric.unit_totals for metric in measured], axis=0)
-        return cls(totals, np.array(measured[0].unit_counts))
+        return cls(
+            np.mean([metric.unit_totals for metric in measured], axis=0),
+            np.array(measured[0].unit_counts),
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,6 @@ class Model:
         return Sums.of(cells) if cells else None
 
     def added(self, setting: Setting, other: Setting) -> Sums | None:
-        """Subtracts the loss of another setting from that of a setting."""
         sums, less = self.sums(setting), self.sums(other)
         return Sums(sums.totals - less.totals, sums.counts) if sums and less else None
 
@@ -154,8 +152,7 @@ def difference(
     if not np.array_equal(first.counts, second.counts):
         return [Finding(f"{label} not compared: other targets", None, what, label)]
     unit, size = ("ratio", 1.0) if metric == "perplexity" else ("points", 100.0)
-    totals = size * (first.totals - second.totals)
-    return [Effect(what, label, unit, totals, first.counts, above)]
+    return [Effect(what, label, unit, size * (first.totals - second.totals), first.counts, above)]
 
 
 ORF = Setting("orf", {"features": 256, "scaling": "paper"})
@@ -213,18 +210,26 @@ def flatter_kernels_gap(results: Results) -> Iterator[Effect | Finding]:
     Pairs are named alike in every training, whichever of the two is flatter there.
     """
     measured = [model for model in _by_kernel(results) if model.flatness]
-    how = ", wider where attention is flatter"
     for r, (first, second) in product(CLAIM_SIZES["gap"][0], combinations(measured, 2)):
         if more := (first.flatness or 0) - (second.flatness or 0):
-            yield from _in_order(first, second, (oblivious(r), aware(r)), how, above=more > 0)
+            yield from _in_order(
+                first,
+                second,
+                (oblivious(r), aware(r)),
+                ", wider where attention is flatter",
+                above=more > 0,
+            )
 
 
 def flatter_is_wider(results: Results) -> Iterator[Effect | Finding]:
     """Correlates effective keys with OVO / OVA error over the kernels of each layer, by rank."""
-    layers = gap_rows(of_models(results)).groupby(["model", "layer"])
-    ranks = np.array([rows["share"].rank().corr(rows["gap"].rank()) for _, rows in layers])
-    finite = np.isfinite(ranks)
-    if finite.any():
+    ranks = np.array(
+        [
+            rows["share"].rank().corr(rows["gap"].rank())
+            for _, rows in gap_rows(of_models(results)).groupby(["model", "layer"])
+        ]
+    )
+    if (finite := np.isfinite(ranks)).any():
         what = (
             "rank correlation of effective keys and OVO / OVA error at r = 4, over the kernels put "
             f"on a layer's queries and keys (mean of {finite.sum()} layers)"
@@ -326,8 +331,9 @@ def lsh_against_oblivious(
         ]
         if fitting:
             r, rounds = max(fitting)
-            setting = Setting("lsh", {"r": r, "rounds": rounds})
-            yield from compared([model], setting, oblivious(65), above=above)
+            yield from compared(
+                [model], Setting("lsh", {"r": r, "rounds": rounds}), oblivious(65), above=above
+            )
 
 
 def _by_kernel(results: Results) -> list[Model]:
@@ -498,14 +504,13 @@ def answer(results: Results, claim: Claim, findings: Sequence[Finding]) -> Answe
 
 def joint(results: Results, finds: Sequence[Find]) -> list[Finding]:
     """Makes one finding of each comparison, by its effects in all trainings."""
-    found = [
-        [made for find in finds for made in find(training)] for training in results.trainings()
-    ]
-    return over_trainings(found, results.spreads)
+    return over_trainings(
+        [[made for find in finds for made in find(training)] for training in results.trainings()],
+        results.spreads,
+    )
 
 
 def about(answered: Sequence[Answer]) -> str:
-    """Explains how to read the verdicts."""
     over = Counter(f.over for answer in answered for f in answer.findings if f.over)
     counts = ", ".join(f"{count} over {what}" for what, count in over.items()) or "none"
     once = " An interval over text alone is about one training run." * ("text alone" in over)
@@ -575,7 +580,6 @@ def _told(answer: Answer) -> str:
 
 
 def _row(answer: Answer) -> Row:
-    """Returns what the file holds of a claim."""
     held, firm = ([getattr(f, x) for f in answer.findings] for x in ("holds", "corrected"))
     return {
         "claim": answer.claim,
@@ -629,9 +633,10 @@ def _strength(findings: Sequence[Finding]) -> Exhibit:
 def _numbers(finding: Finding) -> Row:
     """Returns what the files hold of a finding, for later runs to be compared with."""
     spread = finding.spread
+    columns = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
     return {
         "model": finding.label,
-        **{name: getattr(finding, name) for name in FINDING_COLUMNS},
+        **{name: getattr(finding, name) for name in columns},
         "spread": spread.deviation if spread else None,
         "seeds": spread.seeds if spread else "",
     }

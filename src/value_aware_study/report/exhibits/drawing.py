@@ -20,10 +20,6 @@ DRAWN_VALUES = np.array(
 )  # fmt: skip
 DRAWN_WEIGHTS = np.array([0.22, 0.20, 0.15, 0.12, 0.11, 0.08, 0.07, 0.05])
 """Attention weights of one query, one per value in `DRAWN_VALUES`, the largest first"""
-DRAWING_TITLES = {
-    OBLIVIOUS: "the two largest weights (OVO)",
-    AWARE: "the two with the nearest mixture (OVA)",
-}
 INK, MUTED = alt.value("var(--ink)"), alt.value("var(--muted)")
 Array = NDArray[np.float64]
 
@@ -96,12 +92,12 @@ def _panel(data: pd.DataFrame, choice: str) -> look.Panel:
         "y": alt.Y("y:Q", axis=None, scale=ends),
     }
     values, error = data[data["what"] == "value"], data[data["what"] != "value"]
-    shares = zip(values["weight"], values["share"], strict=True)
-    told = [
-        f"attention weight {weight:.0%}, share of the mixture {share:.0%}"
-        for weight, share in shares
-    ]
-    values = values.assign(said=told)
+    values = values.assign(
+        said=[
+            f"attention weight {weight:.0%}, share of the mixture {share:.0%}"
+            for weight, share in zip(values["weight"], values["share"], strict=True)
+        ]
+    )
     mixed = alt.Chart(values[values["share"] > 0]).encode(
         **place, color=alt.value(look.ORACLE_MARKS[words.ORACLES[choice]].colour)
     )
@@ -116,9 +112,15 @@ def _panel(data: pd.DataFrame, choice: str) -> look.Panel:
         line.mark_point(filled=True, opacity=1, size=90, shape="diamond"),
     ]
     for name, (dx, dy) in {"output o": (10, 19), "mixture õ": (12, -10)}.items():
-        named = error[error["what"] == name].assign(text=name[-1])
-        text = alt.Chart(named).mark_text(dx=dx, dy=dy, fontSize=17, fontStyle="italic")
+        text = alt.Chart(error[error["what"] == name].assign(text=name[-1])).mark_text(
+            dx=dx, dy=dy, fontSize=17, fontStyle="italic"
+        )
         layers.append(text.encode(**place, text="text:N", color=INK))
     return alt.layer(*layers).properties(
-        width="container", height=280, title=DRAWING_TITLES[choice]
+        width="container",
+        height=280,
+        title={
+            OBLIVIOUS: "the two largest weights (OVO)",
+            AWARE: "the two with the nearest mixture (OVA)",
+        }[choice],
     )

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn for our models."""
+"""Figures of the end metric: the paper's, then every setting against r and the output error."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,21 +7,27 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from value_aware_attention.records.estimate import interval, number, signed, whole
+from value_aware_attention.records.estimate import interval, number, short, signed, whole
+from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, published
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits import pretrained
-from value_aware_study.report.exhibits.hyperparameters import model_trainings
-from value_aware_study.report.exhibits.tables import CAUSAL_LENGTH, MASKED_LENGTH
-from value_aware_study.report.frame import KERNEL_NAMES, Results, averaged
+from value_aware_study.report.exhibits.tables import (
+    CAUSAL_LENGTH,
+    MASKED_LENGTH,
+    model_trainings,
+)
+from value_aware_study.report.frame import KERNEL_NAMES, OPTIMAL_METHODS, Results, averaged
 from value_aware_study.report.words import (
     KERNEL_LABELS,
     intervals,
+    method_label,
     of_trainings,
     plain_text,
     range_over,
     sentences,
     series_label,
+    setting_label,
 )
 
 CHANGED = {
@@ -30,8 +36,17 @@ CHANGED = {
     "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
 }
 """Columns on the x axis of changes, with the axis' title and the words of a sentence"""
-PAPER_PREFIX = "paper, "
-"""Prefix of the sentence of a hollow mark"""
+OTHER_ORACLES = [
+    name for name, card in cards().items() if card.oracle and name not in OPTIMAL_METHODS
+]
+"""Methods in Figure 5 besides the two oracles"""
+SMALLEST_ERROR = 1e-3
+"""Least output error in Figure 4; a setting below it counts as exact"""
+EXPLAINING = {
+    "relative_output_error": "output error", "cosine": "cosine", "relative_length": "length"
+}  # fmt: skip
+"""Columns of a cell's attention outputs that explain its loss, with their titles"""
+REST = "other methods"
 
 
 def loss_axis(task: str, values: Iterable[Any]) -> alt.Y:
@@ -58,7 +73,7 @@ def loss_panel(
     The paper's marks are hollow. A grey band behind them spans the best to the worst of `others`.
     """
     (label, at), task, keys = CHANGED[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
-    frames = {"": ours.dropna(subset=of), PAPER_PREFIX: theirs.dropna(subset=of)}
+    frames = {"": ours.dropna(subset=of), "paper, ": theirs.dropna(subset=of)}
     unit, others = (
         " nats" if task == "causal" else " points",
         ours.head(0) if others is None else others,
@@ -188,11 +203,11 @@ def figure_2(results: Results) -> Exhibit | None:
     """Shows the change of each kernel's loss, and the paper's; None if none was evaluated."""
     ours = results.changes
     causal = (ours["task"] == "causal") & ours["kernel"].isin(KERNEL_NAMES)
-    ours = ours[causal & (ours["approximation"] == "optimal_v_oblivious")]
-    if ours.empty:
+    if (ours := ours[causal & (ours["approximation"] == "optimal_v_oblivious")]).empty:
         return None
-    series = ours["kernel_label"].where(ours["scale"] != "", ours["model"])
-    ours = ours.assign(series=series).drop_duplicates(["series", "r"])
+    ours = ours.assign(
+        series=ours["kernel_label"].where(ours["scale"] != "", ours["model"])
+    ).drop_duplicates(["series", "r"])
     theirs = published_losses("optimal_v_oblivious").assign(
         series=lambda losses: losses["kernel"].map(KERNEL_LABELS)
     )
@@ -242,10 +257,12 @@ def figure_3(results: Results) -> Exhibit | None:
     """Shows learning curves, masked and causal models apart; None if there are none."""
     lengths = {record.model: f", {record.length} tokens" for record in results.records}
     drawn = [
-        (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
-        for name, mark in (("short", look.SHORT_MARK), ("long", look.LONG_MARK))
+        *(
+            (f"masked_{name}", "error", f"{name}{lengths.get(f'masked_{name}', '')}", mark)
+            for name, mark in (("short", look.SHORT_MARK), ("long", look.LONG_MARK))
+        ),
+        *((f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNEL_NAMES),
     ]
-    drawn += [(f"causal_{k}", "loss", KERNEL_LABELS[k], look.kernel_mark(k)) for k in KERNEL_NAMES]
     rows = [
         {"series": name, "metric": metric, "count": point["step"], "value": value}
         | {"training": training, "units": 1, "low": math.nan, "high": math.nan}
@@ -297,3 +314,185 @@ def _figure_3_panel(frame: pd.DataFrame, metric: str, marks: Mapping[str, look.M
     )
     y = alt.Y("value:Q", title=charts.direction(title, "lower"), scale=alt.Scale(zero=False))
     return charts.figure(charts.curves(frame, marks, x, y))
+
+
+def figure_4(results: Results) -> Exhibit | None:
+    """Shows a panel per model, with the rank correlation; None if no output error was recorded."""
+    frame, names = results.changes, results.names()
+    frame = frame[frame["relative_output_error"] >= SMALLEST_ERROR]
+    if (frame := frame[frame["approximation"] != "exact"]).empty:
+        return None
+    frame = frame.assign(
+        name=frame["model"].map(names),
+        setting=[setting_label(row) for row in frame.to_dict("records")],
+        series=[
+            method_label(name) if name in (*OPTIMAL_METHODS, "sliding_window") else REST
+            for name in frame["approximation"]
+        ],
+    )
+    drawn = [name for name in names.values() if name in set(frame["name"])]
+    data = (
+        frame[["model", "setting", *EXPLAINING, "value", "low", "high", *of_trainings(frame)]]
+        .rename(columns={"value": "change"})
+        .reset_index(drop=True)
+    )
+    return Exhibit(
+        "figure_4",
+        "Figure 4. Output error of the attention against the loss of the model",
+        "The smaller the error of the attention's output, the smaller the model's loss."
+        f"{captions.seeds(results)}",
+        [
+            "Each point is one setting: its relative output error, and the metric with that "
+            f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
+            f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
+            f"under {SMALLEST_ERROR:g} count as exact and are left out. Not in the paper.",
+        ],
+        [_figure_4_panel(frame[frame["name"] == name], name) for name in drawn],
+        Table(
+            data,
+            {
+                "model": frame["name"].tolist(),
+                "setting": data["setting"],
+                **{title: [number(x, 4) for x in data[name]] for name, title in EXPLAINING.items()},
+                "change from exact": [signed(value, 3) for value in data["change"]],
+                "95% interval": intervals(data, 3, signed),
+            },
+        ),
+        choices=drawn,
+    )
+
+
+def _figure_4_panel(frame: pd.DataFrame, name: str) -> look.Panel:
+    task, named = frame["task"].iloc[0], frame[frame["series"] != REST]
+    marks = look.method_marks(named) | ({REST: look.OTHER} if len(named) < len(frame) else {})
+    told = sentences(
+        frame,
+        "{setting}, output error {relative_output_error:.3g}, cosine {cosine:.3g}",
+        " nats" if task == "causal" else " points",
+        "+",
+    )
+    drawn = frame[["series", "relative_output_error", "value"]].assign(said=told)
+    drawn = drawn.sort_values("series", key=lambda series: series != REST)
+    x = charts.powers(
+        alt.X, "relative_output_error", charts.ERROR_AXIS, frame["relative_output_error"].tolist()
+    )
+    y = loss_axis(task, frame["value"])
+    error, cosine, _, _ = (
+        signed(rank, 2) for rank in frame[[*EXPLAINING, "value"]].rank().corr()["value"]
+    )
+    return charts.figure(
+        [
+            *charts.level(0.0),
+            alt.Chart(drawn)
+            .mark_point(filled=True, size=62)
+            .encode(
+                x=x,
+                y=y,
+                color=charts.colour(marks, orient="bottom"),
+                shape=charts.shape(marks),
+                opacity=charts.OPACITY,
+            ),
+            charts.nearest(drawn, x, y),
+        ],
+        f"{name}: rank correlation {error}, of the cosine {cosine}",
+    )
+
+
+def figure_5(results: Results) -> Exhibit | None:
+    """Shows two panels per model, optimal methods and others; None if there is no curve."""
+    if not (models := _figure_5_models(results)):
+        return None
+    ours, theirs = pd.concat(models.values()), _figure_5_published(models)
+    return Exhibit(
+        "figure_5",
+        "Figure 5. What choosing for the output gains in the end",
+        "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
+        f"{captions.seeds(results, captions.PALE)}",
+        [
+            f"{captions.OPTIMAL} {captions.BEST_FOUND} Grey: from the best to the worst of the "
+            "others, which the second panel has one by one.",
+            f"{captions.BASELINES} Sampled from α: r draws with replacement, mean of the seeds.",
+            "Differences from exact attention, ours from ours and the paper's (Tables 1 and 2, "
+            "hollow, r = 1 and 65) from the paper's; the axis is even near zero and logarithmic "
+            "beyond.",
+            f"{captions.INTERVAL} {captions.NOT_JOINED}",
+        ],
+        [
+            panel
+            for name, frame in models.items()
+            for panel in _figure_5_panels(frame, theirs[theirs["name"] == name], name)
+        ],
+        change_table(ours, theirs),
+        choices=list(models),
+    )
+
+
+def _figure_5_models(results: Results) -> dict[str, pd.DataFrame]:
+    """Returns settings with an r, of the causal models and the long masked one, by label."""
+    frame, names = results.changes, results.names()
+    frame = frame[
+        frame["approximation"].isin([*OPTIMAL_METHODS, *OTHER_ORACLES]) & frame["r"].notna()
+    ]
+    frame = frame.assign(name=frame["model"].map(names))
+    firsts = [record for kernel in KERNEL_NAMES if (record := results.of_kernel(kernel))]
+    drawn = [names[record.model] for record in (*firsts, *results.models("masked_long"))]
+    return {name: rows for name in drawn if len(rows := frame[frame["name"] == name])}
+
+
+def _figure_5_published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Returns the paper's values of the optimal methods, for the models that we have."""
+    both = pd.concat(
+        [
+            published_errors().assign(task="masked", kernel="exponential"),
+            published_losses().assign(task="causal"),
+        ]
+    )
+    both = both[both["approximation"].isin(OPTIMAL_METHODS)]
+    same = ["task", "kernel"]
+    return pd.concat(
+        both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)
+        for name, frame in models.items()
+    )
+
+
+def _figure_5_panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.Panel]:
+    """Draws the optimal choices in front of a band of the others, and the others one by one."""
+    optimal = frame["approximation"].isin(OPTIMAL_METHODS)
+    others, none = frame[~optimal], theirs.head(0)
+    panels = [loss_panel(frame[optimal], theirs, title=f"{name}: optimal choices", others=others)]
+    if len(others):
+        panels.append(loss_panel(others, none, title=f"{name}: other choices", thin=True))
+    return panels
+
+
+def grid_table(results: Results) -> Exhibit:
+    """Shows every cell: all columns as CSV; the metric, its change and the output error as text."""
+    data = results.cells
+    return Exhibit(
+        "grid",
+        "Every cell",
+        f"All {len(data):,} cells of the grid: model, approximation, parameters and seed.",
+        [
+            "The CSV has every column: parameters, intervals, output error by layer, and counts. "
+            f"{captions.DIRECTION}"
+        ],
+        table=Table(
+            data,
+            {
+                "model": data["model"].map(plain_text),
+                "setting": [setting_label(row) for row in data.to_dict("records")],
+                "seed": [number(seed, 0) for seed in data["seed"]],
+                "metric": data["metric"],
+                "value": [number(value, 2) for value in data["value"]],
+                "difference": [signed(value, 2) for value in data["difference"]],
+                "95% interval of the difference": intervals(
+                    data, 2, signed, ("difference_low", "difference_high")
+                ),
+                **{
+                    title: [short(value) for value in data[name]]
+                    for name, title in EXPLAINING.items()
+                },
+            },
+        ),
+        folded=True,
+    )

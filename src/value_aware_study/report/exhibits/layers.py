@@ -55,16 +55,6 @@ MOST_BAR_KEYS = 16
 OF_TRAINING, AT_RANDOM = "trained", "random weights"
 BAR_MARKS = look.ORACLE_MARKS | {OF_TRAINING: look.Mark.of("teal"), AT_RANDOM: look.Mark.of("grey")}
 QUARTILES = ("low", "high", "median", "lower_quartile", "upper_quartile")
-KEYS_COLUMNS = (
-    "model",
-    "layer",
-    "r",
-    "keys_needed",
-    *QUARTILES,
-    "keys",
-    "share",
-    "value_aware_error",
-)
 CONTROLS = ("random_keys", "random_low", "random_high")
 NORM_OF_METHOD = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
 SIMILAR = 0.1
@@ -96,8 +86,7 @@ def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
     probed = (
         (record, measured) for record in results.probed for measured in of_kernels(record)[:1]
     )
-    counted = (pair for pair in probed if pair[1].output_error.matching_keys)
-    for record, measured in counted:
+    for record, measured in (pair for pair in probed if pair[1].output_error.matching_keys):
         return _answer(record, replace(measured, label=record.model), anchor)
     return None
 
@@ -164,10 +153,12 @@ def _losses(record: Record) -> list[look.Panel]:
     for net, of in nets:
         for method, cell in sorted(with_keys(of, r).items(), key=lambda item: item[0] != AWARE):
             ends = {end: getattr(cell, end) for end in ("value", *charts.END_COLUMNS)}
-            loss = with_interval(**ends, digits=digits)
             rows.append(
                 {"name": METHOD_NAMES.get(method, words.method_label(method)), "series": net}
-                | {"said": f"{net}, {r} keys {words.method_label(method)}: {metric} {loss}"}
+                | {
+                    "said": f"{net}, {r} keys {words.method_label(method)}: {metric} "
+                    f"{with_interval(**ends, digits=digits)}"
+                }
                 | {end: x and round(x / of.cells[0].value, 3) for end, x in ends.items()}
             )
     return [_paired(rows, charts.direction(what, better), f"{r} keys in every layer")]
@@ -175,8 +166,7 @@ def _losses(record: Record) -> list[look.Panel]:
 
 def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhibit | None:
     """Shows bars for every kernel of a probed model; None if nothing was counted."""
-    kernels = [kernel for kernel in measured if kernel.output_error.matching_keys]
-    if not kernels:
+    if not (kernels := [kernel for kernel in measured if kernel.output_error.matching_keys]):
         return None
     findings = {kernel.label: matches(kernel.output_error) for kernel in kernels}
     return Exhibit(
@@ -200,9 +190,11 @@ def matching_bars(measured: Sequence[Measured], name: str, setting: str) -> Exhi
 def _bars(measured: Measured, title: str = "") -> look.Panel:
     """Draws the keys by weight that match r, next to those for random weights or to r itself."""
     errors = measured.output_error
-    nets = {words.ORACLES[OBLIVIOUS]: errors}
-    if measured.control:
-        nets = {OF_TRAINING: errors, AT_RANDOM: measured.control.output_error}
+    nets = (
+        {OF_TRAINING: errors, AT_RANDOM: measured.control.output_error}
+        if measured.control
+        else {words.ORACLES[OBLIVIOUS]: errors}
+    )
     sizes = [row.r for row in errors.matching_keys if row.layer is None and row.r <= MOST_BAR_KEYS]
     rows: list[Row] = [
         {"name": f"r = {r}", "series": net, "value": row.keys, "low": row.low, "high": row.high}
@@ -213,14 +205,15 @@ def _bars(measured: Measured, title: str = "") -> look.Panel:
     ]
     if not measured.control:
         aware = words.ORACLES[AWARE]
-        alone = [{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes]
-        rows = [*alone, *rows]
+        rows = [
+            *[{"name": f"r = {r}", "series": aware, "value": r, "said": aware} for r in sizes],
+            *rows,
+        ]
     seen = f"{(errors.keys + 1) // 2:,} seen on average" if errors.causal else f"{errors.keys:,}"
     return _paired(rows, f"keys by weight (of {seen}) with the error of r", title)
 
 
 def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
-    """Draws a bar with its interval for each series of each row."""
     frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", *charts.END_COLUMNS), float))
     x = alt.X(
         "value:Q",
@@ -240,8 +233,7 @@ def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
     """Shows the counts pooled over layers, drawn and listed; None if there are none."""
     data = counts(measured)
-    pooled = data[data["layer"] == "all"].reset_index(drop=True)
-    if pooled.empty:
+    if (pooled := data[data["layer"] == "all"].reset_index(drop=True)).empty:
         return None
     return Exhibit(
         "figure_7",
@@ -259,8 +251,7 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
 
 def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
     """Shows the counts pooled and in each layer; None if there are none."""
-    data = counts(measured)
-    if data.empty:
+    if (data := counts(measured)).empty:
         return None
     return Exhibit(
         "keys_needed",
@@ -280,7 +271,11 @@ def counts(measured: Sequence[Measured]) -> pd.DataFrame:
         for item in measured
         for row in _count_rows(item)
     )
-    data = pd.DataFrame(rows, columns=[*KEYS_COLUMNS, *CONTROLS, "training", "units"])
+    columns = [
+        *("model", "layer", "r", "keys_needed", *QUARTILES, "keys", "share", "value_aware_error"),
+        *(*CONTROLS, "training", "units"),
+    ]
+    data = pd.DataFrame(rows, columns=columns)
     data = averaged(
         data,
         ["model", "layer", "r"],
@@ -299,23 +294,23 @@ def counts_table(data: pd.DataFrame, named: str = "model") -> Table:
     share = (100 * data["share"].astype(float)).map("{:.0f}% of ".format)
     beyond = (data["high"] >= data["keys"]).fillna(False)  # an end at all keys is undetermined
     ends = zip(words.intervals(data, 0), data["low"], beyond, strict=True)
-    columns = {named: data["model"]}
-    if data["layer"].nunique() > 1:
-        columns["layer"] = data["layer"].astype(str)
-    columns |= {
+    ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
+    random = zip(*(data[name] for name in CONTROLS if name in data), strict=True)
+    columns = {
+        named: data["model"],
+        **({"layer": data["layer"].astype(str)} if data["layer"].nunique() > 1 else {}),
         "r, value-aware keys": data["r"].astype(str),
         "keys by weight": data["keys_needed"].map(written).where(counted, NO_COUNT),
         "95% interval": [
             f"{whole(low)} to {NOT_DETERMINED}" if is_beyond else text
             for text, low, is_beyond in ends
         ],
-    }
-    ranges = [interval(*words.range_over(row), 0) for row in data.to_dict("records")]
-    columns |= {"range over trainings": ranges} if single else {}
-    if CONTROLS[0] in data:
-        random = zip(*(data[name] for name in CONTROLS), strict=True)
-        columns[AT_RANDOM] = [with_interval(keys, low, high, 0) for keys, low, high in random]
-    columns |= {
+        **({"range over trainings": ranges} if single else {}),
+        **(
+            {AT_RANDOM: [with_interval(keys, low, high, 0) for keys, low, high in random]}
+            if CONTROLS[0] in data
+            else {}
+        ),
         "share of all keys": (share + data["keys"].map("{:,}".format)).where(counted, NO_COUNT),
         "median query": data["median"].map(whole),
         "quartiles": words.intervals(data, 0, ends=("lower_quartile", "upper_quartile")),
@@ -492,8 +487,7 @@ def skewness_gap(
     measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
 ) -> Exhibit | None:
     """Shows one panel over the degree, with a series per model; None if nothing was measured."""
-    frame = gap_rows(measured)
-    if frame.empty:
+    if (frame := gap_rows(measured)).empty:
         return None
     rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
     on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
@@ -536,15 +530,16 @@ def skewness_gap(
 
 def gap_findings(measured: Sequence[Measured]) -> str:
     """Describes the skewness gap in numbers: rank correlations, and equal first keys."""
-    frame = gap_rows(measured)
-    if frame.empty:
+    if (frame := gap_rows(measured)).empty:
         return ""
     of_own, post_hoc = (frame[frame["own"] == is_own] for is_own in (True, False))
     gaps = post_hoc.pivot_table(index=[*GAP_PLACE], columns="degree", values="gap")
     first, last = gaps.columns.min(), gaps.columns.max()
     wider = int((gaps[first] > gaps[last]).sum())
-    same = post_hoc.groupby("degree")["same"].mean()
-    shares = ", ".join(f"{100 * share:.0f}% at {int(degree)}" for degree, share in same.items())
+    shares = ", ".join(
+        f"{100 * share:.0f}% at {int(degree)}"
+        for degree, share in post_hoc.groupby("degree")["same"].mean().items()
+    )
     return (
         f"Rank correlation of the two axes: {_correlation(of_own)} over the own "
         f"kernels, {_correlation(post_hoc)} over the polynomials. The gap is wider at degree "
@@ -586,10 +581,14 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Pane
     logs = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
     mean = np.exp(logs["log"].mean()).rename("gap").reset_index()
     gap = f", OVO's error over OVA's with {SIZE} keys"
-    told = []
-    for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers")):
-        where = f"{{series}}, {of}, {{kernel}}{gap}"
-        told.append(rows.assign(said=words.sentences(rows.rename(columns={"gap": "value"}), where)))
+    told = [
+        rows.assign(
+            said=words.sentences(
+                rows.rename(columns={"gap": "value"}), f"{{series}}, {of}, {{kernel}}{gap}"
+            )
+        )
+        for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers"))
+    ]
     x = alt.X(
         "kernel:N",
         title="degree, or the model's own kernel",
@@ -598,11 +597,12 @@ def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Pane
             labelAngle=0, labelExpr="replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
         ),
     )
-    ends = [frame["gap"].min() / 1.2, frame["gap"].max() * 1.2]
     y = alt.Y(
         "gap:Q",
         title=f"OVO error / OVA error, r = {SIZE}",
-        scale=alt.Scale(type="log", domain=ends, nice=False),
+        scale=alt.Scale(
+            type="log", domain=[frame["gap"].min() / 1.2, frame["gap"].max() * 1.2], nice=False
+        ),
         axis=alt.Axis(
             values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
         ),

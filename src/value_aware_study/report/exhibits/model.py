@@ -105,8 +105,14 @@ def _metric_panel(record: Record, data: pd.DataFrame) -> look.Panel:
     if keys - 1 in sizes:  # their marks would overlap
         drawn = drawn[drawn["count"] != keys]
     unit = "% wrong" if record.metric == "error" else ""
-    where = f"{{series}}, r = {{count:,.0f}}{'' if unit else f', {record.metric}'}"
-    drawn = drawn.assign(said=words.sentences(drawn, where, unit, digits=4))
+    drawn = drawn.assign(
+        said=words.sentences(
+            drawn,
+            f"{{series}}, r = {{count:,.0f}}{'' if unit else f', {record.metric}'}",
+            unit,
+            digits=4,
+        )
+    )
     marks = look.oracle_marks(drawn)
     marks = {name: marks[name] for name in dict.fromkeys(drawn["series"])}
     return charts.figure([*layers, *charts.curves(drawn, marks, x, y)])
@@ -122,8 +128,9 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
     scale["domain"] = (np.exp(ends) if is_log else ends).tolist()
     axis = alt.Axis(tickCount=6)
     if is_log and np.ptp(ends) > np.log(100):
-        powers = range(int(ends[1] / np.log(10)) + 1)
-        steps = [step * 10.0**power for power in powers for step in (1, 3)]
+        steps = [
+            step * 10.0**power for power in range(int(ends[1] / np.log(10)) + 1) for step in (1, 3)
+        ]
         axis = alt.Axis(values=steps, format=",", labelOverlap="greedy")
     return alt.Y(
         "value:Q",
@@ -135,10 +142,14 @@ def _metric_axis(record: Record, numbers: np.ndarray) -> alt.Y:
 
 def _metric_text(row: Row, digits: int) -> dict[str, str]:
     """Writes a row of the table; a perplexity's interval is that of its ratio to exact."""
-    text = {"95% interval": interval(row["low"], row["high"], digits)}
-    if "over_exact_value" in row:
-        ends = interval(row["over_exact_low"], row["over_exact_high"], 2, factor)
-        text = {"over exact": factor(row["over_exact_value"], 2), "95% interval": ends}
+    text = (
+        {
+            "over exact": factor(row["over_exact_value"], 2),
+            "95% interval": interval(row["over_exact_low"], row["over_exact_high"], 2, factor),
+        }
+        if "over_exact_value" in row
+        else {"95% interval": interval(row["low"], row["high"], digits)}
+    )
     return {
         "method": words.full_name(row["approximation"]),
         "r, keys": f"{row['r']:,}"
@@ -218,7 +229,6 @@ def _layers_panel(
 
 
 def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
-    """Shows the relative output error of each head with few keys, in percent."""
     size = shown_size(record)
     return _heat_maps(
         name,
@@ -241,7 +251,6 @@ def error_by_head(record: Record, name: str, setting: str) -> Exhibit:
 
 
 def keys_by_head(record: Record, name: str, setting: str) -> Exhibit:
-    """Shows the keys that each head needs for 5% error."""
     return _heat_maps(
         name,
         f"Keys that each head needs for an output error of {FIVE_PERCENT:.0%}",
@@ -348,14 +357,14 @@ def explorer(
 
     `is_first`: they are the first of several trainings.
     """
-    selected = explored and explored.labelled(labels)
-    if not selected or not selected.models:
+    if not (selected := explored and explored.labelled(labels)) or not selected.models:
         return None
     first, r = selected.models[0], median_low(selected.sizes)
-    left = first.median_errors(selected.sizes.index(r))
     medians = " and ".join(
         f"{number(100 * error, 0 if error >= 0.1 else 1)}% for keys {name}"
-        for error, name in zip(left, selected.methods, strict=True)
+        for error, name in zip(
+            first.median_errors(selected.sizes.index(r)), selected.methods, strict=True
+        )
     )
     return Exhibit(
         "explorer",

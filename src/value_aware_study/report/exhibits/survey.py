@@ -17,8 +17,7 @@ from value_aware_attention.records.estimate import (
     signed,
     with_interval,
 )
-from value_aware_attention.records.record import AWARE, OBLIVIOUS, Picture, Record
-from value_aware_attention.records.record import Panel as Weights
+from value_aware_attention.records.record import AWARE, OBLIVIOUS, Panel, Picture, Record
 from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
@@ -45,8 +44,7 @@ MIXING = {
 
 def distance(results: Results) -> Exhibit | None:
     """Shows output error and its cost, two panels per model; None if no model met a budget."""
-    frame = budget_settings(results)
-    if frame.empty:
+    if (frame := budget_settings(results)).empty:
         return None
     drawn = [record for record in results.records if record.model in set(frame["model"])]
     of_model = {
@@ -87,9 +85,8 @@ def budget_settings(results: Results) -> pd.DataFrame:
 
 def _panels(frame: pd.DataFrame, record: Record) -> list[look.Panel]:
     """Draws the output error, and the cost, with the same rows: the closest method first."""
-    aware = frame["approximation"] == AWARE
     named = frame.assign(
-        name=frame["series"].where(~aware, LIMIT),
+        name=frame["series"].where(frame["approximation"] != AWARE, LIMIT),
         series=[f"{budget:g} keys" for budget in frame["budget"]],
     ).sort_values("budget")
     means = named.groupby("name")["relative_output_error"].mean().sort_values()
@@ -106,8 +103,7 @@ def _error_panel(
     drawn["said"] = words.sentences(drawn, "{name}, {series}, output error")
     drawn[list(VALUE_COLUMNS)] = drawn[list(VALUE_COLUMNS)].clip(lower=FLOOR)
     scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
-    limit = drawn[drawn["name"] == LIMIT]
-    shade = alt.Chart(limit[["name", "series", "value"]]).mark_rect()
+    shade = alt.Chart(drawn[drawn["name"] == LIMIT][["name", "series", "value"]]).mark_rect()
     shade = shade.encode(
         x=alt.X("value:Q", scale=scale, title=charts.ERROR_AXIS),
         x2=alt.value(0),
@@ -144,8 +140,12 @@ def _cost_panel(
     ends = [min(float(drawn[["value", "low"]].min().min()), 0.0), last]
     title, scale = charts.direction(cost, "lower"), alt.Scale(domain=ends, nice=False)
     x = alt.X("value:Q", title=title, scale=scale)
-    far = drawn[beyond].groupby("name")["value"]
-    names = far.agg(lambda costs: f"{', '.join(map(signed, costs))} ▸").reset_index(name="text")
+    names = (
+        drawn[beyond]
+        .groupby("name")["value"]
+        .agg(lambda costs: f"{', '.join(map(signed, costs))} ▸")
+        .reset_index(name="text")
+    )
     numbers = alt.Chart(names.assign(end=last)).mark_text(align="right")
     numbers = numbers.encode(
         x=alt.X("end:Q", scale=scale, title=title), y=alt.Y("name:N", sort=order), text="text:N"
@@ -203,8 +203,10 @@ def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
     """Tabulates every method at every budget: cost, output error, and end metric."""
     labels = {record.model: words.model_label(record) for record in records}
     places = {model: place for place, model in enumerate(labels)}
-    columns = ["model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS]
-    columns += ["value", "low", "high", *CHANGES, "seeds", "seeds_low", "seeds_high"]
+    columns = [
+        *("model", "approximation", "series", "budget", "cost", *OUTPUT_ERRORS),
+        *("value", "low", "high", *CHANGES, "seeds", "seeds_low", "seeds_high"),
+    ]
     order = frame.assign(place=frame["model"].map(places))
     order = order.sort_values(["place", "budget", "relative_output_error"], kind="stable")
     data = order[columns].reset_index(drop=True)
@@ -282,8 +284,12 @@ def _pattern_panels(model: str, picture: Picture, param: str) -> list[look.Panel
     exact, *others = picture.panels
     frame = pd.DataFrame([cell for panel in others for cell in _cells(panel)])
     names = list(dict.fromkeys(frame["method"]))
-    pick = alt.binding_select(options=names, name="method ")
-    picked = alt.selection_point(name=param, fields=["method"], bind=pick, value=names[0])
+    picked = alt.selection_point(
+        name=param,
+        fields=["method"],
+        bind=alt.binding_select(options=names, name="method "),
+        value=names[0],
+    )
     title = alt.ExprRef(f"{json.dumps(f'{model}: ')} + {param}_method")
     left = _heat_map(pd.DataFrame(_cells(exact)), tokens)
     right = _heat_map(frame, tokens).add_params(picked).transform_filter(picked)
@@ -322,10 +328,11 @@ def _heat_map(frame: pd.DataFrame, tokens: Sequence[str]) -> alt.Chart:
     )
 
 
-def _cells(panel: Weights) -> list[Row]:
+def _cells(panel: Panel) -> list[Row]:
     """Lists the drawn pairs with their weights."""
-    cost = "" if panel.cost is None else f" ({panel.cost:.3g})"
-    name = words.method_label(panel.approximation) + cost
+    name = words.method_label(panel.approximation) + (
+        "" if panel.cost is None else f" ({panel.cost:.3g})"
+    )
     return [
         {"method": name, "query": query, "key": key, "weight": float(f"{weight:.3g}")}
         for query, row in enumerate(panel.weights)

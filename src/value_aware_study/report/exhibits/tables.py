@@ -1,8 +1,9 @@
-"""The paper's tables of losses and of data, next to ours."""
+"""The paper's tables, of losses, data and hyperparameters, next to ours."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, geometric_mean
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from value_aware_study.report.words import (
     TRAINING,
     missing,
     of_trainings,
+    plain_text,
     range_over,
     setting_label,
     times,
@@ -37,7 +39,6 @@ MASKED = ("masked_long", "masked_short")
 RANDOM_METHODS = ("lsh", "orf")
 """Methods with all our settings in the table, and with two digits of the paper's numbers"""
 ALONE = "itself alone (window 1)"
-TRAINED_GROUP, COUNTS_GROUP = "trained here", "counts"
 MASKED_COUNTS = {
     "unigram": "counts: most frequent token",
     "shown_token": "counts: the token shown",
@@ -103,8 +104,9 @@ def exact_of(results: Results, model: str) -> Row:
     """Returns the setting of exact attention, with its own interval; {} for no model."""
     row = results.find(model, "exact")
     for record in results.models(model):
-        trainings = results.trainings_of(record)
-        row |= level({name: of.cells[0] for name, of in trainings.items()}, record.metric)
+        row |= level(
+            {name: of.cells[0] for name, of in results.trainings_of(record).items()}, record.metric
+        )
     return row
 
 
@@ -130,8 +132,8 @@ def ratio(value: float | None, base: float | None) -> float | None:
 
 def beside_exact(value: float | None, share: float | None, digits: int = 1) -> str:
     """Writes "1,031.1 (× 33.8)": a value, and its ratio to exact attention's if it has one."""
-    beside = "" if missing(value) or missing(share) else f" ({times(share)})"
-    return f"{number(value, digits)}{beside}"
+    is_alone = missing(value) or missing(share)
+    return f"{number(value, digits)}{'' if is_alone else f' ({times(share)})'}"
 
 
 def ends(row: Row, begun: str, text: Writer = number) -> str:
@@ -161,14 +163,15 @@ def _masked_rows(results: Results) -> list[Row]:
     frame = results.changes[results.changes["model"] == "masked_long"]
     frame = frame.rename(columns={name: f"difference_{name}" for name in of_trainings(frame)})
     frame = frame.assign(value=frame["value"] + exact.get("value", 0.0))
-    alone = results.find("masked_long", "sliding_window", frame, r=1)
     rows = [
         *_approximate_rows(results, frame, exact),
         _masked_row(
             "short model, exact", published.SHORT_EXACT, exact_of(results, "masked_short"), "exact"
         ),
         _masked_row("short model, exact, same text", None, short.get("longer_text", {}), "exact"),
-        _masked_row(ALONE, None, alone, "sliding_window"),
+        _masked_row(
+            ALONE, None, results.find("masked_long", "sliding_window", frame, r=1), "sliding_window"
+        ),
         *(_masked_row(label, None, long.get(name, {})) for name, label in MASKED_COUNTS.items()),
     ]
     return [
@@ -181,10 +184,12 @@ def _masked_rows(results: Results) -> list[Row]:
 
 def _masked_row(label: str, paper: float | None, ours: Row, approximation: str = "") -> Row:
     """Makes a row of Table 1; with `approximation` "exact" it has no change."""
-    row = {"method": label, "approximation": approximation, "paper": paper}
     single = [name for begun in ("own_", "difference_") for name in of_trainings(ours, begun)]
-    row |= {name: ours.get(name) for name in (*MASKED_MEASURES, *single)}
-    return row | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
+    return (
+        {"method": label, "approximation": approximation, "paper": paper}
+        | {name: ours.get(name) for name in (*MASKED_MEASURES, *single)}
+        | (dict.fromkeys(CHANGE) if approximation == "exact" else {})
+    )
 
 
 def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iterator[Row]:
@@ -256,10 +261,13 @@ def table_2(results: Results) -> Exhibit | None:
         for row in _causal_rows(results, kernel, results.of_kernel(kernel))
     ]
     decoders = [record for record in results.causal if not record.scale]
-    pairs = (
-        row for record in decoders for row in _causal_rows(results, str(record.kernel), record)
-    )
-    rows = [*trained, *(row for row in pairs if row["value"]), *_counting_rows(results)]
+    others = [
+        row
+        for record in decoders
+        for row in _causal_rows(results, str(record.kernel), record)
+        if row["value"]
+    ]
+    rows = [*trained, *others, *_counting_rows(results)]
     return Exhibit(
         "table_2",
         "Table 2. Perplexity under approximate attention, for each kernel",
@@ -298,7 +306,7 @@ def _causal_rows(results: Results, kernel: str, record: Record | None) -> Iterat
             levels = ("value", "count", "own_low", "own_high", *of_trainings(cell, "own_"))
             added = [end for end in (*charts.END_COLUMNS, *of_trainings(change)) if end in change]
             yield (
-                {"model": model or TRAINED_GROUP, "kernel": kernel}
+                {"model": model or "trained here", "kernel": kernel}
                 | {"column": column if size == first else f"{column[:3]}-{size['r']}"}
                 | size
                 | {"share": cell.get("share"), "paper": paper.get(column)}
@@ -320,7 +328,7 @@ def _counting_rows(results: Results) -> list[Row]:
     for record in results.causal:
         counts = baselines(results, record.model) | counts
     return [
-        {"model": COUNTS_GROUP, "kernel": "", "column": label}
+        {"model": "counts", "kernel": "", "column": label}
         | {end: counts[name][end] for end in counts[name] if end not in CHANGE}
         for name, label in CAUSAL_COUNTS.items()
         if name in counts
@@ -427,3 +435,162 @@ def _source_row(name: str, splits: Mapping[str, Mapping[str, int]]) -> Row:
         row[f"{label}_instances"] = counts.get("instances")
     words = splits.get("evaluation", {}).get("words")
     return row | {"copied": splits["evaluation"]["copied_words"] / words if words else None}
+
+
+MASKED_ROWS = {
+    "initialisation": "initialisation (init)",
+    "instances": "training instances (INS)",
+    "batch_size": "instances in a batch (BSZ)",
+    "instance_length": "instance size (ISZ)",
+    "length": "sequence length (SQL)",
+    "learning_rate": "learning rate (LR)",
+    "warmup_proportion": "linear warm-up, proportion (WRM)",
+    "epochs": "epochs (EP)",
+    "steps": "optimizer steps (STP)",
+    "gradient_accumulation": "gradient accumulation (GAC)",
+    "block_positions": "block part of the positions (POSq)",
+    "dropout": "dropout",
+    "optimizer": "optimizer",
+    "beta_1": "β₁",
+    "beta_2": "β₂",
+    "momentum": "momentum (Muon)",
+    "adamw_rate": "AdamW's learning rate, in parts of Muon's",
+    "weight_decay": "weight decay",
+    "max_grad_norm": "largest gradient norm",
+    "seed": "seed",
+    "schedule": "learning-rate schedule",
+    "layers": "layers",
+    "width": "hidden size",
+    "heads": "heads",
+    "feedforward": "feed-forward size",
+    "block": "positions of the initial model (block)",
+    "vocabulary_size": "vocabulary",
+    "parameters": "parameters",
+}
+"""Names of hyperparameters in Table 4, with the paper's abbreviations"""
+CAUSAL_ROWS = {
+    "data": "data",
+    "layers": "decoder layers",
+    "width": "hidden size",
+    "heads": "heads",
+    "head_dim": "head size",
+    "feedforward": "feed-forward size",
+    "vocabulary_size": "vocabulary",
+    "parameters": "parameters",
+    "training_examples": "training examples",
+    "length": "sequence length",
+    "batch_size": "batch size",
+    "epochs": "epochs",
+    "steps": "optimizer steps",
+    "learning_rate": "learning rate",
+    "schedule": "learning-rate schedule",
+    "warmup_steps": "warm-up steps",
+    "optimizer": "optimizer",
+    "beta_1": "β₁",
+    "beta_2": "β₂",
+    "momentum": "momentum (Muon)",
+    "adamw_rate": "AdamW's learning rate, in parts of Muon's",
+    "weight_decay": "weight decay",
+    "max_grad_norm": "largest gradient norm",
+    "dropout": "dropout",
+    "context": "least context in evaluation",
+    "seed": "seed",
+}
+
+
+def table_4(training: Mapping[str, Row]) -> list[Exhibit]:
+    """Shows the masked models, and the causal ones, ours next to the paper's."""
+    short, long = (_hyperparameters(training, f"masked_{name}") for name in ("short", "long"))
+    causal = {
+        f"ours, {kernel}": _hyperparameters(training, f"causal_{kernel}") for kernel in KERNEL_NAMES
+    }
+    causal = {name: settings for name, settings in causal.items() if settings}
+    exhibits = [
+        Exhibit(
+            "table_4",
+            "Table 4. Hyperparameters of the masked language models",
+            "Ours beside the paper's.",
+            [
+                f"A {DASH} means: not stated, or not recorded. Our instances and batches count "
+                "sequences of the model's full length (SQL), the paper's count instances of 512 "
+                "tokens. The paper's numbers do not quite agree with each other: 2 epochs of 10M "
+                "instances in batches of 8 are 2.5M steps, while 2.476M steps are 2 epochs of "
+                "9.904M instances. The paper does not say whether its largest gradient norm is of "
+                "the whole gradient or of each parameter; Bert-Adam's own clipping, which we use, "
+                "is of each parameter."
+            ],
+            table=_settings(
+                MASKED_ROWS,
+                {"paper, RoBERTa-512": published.TABLE_4_SHORT, "ours, short": short}
+                | {"paper, RoBERTa-4096": published.TABLE_4_LONG, "ours, long": long},
+            ),
+            folded=True,
+        ),
+        Exhibit(
+            "table_4_causal",
+            "Table 4, continued. Hyperparameters of the causal language models",
+            "Ours beside the paper's.",
+            [
+                f"The paper's section A.2. A {DASH} means: not stated, or not recorded. The "
+                "paper's 1,801,350 training examples are the lines of WikiText-103's training "
+                "file, not blocks of 512 tokens."
+            ],
+            table=_settings(CAUSAL_ROWS, {"paper": published.CAUSAL_SETTINGS, **causal}),
+            folded=True,
+        ),
+    ]
+    return exhibits[: 1 + bool(causal)]
+
+
+def _hyperparameters(training: Mapping[str, Row], model: str) -> Row:
+    """Collects a model's hyperparameters, its size and steps, and the seeds of its trainings."""
+    trainings = model_trainings(training, model)
+    first = trainings.get(FIRST, {})
+    settings = [metrics.get("hyperparameters", {}) for metrics in trainings.values()] or [{}]
+    seeds = [values["seed"] for values in settings if "seed" in values]
+    values = (
+        {name: first.get(name) for name in ("parameters", "steps")}
+        | settings[0]
+        | ({"seed": ", ".join(map(str, seeds))} if len(seeds) > 1 else {})
+    )
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def model_trainings(training: Mapping[str, Row], model: str) -> dict[str, Row]:
+    """Maps the names of a model's trainings to their measurements, starting with the first."""
+    names = (name for name in sorted(training) if f"{name}_".startswith(f"{model}_"))
+    return {name.removeprefix(model).strip("_") or FIRST: training[name] for name in names}
+
+
+def _settings(rows: Mapping[str, str], columns: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Tabulates hyperparameters by model; keys without a row of their own get rows at the end."""
+    present = {key for settings in columns.values() for key in settings}
+    labels = {key: label for key, label in rows.items() if key in present} | {
+        key: key.replace("_", " ") for key in sorted(present - set(rows))
+    }
+    return Table(
+        pd.DataFrame(
+            [
+                {"hyperparameter": key}
+                | {name: values.get(key) for name, values in columns.items()}
+                for key in labels
+            ],
+            dtype=object,
+        ),
+        [
+            {"hyperparameter": label}
+            | {name: setting_value(values.get(key)) for name, values in columns.items()}
+            for key, label in labels.items()
+        ],
+    )
+
+
+def setting_value(value: Any) -> str:
+    """Writes a hyperparameter as text, with flags as y and n like Table 4."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}".replace("e-0", "e-") if isinstance(value, float) else plain_text(str(value))

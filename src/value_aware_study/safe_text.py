@@ -1,6 +1,8 @@
-"""Turns names from a command line, a file or a package into files and folders."""
+"""Makes names and texts from outside safe: as files and folders, and in Markdown."""
 
 import os
+import re
+from html import escape
 from pathlib import Path
 
 SUMMARY, TIMES = "summary.json", "seconds.json"
@@ -33,3 +35,8 @@ def check_apart(written: Path, read: Path) -> None:
             f"{written} cannot be written from {read}: one of them is or holds the other; give "
             f"another folder"
         )
+
+
+def escaped(text: str) -> str:
+    r"""Returns the text on one line, with entities for & < >, and a backslash before \ | ` [ ]."""
+    return re.sub(r"([\\|`\[\]])", r"\\\1", escape(" ".join(text.splitlines()), quote=False))
