@@ -349,9 +349,8 @@ class AfterPrefix(Approximation):
     def _all_kept(self, observed: Observed) -> KeptKeys:
         """Keeps all keys of a text with fewer than r."""
         choice = CacheMethod.pack(observed, torch.ones_like(available(observed)))
-        if self.method.refits:
-            return replace(choice, value=working_precision(observed.value))
-        return choice
+        value = working_precision(observed.value) if self.method.refits else choice.value
+        return replace(choice, value=value)
 
     @property
     def _least(self) -> int:
@@ -377,11 +376,10 @@ class AfterPrefix(Approximation):
     def _ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
         parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
         if self.pool not in OF_MODEL:
-            pairs = zip(parts, cuts, strict=True)
             return [
                 [
                     texts.joined([self.choose_part(*texts_call) for texts_call in cut])
-                    for texts, cut in pairs
+                    for texts, cut in zip(parts, cuts, strict=True)
                 ]
             ]
         chosen = []
@@ -532,9 +530,9 @@ def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
     if len(call.batch) > 2:
         tensors = [x.expand(*call.batch, -1, -1).flatten(1, -3) for x in tensors]
         if mask is not None and mask.ndim > 3:
-            heads = call.batch[-(mask.ndim - 2) :]
-            is_shared = all(size == 1 for size in mask.shape[1:-2])
-            mask = (mask if is_shared else mask.expand(*heads, -1, -1)).flatten(1, -3)
+            if any(size != 1 for size in mask.shape[1:-2]):
+                mask = mask.expand(*call.batch[-(mask.ndim - 2) :], -1, -1)
+            mask = mask.flatten(1, -3)
     output = attention(*tensors, kernel=call.kernel, attn_mask=mask, is_causal=call.is_causal)
     return output.view(*call.batch, *output.shape[-2:])
 

@@ -83,8 +83,9 @@ def _attending(
     layers = (*attention_layers(model), *cross_attention_layers(model))
     attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, Exact())
     for layer, method in methods.items():
-        attending[layer] = method
-        if shares_keys(method):
-            traits = traits_of(model)[layer]
-            attending[layer] = SharedKeys(method, layer, numbers[layer], traits, first)
+        attending[layer] = (
+            SharedKeys(method, layer, numbers[layer], traits_of(model)[layer], first)
+            if shares_keys(method)
+            else method
+        )
     return attending

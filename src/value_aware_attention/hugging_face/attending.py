@@ -153,9 +153,7 @@ def _in_its_text(
     """
     queries, keys = query.shape[2], key.shape[2]
     pattern_of, is_whole = getattr(method, "pattern", None), queries == keys
-    if is_whole and (attn_mask is None or (is_causal and pattern_of is None)):
-        return method, is_causal
-    if pattern_of is None and not is_whole:
+    if (is_whole and attn_mask is None) or (pattern_of is None and (is_causal or not is_whole)):
         return method, is_causal
     past, shown = causal_pairs(queries, keys, query.device), attn_mask is None or attn_mask
     visible = past & shown
@@ -164,10 +162,8 @@ def _in_its_text(
         return method, not shows_later
     place = positions_in_texts(visible) if positions is None else positions[..., :keys]
     last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # the query's position
-    if is_whole or positions is not None:
-        is_told = visible.sum(dim=-1, keepdim=True) <= last + 1
-    else:
-        is_told = visible == past
+    is_counted = is_whole or positions is not None
+    is_told = visible.sum(dim=-1, keepdim=True) <= last + 1 if is_counted else visible == past
     if shows_later or not is_told.all():
         raise ValueError(
             f"the attention mask does not tell the positions within texts, by which "

@@ -1,6 +1,6 @@
 """Finds the attention modules of a model, and refuses options that methods do not support."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from inspect import unwrap
 
 import torch
@@ -85,13 +85,9 @@ def _callers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in model.named_modules()
-        if INTERFACE in _names_used(type(module).forward)
+        if INTERFACE
+        in getattr(getattr(unwrap(type(module).forward), "__code__", None), "co_names", ())
     ]
-
-
-def _names_used(function: Callable[..., object]) -> tuple[str, ...]:
-    code = getattr(unwrap(function), "__code__", None)
-    return code.co_names if code else ()
 
 
 def _is_cross_attention(name: str, module: nn.Module) -> bool:
@@ -211,9 +207,9 @@ def _is_absent(value: object) -> bool:
 
 def _may_change_scores(value: object) -> bool:
     """Returns whether a value may be a mask or bias: floats or booleans, not integers."""
-    if isinstance(value, Tensor):
-        return value.is_floating_point() or value.dtype == torch.bool
-    return isinstance(value, float)
+    return isinstance(value, float) or (
+        isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
+    )
 
 
 _CANNOT = "approximations and compressed caches cannot honour it"

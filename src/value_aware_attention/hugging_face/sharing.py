@@ -80,8 +80,7 @@ class FirstReadings:
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
         self.prefix = next(iter(prefixes), None)
-        pooling = (method for method in sharing if method.pool in ("model", "checked"))
-        self.pooled = next(pooling, None)
+        self.pooled = next((m for m in sharing if m.pool in ("model", "checked")), None)
         self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, Arguments] = {}
         self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
@@ -168,9 +167,11 @@ def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arg
     """Returns the inputs of a pass over the prefix followed by itself."""
     if arguments.get("input_ids") is None:
         raise ValueError("a prefix is read once more; the model must be given input_ids")
-    names = ("input_ids", "attention_mask", "position_ids")
-    inputs = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    twice = {name: _twice(model, x, prefix) for name, x in inputs.items()}
+    twice = {
+        name: _twice(model, arguments[name], prefix)
+        for name in ("input_ids", "attention_mask", "position_ids")
+        if arguments.get(name) is not None
+    }
     mask = twice.get("attention_mask", torch.ones_like(twice["input_ids"]))[:, :prefix]
     if not mask.all():
         if getattr(model.config.get_text_config(), "sliding_window", None):

@@ -136,8 +136,9 @@ def measure_caches(
     by_text = []
     for text in Progress(task.texts, postfix="caches", disable=not progress, leave=False):
         tokens, _ = text.take(range(len(text.inputs)))
-        reading = _Reading(task.model, tokens.to(task.device), settings, layers=True)
-        by_text.append(reading.measured(settings))
+        by_text.append(
+            _Reading(task.model, tokens.to(task.device), settings, layers=True).measured()
+        )
     return _record(
         by_text, settings, model=model_name, task=task_name, text="", description=description,
         prefix=first.prefix, length=task.length, run_on=run_on(task.device.type),
@@ -170,11 +171,10 @@ def measure_prompts(
 
     @torch.no_grad()
     def measured(prompt: Prompt) -> list[Numbers]:
-        tokens = prompt.tokens[None].to(model.device)
-        reading = _Reading(
-            model, tokens, settings, layers=gaps, answer=prompt.answer, decoded=decoded
-        )
-        return reading.measured(settings)
+        return _Reading(
+            model, prompt.tokens[None].to(model.device), settings, layers=gaps,
+            answer=prompt.answer, decoded=decoded,
+        ).measured()  # fmt: skip
 
     by_text = []
     for prompt in Progress(prompts, postfix=f"{task}, {prefix} tokens"):
@@ -204,7 +204,7 @@ class _Reading:
         settings: Sequence[CacheSetting], *, layers: bool, answer: int | None = None,
         decoded: int = 0,
     ) -> None:  # fmt: skip
-        like = settings[0].after
+        self.settings, like = settings, settings[0].after
         repeats = any(setting.after.observed == "repeat" for setting in settings)
         self.shared = SharedReading(model, tokens, like.prefix, repeated=repeats)
         self.served = ServedQueries.of(self.shared.calls, like) if layers else None
@@ -214,20 +214,18 @@ class _Reading:
         if answer is not None:
             places = places[answer - 1 - start : -1]
         elif like.prefix is None:
-            call = self.shared.calls[0]
-            observed = observed_places(call, like.like(like.method, observed="noncausal"))
-            places = places[~torch.isin(places, observed)]
+            after = like.like(like.method, observed="noncausal")
+            places = places[~torch.isin(places, observed_places(self.shared.calls[0], after))]
         self.rows, self.labels = places - start, None if answer is None else tokens[:, answer:]
-        output = self.shared.output() if layers else self.shared.logits
-        self.exact = output[:, self.rows].float()
+        self.exact = (self.shared.output() if layers else self.shared.logits)[:, self.rows].float()
 
-    def measured(self, settings: Sequence[CacheSetting]) -> list[Numbers]:
+    def measured(self) -> list[Numbers]:
         """Measures the full cache, then the settings."""
         full = self._losses(self.exact)
         if self.decoded:
             prefix = self.shared.prefix or 0
             full |= self._decoding(self.shared.choose(AfterPrefix(Recent(prefix), prefix=prefix)))
-        results = [full, *(self._measured(setting) for setting in settings)]
+        results = [full, *map(self._measured, self.settings)]
         return [{name: x.double().tolist() for name, x in row.items()} for row in results]
 
     def _measured(self, setting: CacheSetting) -> dict[str, Tensor]:
@@ -302,8 +300,9 @@ def _record(
         )  # fmt: skip
         if setting.gaps:
             norm = _mean_norm(units)[:, None]
-            relative = {name: units[name] / norm for name in ("method", *REFERENCES)}
-            gaps += gaps_of_errors(relative, **setting.named)
+            gaps += gaps_of_errors(
+                {name: units[name] / norm for name in ("method", *REFERENCES)}, **setting.named
+            )
     return CacheRecord(cells=tuple(cells), gaps=tuple(gaps), **facts)
 
 

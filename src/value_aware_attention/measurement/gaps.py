@@ -65,8 +65,12 @@ class ServedQueries:
 
     def errors(self, methods: Sequence[nn.Module]) -> Sums:
         """Measures ||o - o~||^2 (texts, layers, heads) of a method in each layer."""
-        pairs = zip(self.layers, methods, strict=True)
-        return _stacked([layer.squared_error(method) for layer, method in pairs])
+        return _stacked(
+            [
+                layer.squared_error(method)
+                for layer, method in zip(self.layers, methods, strict=True)
+            ]
+        )
 
     def best_errors(self, after: AfterPrefix) -> dict[str, Sums]:
         """Measures each of `REFERENCES` once, searched as the method is or by default."""
@@ -83,8 +87,10 @@ class ServedQueries:
         alone = f"alone {(r, after.sinks, after.recent)}"
         if alone not in self.best:
             self.best[alone] = _stacked([alone_errors(layer, after) for layer in self.layers])
-        errors = {name: self.best[repr(method)] for name, method in methods.items()}
-        return errors | {"alone": self.best[alone]}
+        return {
+            **{name: self.best[repr(method)] for name, method in methods.items()},
+            "alone": self.best[alone],
+        }
 
 
 @torch.inference_mode()

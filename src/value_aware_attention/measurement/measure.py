@@ -60,7 +60,6 @@ from value_aware_attention.records.record import (
     read,
 )
 
-INTERVAL_ENDS = ("low", "high", "difference_low", "difference_high")
 RECORDED = 8
 """Most parts of a task for measuring output errors of whole methods"""
 MOST_NATS = 700.0
@@ -113,15 +112,16 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     """
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         output = layer.approximated(method)
-        errors = layer.squared_error_of(output).tolist()
-        return {"squared_error": errors, **layer.direction(output)}
+        return {
+            "squared_error": layer.squared_error_of(output).tolist(),
+            **layer.direction(output),
+        }
     chosen: SparseWeights = method.select(**layer.rows.arguments())
     longest = layer.rows.value.float().norm(dim=-1).max()
     largest = chosen.error.max().sqrt() / longest.where(longest > 0, 1.0)  # 0 for zero values
-    output = chosen.output(layer.rows.value)
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
-        **layer.direction(output),
+        **layer.direction(chosen.output(layer.rows.value)),
         "largest_support": int(chosen.support().max()),
         "largest_error": largest.item(),
     }
@@ -155,7 +155,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
         "difference_high": high - baseline,
     }
     if len(sums.counts) < 2:
-        measured |= dict.fromkeys(INTERVAL_ENDS)
+        measured |= dict.fromkeys(("low", "high", "difference_low", "difference_high"))
     return measured | {
         "count": int(sums.counts.sum()),
         "unit_totals": tuple(sums.totals.tolist()),
@@ -319,11 +319,7 @@ class _Measurement:
                 for of_layer in zip(*(text["errors"] for text in texts), strict=True)
             ]
             shapes = zip(*(text["skewness"] for text in texts), strict=True)
-            gap = None
-            if options.skewness_gap and kernel is None:
-                gap = skewness_gap(
-                    self.calls, rows=options.rows, search=options.search, seed=options.seed
-                )
+            gap = partial(skewness_gap, rows=options.rows, search=options.search, seed=options.seed)
             yield Attention(
                 kernel=type(weighed).__name__.lower(),
                 post_hoc=type(weighed) is not trained,
@@ -337,7 +333,7 @@ class _Measurement:
                     )
                     for layer, of_texts in enumerate(shapes)
                 ),
-                skewness_gap=gap,
+                skewness_gap=gap(self.calls) if options.skewness_gap and kernel is None else None,
             )
 
     def _layers(
@@ -356,9 +352,12 @@ class _Measurement:
             shapes = shared_map(skewness, weighed)
             return {"errors": [jsonable(layer) for layer in errors], "skewness": shapes}
 
-        key = {"layers": how | {"kernel": repr(kernel)}}
         with self._named("layers"):
-            return self._by_text(key, compute, work=_layer_work(options.rows, self.first))
+            return self._by_text(
+                {"layers": how | {"kernel": repr(kernel)}},
+                compute,
+                work=_layer_work(options.rows, self.first),
+            )
 
     def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
         """Measures exact attention, then every setting."""
@@ -384,11 +383,11 @@ class _Measurement:
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
-        def compute(number: int) -> JsonObject:
-            return jsonable(self.task.run(setting.build, number))
-
-        key = self._key(setting) | {"measured": "end metric"}
-        sums = self._by_text(key, compute, work=_work_of(setting.build(0)))
+        sums = self._by_text(
+            self._key(setting) | {"measured": "end metric"},
+            lambda number: jsonable(self.task.run(setting.build, number)),
+            work=_work_of(setting.build(0)),
+        )
         return joined([UnitSums(**arrays(of_text)) for of_text in sums])
 
     def _error(self, setting: Setting) -> CellError:
@@ -472,6 +471,6 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
+        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(flat.numpy().tobytes())
     return digest.hexdigest()

@@ -25,11 +25,8 @@ def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
     It depends only on the result of `code_hashes`. Within a process it stays the same, like the
     imported code.
     """
-    hashes = code_hashes(*modules, packages=packages)
-    return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
-
-
-NATIVE = ("*.cpp", "*.h")
+    hashes = sorted(code_hashes(*modules, packages=packages).items())
+    return sha256(repr(hashes).encode()).hexdigest()
 
 
 def code_hashes(
@@ -42,7 +39,9 @@ def code_hashes(
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
     folders = {file.parent for file in files.values()}
-    beside = {source for folder in folders for kind in NATIVE for source in folder.glob(kind)}
+    beside = {
+        source for folder in folders for kind in ("*.cpp", "*.h") for source in folder.glob(kind)
+    }
     return hashes | {source.name: sha256(source.read_bytes()).hexdigest() for source in beside}
 
 
@@ -160,8 +159,7 @@ class RecordCache:
         A file that changed after writing is removed, with a line in the log, and its record is
         computed again. Raises ValueError, storing nothing, for a record with NaN or infinity.
         """
-        text = json.dumps(self.identity | dict(key), sort_keys=True)
-        name = sha256(text.encode()).hexdigest()
+        name = sha256(json.dumps(self.identity | dict(key), sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}.json"
         records: list[Content] = broadcast(lambda: _read(path))
         if records:

@@ -188,8 +188,8 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 
 def kl_from_exact(output: Float[Tensor, "*S C"], exact: Float[Tensor, "*S C"]) -> Tensor:
     """Computes KL(exact || output) of each prediction, in nats."""
-    logs = output.log_softmax(-1), exact.log_softmax(-1)
-    return kl_div(*logs, reduction="none", log_target=True).sum(-1)
+    kl = kl_div(output.log_softmax(-1), exact.log_softmax(-1), reduction="none", log_target=True)
+    return kl.sum(-1)
 
 
 def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
@@ -209,8 +209,7 @@ def output_at(
     """Reads logits, or hidden states of a model without a head, at some positions."""
     # A model might take tokens for padding and hide them; texts have no padding.
     mask = torch.ones_like(tokens)
-    output: Tensor = model(input_ids=tokens, attention_mask=mask, **options)[0]
-    return output[asked]
+    return model(input_ids=tokens, attention_mask=mask, **options)[0][asked]
 
 
 class Task:
@@ -244,8 +243,8 @@ class Task:
     ) -> None:
         self.model, self.texts, self.metric, self.unit = model.eval(), texts, metric, unit
         self.given_kernel, self.given_head_dim = kernel, head_dim
-        causal = partial(output_at, use_cache=False)
-        self.read = read or (causal if metric == "perplexity" else output_at)
+        options = {"use_cache": False} if metric == "perplexity" else {}
+        self.read = read or partial(output_at, **options)
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.first_row, self.scored_rows = first_row, scored_rows
         self.length = length or max(len(row) for text in texts for row in text.inputs)
@@ -274,9 +273,9 @@ class Task:
         batches = list(text.batches(self.batch_size))
         replaced: AbstractContextManager[object] = nullcontext()
         if method is not None:
-            layers = len(attention_layers(self.model))
-            chosen = scored.in_last_layer(method, layers) if self.scored_rows else method
-            replaced = replace_attention(self.model, chosen, kernel=self.given_kernel)
+            if self.scored_rows:
+                method = scored.in_last_layer(method, len(attention_layers(self.model)))
+            replaced = replace_attention(self.model, method, kernel=self.given_kernel)
 
         def losses_of(rows: list[int]) -> NDArray[np.float64]:
             inputs, labels = (x.to(self.device) for x in text.take(rows))
@@ -290,8 +289,8 @@ class Task:
                 exact = self._exact_output(number, rows[0], inputs, scored.asked)
                 losses += [_compared(measure, output, exact) for measure in self.compared.values()]
             each = torch.stack([x.double().cpu() for x in losses])
-            by_row = each.split((labels >= 0).sum(dim=1).tolist(), dim=1)
-            return np.array([of_row.sum(dim=1).numpy() for of_row in by_row])
+            counts = (labels >= 0).sum(dim=1).tolist()
+            return np.array([of_row.sum(dim=1).numpy() for of_row in each.split(counts, dim=1)])
 
         with replaced:
             by_batch = shared_map(losses_of, batches)
@@ -299,8 +298,9 @@ class Task:
         for rows, losses in zip(batches, by_batch, strict=True):
             totals[rows] = losses
         counts = np.array([float((labels >= 0).sum()) for labels in text.labels])
-        units, *compared = (x.reshape(-1, text.pieces).sum(axis=1) for x in (*totals.T, counts))
-        *compared, counts = compared
+        units, *compared, counts = (
+            x.reshape(-1, text.pieces).sum(axis=1) for x in (*totals.T, counts)
+        )
         return UnitSums(units, counts, dict(zip(self.compared, compared, strict=True)))
 
     def _exact_output(
@@ -343,8 +343,10 @@ class Task:
                     f"attention overflow, or weights are no numbers"
                 )
             layers.append(calls)
-        joined = map(Call.joined, zip(*layers, strict=True))
-        return [replace(call, first_row=self.first_row) for call in joined]
+        return [
+            replace(Call.joined(calls), first_row=self.first_row)
+            for calls in zip(*layers, strict=True)
+        ]
 
     def first_tokens(self, count: int, unit: int = 0) -> list[int]:
         """Returns the first tokens of one of the recorded rows."""
@@ -353,8 +355,8 @@ class Task:
     def digest(self, number: int) -> str:
         """Hashes the tokens and labels of a text, and its recorded rows."""
         text = self.texts[number]
-        recorded = self.recorded_rows(number), self.first_row
-        facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])
+        rows = (self.recorded_rows(number), self.first_row)
+        facts = (self.metric, rows, text.pieces, [len(row) for row in text.inputs])
         digest = sha256(repr(facts).encode())
         for row in (*text.inputs, *text.labels):
             digest.update(row.cpu().numpy().tobytes())
