@@ -97,8 +97,7 @@ def elu_in_chunks(
         output = work(weights @ v) + work(q @ earlier)
         totals = work(q) * _sums_before(work(k).sum(dim=-2, keepdim=True))
         total = work(weights).sum(dim=-1, keepdim=True) + totals.sum(dim=-1, keepdim=True)
-        output = (output / total).flatten(-3, -2)
-        return output[..., : query.shape[-2], :].to(value.dtype)
+        return (output / total).flatten(-3, -2)[..., : query.shape[-2], :].to(value.dtype)
 
 
 def polynomial_by_flex(
@@ -113,8 +112,8 @@ def polynomial_by_flex(
     """
 
     def log_similarity(score: Tensor, *_: Tensor) -> Tensor:
-        smallest = torch.finfo(score.dtype).tiny  # as in `Polynomial.log_similarity`
-        return kernel.degree * score.abs().clamp_min(smallest).log()
+        # as in `Polynomial.log_similarity`
+        return kernel.degree * score.abs().clamp_min(torch.finfo(score.dtype).tiny).log()
 
     length = query.shape[-2]
     blocks = create_block_mask(_is_past, None, None, length, length, device=query.device)

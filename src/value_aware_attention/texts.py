@@ -83,8 +83,7 @@ def _files(path: Path) -> Iterable[Path]:
         return _below(path)
     files = sorted(chain.from_iterable(_below(Path(match)) for match in _matches(str(path))))
     # a file below several matches is listed once, under its first path
-    by_place = {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}
-    return by_place.values()
+    return {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}.values()
 
 
 def _below(path: Path) -> Iterable[Path]:

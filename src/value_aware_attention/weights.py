@@ -54,8 +54,7 @@ def dense_weights(
     indices: Int[Tensor, "*batch N R"], weights: Float[Tensor, "*batch N R"], keys: int
 ) -> Float[Tensor, "*batch N M"]:
     """Scatters the weights onto all keys; repeated indices are summed."""
-    zeros = weights.new_zeros(*weights.shape[:-1], keys)
-    return zeros.scatter_add(-1, indices, weights)
+    return weights.new_zeros(*weights.shape[:-1], keys).scatter_add(-1, indices, weights)
 
 
 def weighted_sum(

@@ -63,9 +63,9 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
     for piece in pattern.pieces:
         if piece.listed is not None:
             count += int(_listed(piece, queries, keys)[1].sum())
-            continue
-        for candidates in _candidates(piece, queries, keys):
-            count += int(_pairs(piece, *candidates).sum())
+        else:
+            blocks = _candidates(piece, queries, keys)
+            count += sum(int(_pairs(piece, *block).sum()) for block in blocks)
     return count
 
 
@@ -74,8 +74,7 @@ def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
     layout = _layout(piece, call.query.shape[-2], call.keys, call.query.device)
     if not layout.blocks:
         return call.zeros()
-    blocks = (_cut(call, block) for block in layout.blocks)
-    outputs = torch.cat([attention_over(*block) for block in blocks], dim=-2)
+    outputs = torch.cat([attention_over(*_cut(call, block)) for block in layout.blocks], dim=-2)
     return outputs if layout.complete else call.zeros().index_copy(-2, layout.rows, outputs)
 
 
@@ -134,8 +133,9 @@ def _attend(
 
 def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
     """Computes a piece whose queries share no keys: keys and values are gathered per query."""
-    listed = _listed(piece, call.query.shape[-2], call.keys)
-    indices, visible = (x.to(call.query.device) for x in listed)
+    indices, visible = (
+        x.to(call.query.device) for x in _listed(piece, call.query.shape[-2], call.keys)
+    )
     if call.attn_mask is not None:
         mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], len(indices), call.keys)
         visible = visible & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
@@ -146,12 +146,13 @@ def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
     for first in range(0, len(indices), rows):
         some = slice(first, first + rows)
         keys = indices[some]
-        query = call.query[..., some, None, :]
         key, value = (
             x.index_select(-2, keys.flatten()).unflatten(-2, keys.shape)
             for x in (call.key, call.value)
         )
-        state = _attend(query, key, value, call.kernel, visible[..., some, None, :])
+        state = _attend(
+            call.query[..., some, None, :], key, value, call.kernel, visible[..., some, None, :]
+        )
         yield state.rearranged(lambda x: x.squeeze(-2))
 
 
@@ -176,8 +177,13 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
         if len(query):
             visible = pairs[seeing][:, of_any]
             rows.append(query - (keys - queries))
-            index = _index(rows[-1], device), _index(key, device)
-            blocks.append(Block(*index, None if visible.all() else visible.to(device)))
+            blocks.append(
+                Block(
+                    _index(rows[-1], device),
+                    _index(key, device),
+                    None if visible.all() else visible.to(device),
+                )
+            )
     order = torch.cat(rows)
     complete = len(order) == queries and bool((order.diff() > 0).all())
     return Layout(tuple(blocks), order.to(device), complete)

@@ -142,8 +142,7 @@ def _nearest_other(rows: RowsInFp64, chosen: SparseWeights) -> Float[Tensor, "*b
     if chosen.mean_weight is not None:
         of_mean = squared_output_error(rows.mean(), rows.output)[..., None] * (1 - SLACK)
         distance = torch.cat([distance, of_mean], dim=-1)
-        is_mean = chosen.mean_weight[..., rows.place, None] > 0
-        key = key.masked_fill(is_mean, distance.shape[-1] - 1)
+        key = key.masked_fill(chosen.mean_weight[..., rows.place, None] > 0, distance.shape[-1] - 1)
     return distance.scatter(-1, key, torch.inf).amin(dim=-1)
 
 
@@ -160,8 +159,12 @@ def _nearest_pair(rows: RowsInFp64, mean: bool) -> Float[Tensor, "*batch K"]:
     if mean:
         of_mean = rows.mean().expand(*shape, -1).reshape(*near.shape[:2], -1)
         output = rows.output.expand(*shape, -1).reshape(of_mean.shape)
-        heads = zip(near, output, value, of_mean, strict=True)
-        with_mean = torch.stack([pairs.closest_to_mean(*head)[0] for head in heads])
+        with_mean = torch.stack(
+            [
+                pairs.closest_to_mean(*head)[0]
+                for head in zip(near, output, value, of_mean, strict=True)
+            ]
+        )
         errors = torch.minimum(errors, with_mean * (1 - SLACK))
     return errors.reshape(shape)
 

@@ -16,16 +16,20 @@ VALUE_NORMS = (1, 2)
 
 
 class RankedKeys(SparseApproximation):
-    """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
+    """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha.
+
+    Attributes:
+        is_sorted: Whether the keys are returned in the order of their scores.
+    """
 
     is_sorted = True
-    """Whether the keys are returned in the order of their scores."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         alpha = call.weights.expand(*call.batch, -1, -1)
         with torch.no_grad():
-            scores = self.scores(call, alpha)
-            indices = top_keys(scores, usable(alpha), self.r, is_sorted=self.is_sorted)
+            indices = top_keys(
+                self.scores(call, alpha), usable(alpha), self.r, is_sorted=self.is_sorted
+            )
         return indices, or_overflow(renormalised(alpha.gather(-1, indices)), alpha)
 
     @abstractmethod

@@ -120,8 +120,7 @@ class RowsInFp64:
     def error(self, chosen: SparseWeights) -> Float[Tensor, "*batch K"]:
         """Computes ||o - o~||^2 of the choice in these rows, with weights renormalised in fp64."""
         indices, weights = (x[..., self.place, :] for x in (chosen.indices, chosen.all_weights()))
-        weights = renormalised(weights.double())
-        output = combination(indices, weights, self.value, self.visible)
+        output = combination(indices, renormalised(weights.double()), self.value, self.visible)
         return squared_output_error(output, self.output)
 
     def mean(self) -> Float[Tensor, "*batch K V"]:

@@ -47,8 +47,7 @@ class CriticalValues(Refinement):
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts value_dim x value_dim multiply-adds per key for the projection."""
-        scored = self.method.multiply_adds(rows, keys, head_dim, value_dim)
-        return scored + keys * value_dim**2
+        return self.method.multiply_adds(rows, keys, head_dim, value_dim) + keys * value_dim**2
 
 
 def projected_norms(observed: Observed) -> Float[Tensor, "*batch M"]:

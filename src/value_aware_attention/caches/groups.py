@@ -15,13 +15,15 @@ class Groups:
 
     Queries share a cache along dimensions where keys and values have size 1. Grouped-query
     attention is query (B, heads, G, N, D) with key and value (B, heads, 1, M, .).
+
+    Attributes:
+        separate: Dimensions along which caches differ.
+        shared: Dimensions along which queries share one.
     """
 
     leading: tuple[int, ...]
     separate: tuple[int, ...]
-    """Dimensions along which caches differ."""
     shared: tuple[int, ...]
-    """Dimensions along which queries share one."""
 
     @classmethod
     def of(cls, call: Call) -> "Groups":
@@ -48,8 +50,10 @@ class Groups:
         grouped = (*self.leading[:-1], 1)
         if not (self._has_last and key.shape[:-2] == value.shape[:-2] == grouped):
             key, value = (self.of_keys(x)[..., None, :, :] for x in (key, value))
-        query, layer = self.of_queries(query), self._layer(call.layer)
-        return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
+        return replace(
+            call, query=self.of_queries(query), key=key, value=value, attn_mask=mask,
+            layer=self._layer(call.layer),
+        )  # fmt: skip
 
     def _layer(self, layer: Layer) -> Layer:
         """Returns the layer with its heads in the same order."""
@@ -92,7 +96,6 @@ class Groups:
 
 def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
     """Returns the visible pairs of a call, with as many dimensions as its queries; None = all."""
-    visible = call.visible
-    if visible is None:
+    if (visible := call.visible) is None:
         return None
     return visible.reshape(*(1,) * (call.query.ndim - visible.ndim), *visible.shape)

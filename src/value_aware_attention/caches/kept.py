@@ -13,17 +13,21 @@ from value_aware_attention.kernels import Kernel
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """Holds the R slots that a cache keeps for all later queries."""
+    """Holds the R slots that a cache keeps for all later queries.
+
+    Attributes:
+        indices: Keys, ascending and each in range; an unused slot has log-weight -inf.
+        log_weight: Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf =
+            unused.
+        value: Replaces the values of these keys; None = original values.
+        sizes: Number of used slots of each cache, all with log-weight 0, if the host knows it; None
+            = a device has to be asked. `dataclasses.replace` forgets it.
+    """
 
     indices: Int[Tensor, "*batch R"]
-    """Keys, ascending and each in range; an unused slot has log-weight -inf."""
     log_weight: Float[Tensor, "*batch R"]
-    """Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
-    """Replaces the values of these keys; None = original values."""
     sizes: list[int] | None = field(default=None, init=False)
-    """Number of used slots of each cache, all with log-weight 0, if the host knows it; None = a
-    device has to be asked. `dataclasses.replace` forgets it."""
 
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
         """Takes the slots of each text (first dimension) from one of two choices."""

@@ -47,8 +47,7 @@ class AttentionMatching(Refinement):
         if method.r != r:
             raise ValueError(f"r is {r}; the method given keeps {method.r}")
         if method.refits:
-            name = type(method).__name__
-            raise ValueError(f"method is a {name} that refits; one refit is made")
+            raise ValueError(f"method is a {type(method).__name__} that refits; one refit is made")
 
     @torch.no_grad()
     def keep(self, observed: Observed) -> KeptKeys:
@@ -61,8 +60,8 @@ class AttentionMatching(Refinement):
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts one solution of both least squares problems; the refit compares thirteen."""
-        base = self.method.multiply_adds(rows, keys, head_dim, value_dim)
-        return base + 2 * (rows * self.r**2 + self.r**3 / 3)
+        solution = 2 * (rows * self.r**2 + self.r**3 / 3)
+        return self.method.multiply_adds(rows, keys, head_dim, value_dim) + solution
 
 
 def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
@@ -98,12 +97,15 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Holds the least squares problem of the observed rows, in fp64."""
+    """Holds the least squares problem of the observed rows, in fp64.
+
+    Attributes:
+        weights: alpha of the kept keys.
+        beside: Attention weight on `beside`.
+    """
 
     weights: Float[Tensor, "B n r"]
-    """alpha of the kept keys"""
     beside: Float[Tensor, "B n 1"]
-    """Attention weight on `beside`"""
     output_beside: Float[Tensor, "B n V"]
     output: Float[Tensor, "B n V"]
     value: Float[Tensor, "B r V"]
@@ -139,8 +141,7 @@ class _Fit:
             factors = factors.clamp(*FACTOR_RANGE)
         if ridge == torch.inf:
             return factors, torch.zeros_like(self.value)
-        weights, left = self._reweighted(factors)
-        return factors, _least_squares(weights, left, ridge)
+        return factors, _least_squares(*self._reweighted(factors), ridge)
 
     def error(
         self, factors: Float[Tensor, "B r"], change: Float[Tensor, "B r V"]
@@ -169,8 +170,7 @@ def _least_squares(
     With fewer rows n than keys r, the n x n system is solved, which has the same solution.
     """
     squares = factor.square().sum(dim=-2)
-    used = (squares > 0).sum(dim=-1).clamp_min(1)
-    pull = ridge * squares.sum(dim=-1) / used
+    pull = ridge * squares.sum(dim=-1) / (squares > 0).sum(dim=-1).clamp_min(1)
     pull = pull.where(pull > 0, 1.0)[:, None, None]  # if all weights are 0, so is x
     rows, keys = factor.shape[-2:]
     small = factor if rows < keys else factor.mT

@@ -79,9 +79,9 @@ class ValueAware(CacheMethod):
             self._searched(part_rows, part_starts, self.r)[0]
             for part_rows, part_starts in _parts(rows, starts)
         ]
-        keys = torch.cat(searched).view(1, *observed.batch, -1)
+        orders = torch.cat([torch.cat(searched).view(1, *observed.batch, -1), starts])
         counts = torch.full(observed.batch, self.r, device=observed.key.device)
-        choice = self._kept(observed, rows, torch.cat([keys, starts]), counts)
+        choice = self._kept(observed, rows, orders, counts)
         del rows
         return refitted(observed, choice) if self.refit else choice
 
@@ -159,8 +159,7 @@ class ValueAware(CacheMethod):
     ) -> Bool[Tensor, "B M"]:
         """Returns the set of least error among the first keys of each order, or a better set."""
         starts = [first_of(keys, counts) for keys in orders]
-        free = counts - rows.protected.sum(dim=-1)
-        if (free == 1).any() or self.search == "best":
+        if (counts - rows.protected.sum(dim=-1) == 1).any() or self.search == "best":
             starts.append(extend(rows, counts))
         sets = torch.stack(starts)
         errors = torch.stack([rows.error(start) for start in starts])
@@ -179,8 +178,7 @@ class ValueAware(CacheMethod):
         This is for `search` "default" without a refit; the scores of `STARTS` are not counted.
         """
         searched = min(keys, PRESELECTED * self.r)
-        drops = searched - min(self.r, searched)
-        pairs = rows * drops * (searched + self.r) / 2
+        pairs = rows * (searched - min(self.r, searched)) * (searched + self.r) / 2
         return rows * keys * (head_dim + 2 * value_dim) + 9 * pairs
 
 

@@ -18,21 +18,25 @@ ELSEWHERE = 2**26
 
 @dataclass(frozen=True)
 class Choice:
-    """Holds a choice among a pool of keys, made before the queries `served` arrive."""
+    """Holds a choice among a pool of keys, made before the queries `served` arrive.
+
+    Attributes:
+        call: query (*own, G, N, D), key (*own, 1, M, D).
+        start: Position of the first later key; such keys are kept for every query.
+        own_past: State of each past query over the keys up to its own, heads in any shape; None =
+            unknown.
+        shared: Tensors that are the same in all layers of a prompt, by what they depend on.
+    """
 
     call: Call
-    """query (*own, G, N, D), key (*own, 1, M, D)"""
     pool: Int[Tensor, "*own K"]
     past: range
     served: range
     start: int
-    """Position of the first later key; such keys are kept for every query"""
     rows: int
     seed: int = 0
     own_past: AttentionState | None = None
-    """State of each past query over the keys up to its own, heads in any shape; None = unknown"""
     shared: dict[Hashable, Tensor] = field(default_factory=dict)
-    """Tensors that are the same in all layers of a prompt, by what they depend on"""
 
     def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Returns a tensor that is made for the first layer."""
@@ -174,5 +178,5 @@ def hindsight(choice: Choice) -> Arguments:
     scores = call.kernel.log_similarity(call.query, call.key[..., choice.start :, :])
     pairs = visible_pairs(call)
     visible = None if pairs is None else pairs[..., choice.start :]
-    later = call.value[..., choice.start :, :]
-    return queries | {"beside": attention_state(scores, later, visible)}
+    beside = attention_state(scores, call.value[..., choice.start :, :], visible)
+    return queries | {"beside": beside}

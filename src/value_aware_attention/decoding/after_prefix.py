@@ -11,12 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
-from value_aware_attention.arguments import (
-    arguments_shown,
-    check_at_least,
-    check_choice,
-    check_seed,
-)
+from value_aware_attention.arguments import check_at_least, check_choice, check_seed
 from value_aware_attention.attention import (
     AttentionState,
     attention,
@@ -103,8 +98,7 @@ class AfterPrefix(Approximation):
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
 
-    shares_keys = True
-    """Tells the adapter to pass the model's key-value heads unrepeated, and its `Layer`."""
+    shares_keys = True  # tells the adapter to pass key-value heads unrepeated, and its `Layer`
 
     def __init__(
         self,
@@ -505,9 +499,6 @@ class AfterPrefix(Approximation):
         keys = before * (before + 1) / 2 + after * (self.method.r + (after + 1) / 2)
         choices = 1 if self.every is None else -(-after // self.every)
         return (keys * sizes.one_key + choices * chosen) / sizes.queries
-
-    def extra_repr(self) -> str:
-        return arguments_shown(self)
 
 
 def _every_key(call: Call) -> Int[Tensor, "*own M"]:

@@ -147,8 +147,7 @@ class _Compression(Context):
             restored.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
         for module in (self.model.base_model, self.model):  # some models bypass the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
-            check = module.register_forward_pre_hook(check_mask, with_kwargs=True)
-            restored.callback(check.remove)
+            restored.callback(module.register_forward_pre_hook(check_mask, with_kwargs=True).remove)
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", warning_of_padding),
@@ -249,8 +248,7 @@ class _Compression(Context):
                 mask = None if attention_mask is None else attention_mask[..., -layer.later :]
                 visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
                 self.last = call, visible, (attention_mask, options)
-            output = layer.serve(query, kernel, self.last[1])
-            return output.transpose(1, 2).contiguous(), None
+            return layer.serve(query, kernel, self.last[1]).transpose(1, 2).contiguous(), None
         outputs, state = attention_and_state(
             _attention_of(module, self.attention), module, query, key, value, attention_mask,
             scaling=scaling, dropout=dropout, **options,
@@ -267,8 +265,10 @@ class _Compression(Context):
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Returns the attention function that the module's own code finds under this name."""
-    homes = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-    eager = (getattr(home, "eager_attention_forward", None) for home in homes)
+    eager = (
+        getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+        for kind in type(module).__mro__
+    )
     return ALL_ATTENTION_FUNCTIONS.get(name, next(filter(None, eager), None))
 
 

@@ -147,13 +147,12 @@ class KeptLayer(DynamicLayer):
         pairs: Bool[Tensor, "B heads N L"] | None,
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention by states of the pages and of the other keys, in at least fp32."""
-        grouped = working_precision(query).unflatten(1, (self.counts.shape[1], -1))
-        grouped = grouped.flatten(0, 1).flatten(1, 2)  # (C, G N, D)
+        heads = query.unflatten(1, (self.counts.shape[1], -1))
+        grouped = working_precision(heads.flatten(0, 1).flatten(1, 2))  # (C, G N, D)
         key, value = (working_precision(x.flatten(0, 1)) for x in (key, value))
         scores = kernel.log_similarity(grouped, key)
         if self.bias is not None:
-            bias = self.bias.flatten(0, 1)[:, None].to(scores.dtype)
-            scores[..., : self.slots].add_(bias)
+            scores[..., : self.slots].add_(self.bias.flatten(0, 1)[:, None].to(scores.dtype))
         if pairs is not None:
             scores[..., self.slots :].masked_fill_(
                 ~pairs.reshape(*scores.shape[:2], -1), -torch.inf
@@ -250,9 +249,7 @@ class GrowingLayer(KeptLayer):
         super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
         self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
-        """The positions of the kept keys"""
-        self.visible = visible
-        """The keys of the prefix that are not padding; None = all"""
+        self.visible = visible  # the keys of the prefix that are not padding; None = all
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
 
     def is_even(self, counts: Sequence[int], slots: int) -> bool:

@@ -11,12 +11,11 @@ from value_aware_attention.attention import AttentionState
 from value_aware_attention.hugging_face.attending import repeated
 from value_aware_attention.hugging_face.layers import check_call
 
-Attention = Callable[..., tuple[Tensor, Tensor | None]]
-
 
 def attention_and_state(
-    function: Attention, module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-    mask: Tensor | None, *, scaling: float | None, dropout: float, **options: Any,
+    function: Callable[..., tuple[Tensor, Tensor | None]], module: nn.Module, query: Tensor,
+    key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None, dropout: float,
+    **options: Any,
 ) -> tuple[tuple[Tensor, Tensor | None], AttentionState | None]:  # fmt: skip
     """Calls an attention function of transformers; also returns each query's state over its past.
 
@@ -36,10 +35,10 @@ def attention_and_state(
         or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
         or torch.is_autocast_enabled("cpu")
     ):
-        outputs = function(
-            module, query, key, value, mask, scaling=scaling, dropout=dropout, **options
+        return (
+            function(module, query, key, value, mask, scaling=scaling, dropout=dropout, **options),
+            None,
         )
-        return outputs, None
     check_call(dropout, options)
     output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, *repeated(query, key, value), 0.0, True, scale=scaling

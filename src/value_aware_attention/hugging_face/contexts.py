@@ -39,13 +39,15 @@ class _Context:
     """Holds an open `replace_attention`: its thread, and the attention each config named before.
 
     Contexts of a config form a chain: it names the innermost, and each holds the next name.
+
+    Attributes:
+        alone: Whether no other context of its model may be open.
     """
 
     name: str
     before: list[tuple[PreTrainedConfig, str | None]]
     model: PreTrainedModel
     alone: bool = False
-    """Whether no other context of its model may be open."""
     thread: Thread = field(default_factory=current_thread)
 
 

@@ -56,8 +56,10 @@ class CausalLanguageModelConfig(PreTrainedConfig):
         self.vocabulary_size = vocabulary_size
         self.layers, self.width, self.heads, self.feedforward = layers, width, heads, feedforward
         if not isinstance(kernel, Mapping):
-            arguments = asdict(kernel)  # type: ignore[call-overload]
-            kernel = {"name": type(kernel).__name__, "arguments": arguments}
+            kernel = {
+                "name": type(kernel).__name__,
+                "arguments": asdict(kernel),  # type: ignore[call-overload]
+            }
         self.kernel = kernel
         self.dropout = dropout
         if isinstance(trained_attention, TrainedAttention):
@@ -115,9 +117,11 @@ class CausalLanguageModel(PreTrainedModel):
         positions = sinusoidal_positions(input_ids.shape[1], width, device=weight.device)
         x = self.embedding(input_ids) * math.sqrt(width)
         x = self.dropout(x + positions.to(weight.dtype))
-        mask = None  # a causal mask needs no matrix
-        if attention_mask is not None:
-            mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
+        mask = (
+            None  # a causal mask needs no matrix
+            if attention_mask is None
+            else create_causal_mask(self.config, x, attention_mask, past_key_values=None)
+        )
         for layer in self.layers:
             x = layer(x, mask)
         return self.final_norm(x)
