@@ -8,8 +8,7 @@ from torch.nn.functional import embedding_bag
 
 def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:
     """Divides weights by their sum; rows that sum to 0 stay 0."""
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)
+    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 def usable(weights: Float[Tensor, "*batch N M"]) -> Bool[Tensor, "*batch N M"]:

@@ -156,8 +156,7 @@ class SparseApproximation(FewKeys):
             if (nothing := weights.sum(dim=-1) == 0).any():
                 error = call.seen.output().square().sum(dim=-1).where(nothing, error)
                 small = small & ~(nothing & (error > 0))
-            chosen = SparseWeights.of(indices, weights, error, visible)
-            return self.recomputed(call, chosen, small)
+            return self.recomputed(call, SparseWeights.of(indices, weights, error, visible), small)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         # Block by block up to the output: the indices of all kept keys may be N x M numbers.

@@ -52,8 +52,9 @@ class LSH(Approximation):
             raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
         if self.share_query_key:
             unit = power_of_two(call.query.abs().amax(dim=-1, keepdim=True))
-            key = normalize(call.query / unit, dim=-1)
-            call = replace(call, key=key.expand(*call.batch, -1, -1))
+            call = replace(
+                call, key=normalize(call.query / unit, dim=-1).expand(*call.batch, -1, -1)
+            )
         generator = torch.Generator().manual_seed(self.seed)
         # Rounds add unnormalised similarities, as if their keys were distinct.
         state = reduce(

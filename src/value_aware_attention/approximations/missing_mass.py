@@ -9,7 +9,6 @@ from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
 from value_aware_attention.weights import or_overflow, top_keys, usable, weighted_sum
 
-MASSES = ("mean_key", "exact")
 LargestWeights = FewKeys  # its name until 1.2
 
 
@@ -43,7 +42,7 @@ class MeanValueSlot(FewKeys):
 
     def __init__(self, r: int, mass: str = "mean_key") -> None:
         super().__init__(r)
-        self.mass = check_choice(MASSES, mass=mass)
+        self.mass = check_choice(("mean_key", "exact"), mass=mass)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         return torch.cat([self._of_block(block) for block in call.blocks()], dim=-2)

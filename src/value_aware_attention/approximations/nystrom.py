@@ -42,8 +42,9 @@ class Nystrom(Approximation):
             )
         of_keys = None if visible is None else visible[..., 0, :]
         of_queries = of_keys if query.shape[-2] == call.keys else None
-        landmarks = min(self.landmarks, query.shape[-2])
-        queries, query_used = _segment_means(query, landmarks, of_queries)
+        queries, query_used = _segment_means(
+            query, min(self.landmarks, query.shape[-2]), of_queries
+        )
         keys, key_used = _segment_means(key, self.landmarks, of_keys)
         to_landmarks = weights_over(query, keys, kernel, key_used)
         between = weights_over(queries, keys, kernel, key_used)

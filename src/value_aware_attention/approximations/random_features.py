@@ -17,8 +17,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
-SCALINGS = ("performer", "paper")
-
 
 class RandomFeatures(FeatureAttention):
     """Draws `features` random features of the exponential kernel from the seed."""
@@ -55,7 +53,7 @@ class OrthogonalRandomFeatures(RandomFeatures):
 
     def __init__(self, features: int, seed: int, scaling: str = "performer") -> None:
         super().__init__(features, seed)
-        self.scaling = check_choice(SCALINGS, scaling=scaling)
+        self.scaling = check_choice(("performer", "paper"), scaling=scaling)
 
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
         projection, scale = self.scaled_projection(call)

@@ -12,8 +12,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
 
-VALUE_NORMS = (1, 2)
-
 
 class RankedKeys(SparseApproximation):
     """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha.
@@ -61,7 +59,7 @@ class NormWeightedKeys(RankedKeys):
 
     def __init__(self, r: int, norm: int = 2) -> None:
         super().__init__(r)
-        self.norm = check_choice(VALUE_NORMS, norm=norm)
+        self.norm = check_choice((1, 2), norm=norm)
 
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]

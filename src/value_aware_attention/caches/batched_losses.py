@@ -139,12 +139,11 @@ class Heads:
         """Adds the losses of a cache's heads; restores the unit, the centre and the dimensions."""
         of_heads = of_heads.clamp_min(0).view(len(self.value), self.groups, -1, 1)
         loss = of_heads.sum(dim=1, dtype=torch.float64).add_(of_largest)
-        loss, outputs = (
-            loss.mul_(self.unit).mul_(self.unit),
-            (outputs - self.origin).mul_(self.unit),
+        outputs = (outputs - self.origin).mul_(self.unit)
+        return (
+            loss.mul_(self.unit).mul_(self.unit).view(*self.observed.batch, -1),
+            outputs.view(*self.observed.query.shape[:-1], -1),
         )
-        shape = self.observed.query.shape[:-1]
-        return loss.view(*self.observed.batch, -1), outputs.view(*shape, -1)
 
 
 def batched_losses(observed: Observed, *, projected: bool = False) -> Losses:

@@ -77,8 +77,7 @@ class LaProx(CacheMethod):
             projection = working_precision(observed.projection)
             projected = value @ (projection @ projection.mT)
         norms = (projected * value).sum(dim=-1).clamp_min(0).sqrt()
-        columns = torch.linalg.vector_norm(candidate_weights(observed), dim=-2)
-        return (columns * norms).sum(dim=-2)
+        return (torch.linalg.vector_norm(candidate_weights(observed), dim=-2) * norms).sum(dim=-2)
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         scores = by_layer(observed, self.scores(observed))

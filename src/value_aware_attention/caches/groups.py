@@ -33,8 +33,7 @@ class Groups:
             call.key.shape[:-2], call.value.shape[:-2], (1,) * len(leading)
         )
         shared = tuple(d for d, size in enumerate(leading) if size > 1 and caches[d] == 1)
-        separate = tuple(d for d in range(len(leading)) if d not in shared)
-        return cls(leading, separate, shared)
+        return cls(leading, tuple(d for d in range(len(leading)) if d not in shared), shared)
 
     @property
     def _has_last(self) -> bool:
@@ -47,8 +46,7 @@ class Groups:
         if query.shape[:-2] != self.leading:
             query = query.expand(*self.leading, -1, -1)
         mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
-        grouped = (*self.leading[:-1], 1)
-        if not (self._has_last and key.shape[:-2] == value.shape[:-2] == grouped):
+        if not (self._has_last and key.shape[:-2] == value.shape[:-2] == (*self.leading[:-1], 1)):
             key, value = (self.of_keys(x)[..., None, :, :] for x in (key, value))
         return replace(
             call, query=self.of_queries(query), key=key, value=value, attn_mask=mask,
@@ -90,8 +88,7 @@ class Groups:
         """Restores the order of the call's leading dimensions."""
         order = [*self.separate, *self.shared]
         x = x.reshape(*(self.leading[d] for d in order), *x.shape[-2:])
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return x.permute(*back, -2, -1)
+        return x.permute(*sorted(range(len(order)), key=order.__getitem__), -2, -1)
 
 
 def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:

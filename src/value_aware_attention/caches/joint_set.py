@@ -138,8 +138,7 @@ class Rows:
 
     def error(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of each set."""
-        slots = max(1, int(chosen.sum(dim=-1).max()))
-        keys = chosen.int().topk(slots, dim=-1).indices
+        keys = chosen.int().topk(max(1, int(chosen.sum(dim=-1).max())), dim=-1).indices
         at = _by_part(keys, self.parts)
         used = _by_part(chosen.gather(-1, keys), self.parts)[:, None]
         log_weights = _columns(self.log_weights, at).to(self.value.dtype)

@@ -167,8 +167,7 @@ class Observed:
             working_precision(self.query), working_precision(self.key), self._value,
             self.kernel, self.visible, choice,
         )  # fmt: skip
-        difference = self.output - self._with_beside(state).output()
-        return difference.square().sum(dim=(-3, -2, -1))
+        return (self.output - self._with_beside(state).output()).square().sum(dim=(-3, -2, -1))
 
     @property
     def _value(self) -> Float[Tensor, "*batch M V"]:

@@ -74,8 +74,7 @@ def pooled(
     if pool == 1:
         return x
     over = max_pool1d if pooling == "max" else avg_pool1d
-    flat = over(x.reshape(-1, 1, x.shape[-1]), pool, stride=1, padding=pool // 2)
-    return flat.view_as(x)
+    return over(x.reshape(-1, 1, x.shape[-1]), pool, stride=1, padding=pool // 2).view_as(x)
 
 
 def by_layer(observed: Observed, x: Shaped[Tensor, "*batch M"]) -> Shaped[Tensor, "B H M"]:

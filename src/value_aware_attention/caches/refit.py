@@ -81,8 +81,7 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
         return KeptKeys(choice.indices, choice.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
     fitted, checked = fit.of_rows(~held_out), fit.of_rows(held_out)
-    errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
-    best = torch.stack(errors).argmin(dim=0)
+    best = torch.stack([checked.error(*fitted.solve(*how)) for how in CHOICES]).argmin(dim=0)
     factors, change = torch.ones_like(fit.weights[:, 0]), torch.zeros_like(fit.value)
     for number, how in enumerate(CHOICES):
         chosen = best == number

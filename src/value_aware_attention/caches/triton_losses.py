@@ -39,13 +39,12 @@ def selected(observed: Observed) -> str:
         return ""
     if scores not in SCORES:
         raise ValueError(f"{VARIABLE} is {scores!r}; it must be one of {', '.join(SCORES)}")
-    sizes = observed.query.shape[-1], observed.value.shape[-1]
     is_served = (
         type(observed.kernel) is Exponential
         and observed.visible is None
         and torch.float64 not in (observed.query.dtype, observed.key.dtype, observed.value.dtype)
         and min(observed.query.shape[-2], observed.keys) > 1
-        and max(sizes) <= WIDEST
+        and max(observed.query.shape[-1], observed.value.shape[-1]) <= WIDEST
         and (observed.key.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
     )
     return scores if is_served and _is_right(observed, scores) else ""

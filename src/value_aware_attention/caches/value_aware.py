@@ -151,8 +151,7 @@ class ValueAware(CacheMethod):
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B M"]]:
         """Ranks the keys by the search; also returns the cost of each."""
         keys, costs = self._searched(rows, others, least)
-        behind = measured_in_order(rows, keys, costs.shape[-1])
-        return keys, torch.cat([costs, behind], dim=-1)
+        return keys, torch.cat([costs, measured_in_order(rows, keys, costs.shape[-1])], dim=-1)
 
     def _best(
         self, rows: Rows, orders: Int[Tensor, "S B M"], counts: Int[Tensor, " B"]

@@ -68,8 +68,7 @@ class Choice:
 
 def last(choice: Choice) -> Arguments:
     """Takes the last past queries; they attend as in the text."""
-    rows = choice.past[-choice.rows :]
-    return choice.attending(torch.tensor(rows, device=choice.pool.device))
+    return choice.attending(torch.tensor(choice.past[-choice.rows :], device=choice.pool.device))
 
 
 def causal(choice: Choice) -> Arguments:

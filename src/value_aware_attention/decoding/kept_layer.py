@@ -285,8 +285,7 @@ class GrowingLayer(KeptLayer):
         rows = tokens if self.rows is None else self.rows
         if self.visible is None:
             return max(0, tokens - rows)
-        tokens_from = self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1)
-        return int((tokens_from > rows).all(dim=0).sum())
+        return int((self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1) > rows).all(dim=0).sum())
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
         """Chooses among the kept keys and the next `every` ones; `visible` is False for padding."""

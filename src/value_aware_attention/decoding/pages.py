@@ -229,8 +229,7 @@ def _refuse_gradient(_: Tensor) -> None:
 
 def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> AttentionState:
     """Merges the states of the pages of each cache."""
-    shape = (caches, *state.log_scale.shape[1:])
-    largest = state.log_scale.new_full(shape, -torch.inf)
+    largest = state.log_scale.new_full((caches, *state.log_scale.shape[1:]), -torch.inf)
     at = cache[:, None, None].expand_as(state.log_scale)
     largest = largest.scatter_reduce(0, at, state.log_scale, "amax")
     factor = (state.log_scale - finite(largest)[cache]).exp()

@@ -130,8 +130,7 @@ def _close(context: _Context) -> None:
         for other in _OPEN:
             other.before = [(config, restored(config, name)) for config, name in other.before]
         # All are read before any is set: setting an outer config also sets its sub-configs.
-        now = [(x, restored(x, x._attn_implementation)) for x, _ in context.before]
-        for config, name in now:
+        for config, name in [(x, restored(x, x._attn_implementation)) for x, _ in context.before]:
             config._attn_implementation = name
 
 

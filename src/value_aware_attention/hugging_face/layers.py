@@ -14,9 +14,6 @@ from value_aware_attention.kernels import Exponential, Kernel
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """Global where transformers' modelling code looks up the attention function"""
 
-CROSS_ATTENTION = ("cross", "encoder_attn", "encdec")
-"""Words in transformers' names for modules that attend to another sequence"""
-
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """Lists the self-attention modules that call transformers' AttentionInterface, in model order.
@@ -93,7 +90,7 @@ def _callers(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _is_cross_attention(name: str, module: nn.Module) -> bool:
     # bert: layer.0.crossattention.self, gpt2: h.0.crossattention, bart: layers.0.encoder_attn
     words = ".".join([*name.split(".")[-2:], type(module).__name__]).lower()
-    return any(word in words for word in CROSS_ATTENTION)
+    return any(word in words for word in ("cross", "encoder_attn", "encdec"))
 
 
 ATTRIBUTES = {

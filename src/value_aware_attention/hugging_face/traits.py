@@ -22,8 +22,6 @@ from value_aware_attention.hugging_face.attending import exact
 from value_aware_attention.hugging_face.contexts import attending_by
 from value_aware_attention.hugging_face.layers import attention_layers, cross_attention_layers
 
-PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
-"""Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
 ROTATED = 256
 """Queries rotated at once, in fp64"""
@@ -37,7 +35,7 @@ def output_projection(
     Returns None if the module has none, or one of another input width than its heads. A module may
     gate or normalise the heads before it; `Traits.projects` is then False.
     """
-    for name in PROJECTIONS:
+    for name in ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output"):
         module = getattr(layer, name, None)
         if isinstance(module, nn.Linear):
             weight = module.weight.T

@@ -34,8 +34,6 @@ from value_aware_attention.records.cache_record import (
 )
 from value_aware_attention.records.estimate import Array, mean
 
-LEAST_KL = 1e-12
-"""KL divergence, in nats, below which caches are not told apart"""
 Build = Callable[[int, int], AfterPrefix]
 """(r, prefix) -> how r keys of a prompt are chosen"""
 Numbers = dict[str, list[Any]]
@@ -260,7 +258,8 @@ class _Reading:
         """Compares predictions, or hidden states, with the exact model's, for each text."""
         if output.shape[-1] != vocabulary_size(self.shared.model):
             return {"cosine_distance": 1 - cosine_similarity(output, self.exact, dim=-1).mean(-1)}
-        losses = {"kl": kl_from_exact(output, self.exact).mean(-1).clamp_min(LEAST_KL)}
+        # below 1e-12 nats caches are not told apart
+        losses = {"kl": kl_from_exact(output, self.exact).mean(-1).clamp_min(1e-12)}
         if self.labels is not None:
             logs = output.log_softmax(dim=-1)
             losses["nats"] = -logs.gather(-1, self.labels[..., None])[..., 0].mean(-1)

@@ -369,9 +369,8 @@ PooledCurve = tuple[int | None, int | None, str, list[Array]]
 def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
     """Pools errors (units, layers, heads, sizes) relative to ||o||^2, which has one size."""
     for axes in POOLS:
-        norm = norms.sum(axis=axes)
         for method in (OBLIVIOUS, AWARE):
-            ends = ratio_of_sums(paths[method].sum(axis=axes), norm)
+            ends = ratio_of_sums(paths[method].sum(axis=axes), norms.sum(axis=axes))
             for place in np.ndindex(ends[0].shape[:-1]):
                 layer, head = (*place, None, None)[:2]
                 yield layer, head, method, [curve[place] for curve in ends]
@@ -411,12 +410,14 @@ def _matching_slots(layers: Sequence[LayerErrors]) -> Iterator[MatchingSlots]:
         yield MatchingSlots(layer=layer, r=r, mass=mass, **counts)
 
 
-Matched = tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | None]]
-"""Layer (None = all), its errors, choice, number of value-aware keys, and the counts that match"""
+def _matched(
+    layers: Sequence[LayerErrors], choices: Mapping[str, str]
+) -> Iterator[tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | None]]]:
+    """Counts `matching_keys` of each choice (name -> path), in all layers pooled, then in each.
 
-
-def _matched(layers: Sequence[LayerErrors], choices: Mapping[str, str]) -> Iterator[Matched]:
-    """Counts `matching_keys` of each choice (name -> path), in all layers pooled, then in each."""
+    Yields the layer (None = all), its errors, the choice, the number of value-aware keys, and the
+    counts that match.
+    """
     pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
     for (layer, pool), (name, path) in product(pools, choices.items()):
         few, aware, norm = (
@@ -462,11 +463,6 @@ def _known(number: float) -> float | None:
     return None if np.isnan(number) else rounded(float(number))
 
 
-DEGREES = (0, 2, 4, 6)
-ERROR_SIZES = (1, 4, 16)
-SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
-
-
 @torch.inference_mode()
 def skewness_gap(
     calls: Sequence[Call], *, rows: int, search: str = "default", seed: int = 0
@@ -487,7 +483,7 @@ def skewness_gap(
 
     def measured(layer: int) -> list[GapCell]:
         model = _shuffled(sample_rows(calls[layer], count), seed + layer)
-        post_hoc = [replace(model, kernel=Polynomial(degree)) for degree in DEGREES]
+        post_hoc = [replace(model, kernel=Polynomial(degree)) for degree in (0, 2, 4, 6)]
         return [_cell(layer, rows, search, is_own=rows is model) for rows in (model, *post_hoc)]
 
     cells = chain.from_iterable(shared_map(measured, range(len(calls))))
@@ -511,7 +507,7 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
     weights = rows.weights
     shape = skewness_of(weights)
     first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
-    sizes = [r for r in ERROR_SIZES if r <= rows.key.shape[-2]]
+    sizes = [r for r in (1, 4, 16) if r <= rows.key.shape[-2]]
     norm = (weights @ rows.value).square().sum().item()
     aware = OptimalValueAware(sizes[-1], search).path(**rows.arguments())
     degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None
@@ -520,7 +516,9 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
         kernel=type(rows.kernel).__name__.lower(),
         degree=degree,
         own=is_own,
-        **{name: rounded(shape[name]) for name in SHAPE},
+        largest_weight=rounded(shape["largest_weight"]),
+        effective_keys=rounded(shape["effective_keys"]),
+        rows_over_half=rounded(shape["rows_over_half"]),
         oblivious=_relative(oblivious_path(rows, sizes[-1]), norm, sizes),
         aware=_relative(aware, norm, sizes),
         same_first_key=_share(first == weights.argmax(dim=-1)),

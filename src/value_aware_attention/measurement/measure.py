@@ -64,8 +64,6 @@ RECORDED = 8
 """Most parts of a task for measuring output errors of whole methods"""
 MOST_NATS = 700.0
 """Largest logarithm of a reported perplexity: a float holds no more than exp(709)"""
-SCALES = {"error": 100.0, "cosine": 1.0}
-"""Factors, and so largest values, of the metrics that are means over targets"""
 
 
 JsonObject = dict[str, Any]
@@ -85,8 +83,9 @@ class Setting:
 
 def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
     """Measures a method's relative output error over all `layers` and in each of them."""
-    numbers = range(len(layers))
-    results = shared_map(lambda layer: _layer_errors(build(layer), layers[layer]), numbers)
+    results = shared_map(
+        lambda layer: _layer_errors(build(layer), layers[layer]), range(len(layers))
+    )
     errors = np.array([layer.pop("squared_error") for layer in results])
     norms = np.array([layer.squared_norm().tolist() for layer in layers])
     relative, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
@@ -142,7 +141,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
             baseline * math.exp(min(max(end + beyond, -MOST_NATS), most)) for end in ends
         )
     else:
-        scale = SCALES[metric]
+        scale = 100.0 if metric == "error" else 1.0  # also the largest value
         baseline = scale * exact.mean()
         least = -1.0 if metric == "cosine" else 0.0
         value, low, high = (min(max(baseline + scale * end, least), scale) for end in ends)
@@ -451,8 +450,7 @@ def _work_of(method: nn.Module) -> float:
 
 
 def _layer_work(rows: int, calls: Sequence[Call]) -> float:
-    share = min(1.0, rows / calls[0].query.shape[-2])
-    return 1 + share * (calls[0].value.shape[-1] + 2)
+    return 1 + min(1.0, rows / calls[0].query.shape[-2]) * (calls[0].value.shape[-1] + 2)
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, object]:

@@ -15,7 +15,6 @@ from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.files import load_json, save_json, to_json
 
 LIBRARY = (__name__.partition(".")[0],)
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
@@ -49,7 +48,7 @@ def code_hashes(
 def _tree_hash(source: bytes) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [statement for statement in node.body if not _is_text(statement)]
     return sha256(ast.dump(tree).encode()).hexdigest()
 

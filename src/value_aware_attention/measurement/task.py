@@ -208,8 +208,7 @@ def output_at(
 ) -> Float[Tensor, "S C"]:
     """Reads logits, or hidden states of a model without a head, at some positions."""
     # A model might take tokens for padding and hide them; texts have no padding.
-    mask = torch.ones_like(tokens)
-    return model(input_ids=tokens, attention_mask=mask, **options)[0][asked]
+    return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)[0][asked]
 
 
 class Task:

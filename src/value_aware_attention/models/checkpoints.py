@@ -40,8 +40,6 @@ CLASSES = {
     AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
 }
 """Kinds of models and transformers' classes of each kind, by config"""
-VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
-"""Files in a folder with a tokenizer, at least one of them"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -95,7 +93,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
             return load_gguf_tokenizer(file)
     if folder := local_folder(name):
-        if not any(any(folder.glob(file)) for file in VOCABULARIES):
+        files = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
+        if not any(any(folder.glob(file)) for file in files):
             raise FileNotFoundError(
                 f"{name} has no tokenizer: give a folder that has one (option tokenizer)"
             )

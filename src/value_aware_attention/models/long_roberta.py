@@ -57,8 +57,7 @@ class BlockPositions(nn.Module):
     def table(self) -> Float[Tensor, "rows width"]:
         """Returns R + Q as an ordinary table of `reserved + length` rows with the same values."""
         reserved, within = self.within.tensor_split([self.reserved])
-        positions = (self.blocks[:, None] + within).flatten(0, 1)[: self.length]
-        return torch.cat([reserved, positions])
+        return torch.cat([reserved, (self.blocks[:, None] + within).flatten(0, 1)[: self.length]])
 
     def forward(self, position_ids: Int[Tensor, "batch N"]) -> Float[Tensor, "batch N width"]:
         return embedding(position_ids, self.table(), padding_idx=self.reserved - 1)

@@ -70,9 +70,8 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware probe") ->
 
     Reports an unfit model or text in one line and exits.
     """
-    options = parser(prog).parse_args(arguments)
     try:
-        run(options)
+        run(parser(prog).parse_args(arguments))
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 

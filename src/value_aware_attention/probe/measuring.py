@@ -200,8 +200,7 @@ def _report(
         plain = replace(layers, kernels=(), between=False, skewness_gap=False)
         measured = partial(run, methods=settings, layers=plain)
         record = replace(record, control=measure_control(task, measured, layers.seed))
-    bos = record.text.begins_with_bos
-    report = Report(record, losses and replace(losses, begins_with_bos=bos))
+    report = Report(record, losses and replace(losses, begins_with_bos=record.text.begins_with_bos))
     if show is not None:
         for line in report.tables():
             show(line)
