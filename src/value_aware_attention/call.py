@@ -171,8 +171,9 @@ class Call:
     @property
     def batch(self) -> tuple[int, ...]:
         """Returns the leading dimensions, broadcast."""
-        leading = (x.shape[:-2] for x in (self.query, self.key, self.value))
-        return tuple(torch.broadcast_shapes(*leading))
+        return tuple(
+            torch.broadcast_shapes(*(x.shape[:-2] for x in (self.query, self.key, self.value)))
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -289,9 +290,9 @@ class Call:
         rows = max(1, max_elements() // max(1, heads * max(self.keys, elements)))
         if queries <= rows:
             yield self
-            return
-        for first in range(0, queries, rows):
-            yield self.take(slice(first, first + rows))
+        else:
+            for first in range(0, queries, rows):
+                yield self.take(slice(first, first + rows))
 
 
 Collected = list[tuple[Bool[Tensor, ""], Callable[[], str]]]

@@ -257,8 +257,11 @@ def unnamed(folder: Path) -> list[Path]:
         if file.name == CHECKSUMS
         for name in listed(file.parent)
     }
-    cards = {file.with_name(CARD) for file in named}
-    return [file for file in files if file.name != CHECKSUMS and file not in named | cards]
+    return [
+        file
+        for file in files
+        if file.name != CHECKSUMS and file not in named | {file.with_name(CARD) for file in named}
+    ]
 
 
 def listed(folder: Path, remedy: str = "move it away") -> dict[str, str]:

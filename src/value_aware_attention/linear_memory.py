@@ -116,11 +116,14 @@ def polynomial_by_flex(
         return kernel.degree * score.abs().clamp_min(torch.finfo(score.dtype).tiny).log()
 
     length = query.shape[-2]
-    blocks = create_block_mask(_is_past, None, None, length, length, device=query.device)
-    output: Tensor = flex_attention(
-        query, key, value, score_mod=log_similarity, block_mask=blocks, scale=1.0
+    return flex_attention(
+        query,
+        key,
+        value,
+        score_mod=log_similarity,
+        scale=1.0,
+        block_mask=create_block_mask(_is_past, None, None, length, length, device=query.device),
     )
-    return output
 
 
 def _is_past(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:

@@ -62,8 +62,9 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
     kind = subprocess.run(
         [*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, check=True
     ).stdout
-    content = source.read_bytes() + SHARED_HEADER.read_bytes()
-    digest = sha256(content + kind + " ".join(command).encode()).hexdigest()[:16]
+    digest = sha256(
+        (source.read_bytes() + SHARED_HEADER.read_bytes()) + kind + " ".join(command).encode()
+    ).hexdigest()[:16]
     name = f"{source.stem}-{digest}.so"
     try:
         folder = _cache()

@@ -162,8 +162,12 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 def _is_title(line: str) -> bool:
     text = line.strip()
-    is_section = text.startswith("= =") or text.endswith("= =")
-    return len(text) > 4 and text.startswith("= ") and text.endswith(" =") and not is_section
+    return (
+        len(text) > 4
+        and text.startswith("= ")
+        and text.endswith(" =")
+        and not (text.startswith("= =") or text.endswith("= ="))
+    )
 
 
 def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:

@@ -160,9 +160,12 @@ class SparseApproximation(FewKeys):
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         # Block by block up to the output: the indices of all kept keys may be N x M numbers.
-        blocks = call.blocks(self.elements_per_query(call))
         return torch.cat(
-            [combination(*self.choose(block), call.value, block.visible) for block in blocks], -2
+            [
+                combination(*self.choose(block), call.value, block.visible)
+                for block in call.blocks(self.elements_per_query(call))
+            ],
+            -2,
         )
 
     def choose_all(
@@ -173,8 +176,10 @@ class SparseApproximation(FewKeys):
             shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
             weights = call.value.new_zeros(*shape[:-1], shape[-1] + self.mean)
             return call.query.new_zeros(shape, dtype=torch.long), weights
-        blocks = map(self.choose, call.blocks(self.elements_per_query(call)))
-        indices, weights = (torch.cat(x, dim=-2) for x in zip(*blocks, strict=True))
+        indices, weights = (
+            torch.cat(x, dim=-2)
+            for x in zip(*map(self.choose, call.blocks(self.elements_per_query(call))), strict=True)
+        )
         return indices, weights
 
     def elements_per_query(self, call: Call) -> int:

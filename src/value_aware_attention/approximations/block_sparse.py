@@ -64,8 +64,9 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
         if piece.listed is not None:
             count += int(_listed(piece, queries, keys)[1].sum())
         else:
-            blocks = _candidates(piece, queries, keys)
-            count += sum(int(_pairs(piece, *block).sum()) for block in blocks)
+            count += sum(
+                int(_pairs(piece, *block).sum()) for block in _candidates(piece, queries, keys)
+            )
     return count
 
 
@@ -139,8 +140,8 @@ def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
     if call.attn_mask is not None:
         mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], len(indices), call.keys)
         visible = visible & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
-    heads = max(1, torch.Size(call.batch).numel())
     # The gathered keys and values and their products coexist, so each gets a quarter of the limit.
+    heads = max(1, torch.Size(call.batch).numel())
     elements = heads * max(1, indices[:1].numel() * call.key.shape[-1])
     rows = max(1, max_elements() // 4 // elements)
     for first in range(0, len(indices), rows):

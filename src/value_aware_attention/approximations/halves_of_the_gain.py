@@ -141,8 +141,9 @@ def _greedy(
         residual = torch.lerp(residual, added, share.gather(-1, key))
         mass = mass + weights.gather(-1, key)
         taken.scatter_(-1, key, True)
-        error = residual.square().sum(dim=-1, keepdim=True)
-        errors.append(error.where(smallest.isfinite(), torch.inf))
+        errors.append(
+            residual.square().sum(dim=-1, keepdim=True).where(smallest.isfinite(), torch.inf)
+        )
         order.append(key)
     return torch.cat(order, dim=-1), torch.cat(errors, dim=-1), undone
 

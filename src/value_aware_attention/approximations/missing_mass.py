@@ -21,8 +21,9 @@ class UnrenormalisedKeys(FewKeys):
             alpha = block.weights.expand(*call.batch, -1, -1)
             with torch.no_grad():
                 indices = top_keys(alpha, usable(alpha), self.r)
-            weights = or_overflow(alpha.gather(-1, indices), alpha)
-            outputs.append(weighted_sum(indices, weights, call.value))
+            outputs.append(
+                weighted_sum(indices, or_overflow(alpha.gather(-1, indices), alpha), call.value)
+            )
         return torch.cat(outputs, dim=-2)
 
 
@@ -72,8 +73,9 @@ class MeanValueSlot(FewKeys):
             present = torch.cat([visible, (others > 0).to(visible.dtype)], dim=-1)
             logs = logs.masked_fill(present == 0, torch.finfo(logs.dtype).min)
             weights, slot = (logs.softmax(dim=-1) * present).tensor_split([-1], dim=-1)
-        mean = _mean_of_others(call, call.value, indices, visible, others)
-        return weighted_sum(indices, weights, call.value) + slot * mean
+        return weighted_sum(indices, weights, call.value) + slot * _mean_of_others(
+            call, call.value, indices, visible, others
+        )
 
 
 def _mean_of_others(

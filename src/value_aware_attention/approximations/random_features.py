@@ -132,8 +132,9 @@ def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor
     lowers the variance of estimates (Choromanski et al., 2020, section 2.4).
     """
     generator = torch.Generator().manual_seed(seed)
-    blocks = math.ceil(features / head_dim)
-    rows = torch.cat([_random_rotation(head_dim, generator) for _ in range(blocks)])
+    rows = torch.cat(
+        [_random_rotation(head_dim, generator) for _ in range(math.ceil(features / head_dim))]
+    )
     norms = torch.randn(features, head_dim, generator=generator).norm(dim=-1)
     return norms[:, None] * rows[:features]
 

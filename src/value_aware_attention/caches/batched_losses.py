@@ -150,8 +150,9 @@ def batched_losses(observed: Observed, *, projected: bool = False) -> Losses:
     """Computes the losses and outputs of `single_losses`, in blocks of queries of all heads."""
     heads = Heads.of(observed, projected)
     queries, (caches, keys, width) = observed.query.shape[-2], heads.value.shape
-    weights = WEIGHTS.get(heads.value.device.type, ELSEWHERE)
-    rows = max(1, weights // max(1, caches * heads.groups * keys))
+    rows = max(
+        1, WEIGHTS.get(heads.value.device.type, ELSEWHERE) // max(1, caches * heads.groups * keys)
+    )
     sums = heads.value.new_zeros(caches * heads.groups, keys, width + 2)
     starts = range(0, max(1, queries), rows)
     blocks = [slice(start, start + rows) for start in starts] if len(starts) > 1 else [None]

@@ -84,8 +84,10 @@ def compiled_losses(
 
     def run(cache: int) -> None:
         parts = (None if x is None else x[cache] for x in tensors)
-        results = visible[cache], output[cache], loss[cache]
-        addresses = (None if x is None else x.data_ptr() for x in (*parts, *results))
+        addresses = (
+            None if x is None else x.data_ptr()
+            for x in (*parts, visible[cache], output[cache], loss[cache])
+        )
         loaded.single_losses(ctypes.byref(_Call(*addresses, *sizes, units[cache])))
 
     if torch.get_num_threads() == 1:
@@ -145,8 +147,10 @@ def _beside(observed: Observed) -> list[Tensor | None]:
     if observed.beside is None:
         return [None] * 3
     state, shape = observed.beside, observed.query.shape[:-1]
-    tensors = (state.values, state.total, state.log_scale)
-    return [_by_cache(working_precision(x).expand(*shape, -1), 3).contiguous() for x in tensors]
+    return [
+        _by_cache(working_precision(x).expand(*shape, -1), 3).contiguous()
+        for x in (state.values, state.total, state.log_scale)
+    ]
 
 
 def _by_cache(x: Tensor, dims: int) -> Tensor:

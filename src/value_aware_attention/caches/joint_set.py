@@ -295,8 +295,9 @@ class State:
     @property
     def unit(self) -> Float[Tensor, "C 1 1"]:
         """Returns a power of two typical of the values, the same for all parts of a cache."""
-        by_cache = self.value.unflatten(0, (-1, self.parts)).flatten(1, 2)
-        return _by_part(typical_unit(by_cache), self.parts)
+        return _by_part(
+            typical_unit(self.value.unflatten(0, (-1, self.parts)).flatten(1, 2)), self.parts
+        )
 
     def change(self, t: Float[Tensor, "C n K"]) -> Float[Tensor, "B K"]:
         """Computes sum_i t ((1 + t) R - D + ||o - o~||^2)."""

@@ -45,8 +45,11 @@ class KeptKeys:
         more = max(0, slots - self.indices.shape[-1])
         value = None if self.value is None else pad(self.value, (0, 0, 0, more))
         last = self.indices[..., -1:].expand(*self.indices.shape[:-1], more)
-        weight = pad(self.log_weight, (0, more), value=-torch.inf)
-        return KeptKeys(torch.cat([self.indices, last], dim=-1), weight, value)
+        return KeptKeys(
+            torch.cat([self.indices, last], dim=-1),
+            pad(self.log_weight, (0, more), value=-torch.inf),
+            value,
+        )
 
 
 def kept_state(

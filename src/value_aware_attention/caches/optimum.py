@@ -144,8 +144,13 @@ class _Problem:
         cost = _costs_of_heaviest(weights, away @ away.mT, r - 1 + int(sees[:, -1].any()))
         cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # loses everything
         cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # no mass: never heaviest
-        digits = ERROR_ROUNDING * away.square().sum(dim=-1).amax(dim=-1).sum()
-        return cls(r, weights, scaled, cost, float(digits))
+        return cls(
+            r,
+            weights,
+            scaled,
+            cost,
+            float(ERROR_ROUNDING * away.square().sum(dim=-1).amax(dim=-1).sum()),
+        )
 
     def limit(self, error: Float[Tensor, " 1"]) -> float:
         """Returns the error from which another set is no better."""

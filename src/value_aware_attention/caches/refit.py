@@ -72,8 +72,9 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
     refitted.
     """
     rows, slots = Rows.of(observed), choice.indices.shape[-1]
-    flat = KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
-    fit = _Fit.of(rows, flat)
+    fit = _Fit.of(
+        rows, KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
+    )
     count = fit.weights.shape[1]
     dtype = choice.log_weight.dtype
     if count < 2 * HELD_OUT:  # with values, because texts with more rows have them
@@ -90,8 +91,11 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
             factors = of_choice.where(chosen[:, None], factors)
             change = moved.where(chosen[:, None, None], change)
     value = (fit.value + change - rows.nothing).view(*choice.indices.shape, -1)
-    bias = factors.log().view(choice.indices.shape)
-    return KeptKeys(choice.indices, choice.log_weight + bias.to(dtype), value.to(dtype))
+    return KeptKeys(
+        choice.indices,
+        choice.log_weight + factors.log().view(choice.indices.shape).to(dtype),
+        value.to(dtype),
+    )
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,10 @@ class _Fit:
 
     @classmethod
     def of(cls, rows: Rows, choice: KeptKeys) -> "_Fit":
-        at = choice.indices[:, None]
-        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + choice.log_weight[:, None]
+        log_weights = (
+            rows.log_weights.take_along_dim(choice.indices[:, None], dim=-1)
+            + choice.log_weight[:, None]
+        )
         return cls(
             log_weights.double().exp(),
             rows.log_beside.exp(),

@@ -80,8 +80,9 @@ class ValueAware(CacheMethod):
             for part_rows, part_starts in _parts(rows, starts)
         ]
         orders = torch.cat([torch.cat(searched).view(1, *observed.batch, -1), starts])
-        counts = torch.full(observed.batch, self.r, device=observed.key.device)
-        choice = self._kept(observed, rows, orders, counts)
+        choice = self._kept(
+            observed, rows, orders, torch.full(observed.batch, self.r, device=observed.key.device)
+        )
         del rows
         return refitted(observed, choice) if self.refit else choice
 
@@ -96,8 +97,11 @@ class ValueAware(CacheMethod):
             for part_rows, part_starts in _parts(rows, starts)
         ]
         keys, costs = (torch.cat(x).view(*observed.batch, -1) for x in zip(*measured, strict=True))
-        norm = observed.squared_layer_output()
-        return Ranking(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
+        return Ranking(
+            keys,
+            costs / observed.squared_layer_output().view(-1, *(1,) * (costs.ndim - 1)),
+            others=starts,
+        )
 
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
@@ -142,8 +146,9 @@ class ValueAware(CacheMethod):
         places = torch.empty_like(others[: len(RANKINGS)])
         places.scatter_(-1, others[: len(RANKINGS)], all_keys.expand_as(places).contiguous())
         union = places.amin(dim=0).argsort(dim=-1, stable=True)
-        first = union[:, :count].sort(dim=-1).values
-        keys, costs = eliminate(rows, first, least, share=DROPPED_SHARE)
+        keys, costs = eliminate(
+            rows, union[:, :count].sort(dim=-1).values, least, share=DROPPED_SHARE
+        )
         return torch.cat([keys, union[:, count:]], dim=-1), costs
 
     def _measured(

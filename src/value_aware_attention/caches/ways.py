@@ -122,8 +122,9 @@ def own_past(
     most, whole, shape = key.shape[1], None, query.shape[:-1]
     weights, near = AT_ONCE.get(key.device.type, ELSEWHERE), (key, value)
     at_once = max(1, weights // max(1, shape[:-1].numel() * most))
-    blocks = zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
-    for number, (block, at) in enumerate(blocks):
+    for number, (block, at) in enumerate(
+        zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
+    ):
         if len(at) < len(rows):  # they ascend; where they are all rows, nothing asks the device
             last_row = number * at_once + len(at) - 1 if len(rows) == most else int(at[-1])
             near = key[:, : last_row + 1], value[:, : last_row + 1]

@@ -163,9 +163,11 @@ class AfterPrefix(Approximation):
             )
 
     def _check_growing(self) -> None:
-        name = type(self.method).__name__
         if self.method.refits:
-            raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")
+            raise ValueError(
+                f"every is {self.every}; {type(self.method).__name__} refits values, so it chooses "
+                f"once"
+            )
         if self.observed == "repeat":
             raise ValueError(f"every is {self.every}; repeated queries are recorded once")
         if self.observed == "continued":
@@ -289,8 +291,9 @@ class AfterPrefix(Approximation):
                 "tensors have none"
             )
         if self.prefix is None:
-            kept = self._choose(grouped, pool, call.keys)
-            return groups.restored(_served(grouped, kept, call.keys))
+            return groups.restored(
+                _served(grouped, self._choose(grouped, pool, call.keys), call.keys)
+            )
         exact = _exact(call.take(slice(0, self.prefix)))
         if self.prefix == call.keys:
             return exact
@@ -336,8 +339,9 @@ class AfterPrefix(Approximation):
                 f"replace_attention, whose layers are read first"
             )
         ranking = self.method.rank(observed)
-        total = self.method.r * ranking.keys.shape[1:-1].numel()
-        (counts,) = self.method.share([ranking], total, self._least)
+        (counts,) = self.method.share(
+            [ranking], self.method.r * ranking.keys.shape[1:-1].numel(), self._least
+        )
         return self.method.cut(observed, ranking, counts.view(ranking.keys.shape[:-1]))
 
     def _all_kept(self, observed: Observed) -> KeptKeys:
@@ -365,24 +369,21 @@ class AfterPrefix(Approximation):
     def choose_ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
         """Like `choose`. With the pool "checked" it also returns r keys of every head."""
         with torch.autocast(next(iter(calls))["query"].device.type, enabled=False):
-            return self._ways(calls)
-
-    def _ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
-        parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
-        if self.pool not in OF_MODEL:
-            return [
-                [
-                    texts.joined([self.choose_part(*texts_call) for texts_call in cut])
-                    for texts, cut in zip(parts, cuts, strict=True)
+            parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
+            if self.pool not in OF_MODEL:
+                return [
+                    [
+                        texts.joined([self.choose_part(*texts_call) for texts_call in cut])
+                        for texts, cut in zip(parts, cuts, strict=True)
+                    ]
                 ]
-            ]
-        chosen = []
-        for layers in zip(*cuts, strict=True):
-            ways = self.choose_model(
-                [self.ranked(self.observe_part(*texts_call)) for texts_call in layers]
-            )
-            pools = [pool for _, pool, _ in layers]
-            chosen.append([list(map(_placed, way, pools)) for way in ways])
+            chosen = []
+            for layers in zip(*cuts, strict=True):
+                ways = self.choose_model(
+                    [self.ranked(self.observe_part(*texts_call)) for texts_call in layers]
+                )
+                pools = [pool for _, pool, _ in layers]
+                chosen.append([list(map(_placed, way, pools)) for way in ways])
         return [
             [texts.joined([choice[way][n] for choice in chosen]) for n, texts in enumerate(parts)]
             for way in range(2 if self.pool == "checked" else 1)

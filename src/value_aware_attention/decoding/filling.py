@@ -293,8 +293,12 @@ class Prompt:
             parts, cut = next(iter(after.values())).parted(
                 pool=pool, share=share, **self.call(query, key, value, visible)
             )
-            of_parts = zip(parts.of_first(share), cut, strict=True)
-            choice = parts.joined([after[r].choose_part(*texts) for r, texts in of_parts])
+            choice = parts.joined(
+                [
+                    after[r].choose_part(*texts)
+                    for r, texts in zip(parts.of_first(share), cut, strict=True)
+                ]
+            )
         assert self.report is not None
         self.report.seconds += seconds_now() - begun
         return choice

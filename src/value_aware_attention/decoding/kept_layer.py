@@ -83,8 +83,9 @@ class KeptLayer(DynamicLayer):
         key, value = filled(self)
         length, tokens = key.shape[2], key_states.shape[2]
         if self.room is None or not self.room.has(key, tokens):
-            spare = tokens + max(ROOM, (length - self.slots) // 4)
-            self.room = Room.of(key, value, self.pages, spare)
+            self.room = Room.of(
+                key, value, self.pages, tokens + max(ROOM, (length - self.slots) // 4)
+            )
             self.pages = self.room.pages
         self.keys, self.values = self.room.append(length, key_states, value_states)
         return self.keys, self.values
@@ -307,8 +308,14 @@ class GrowingLayer(KeptLayer):
                 whole[..., self.prefix :] &= visible[:, :1]
             self.visible = whole
         rows = self.query.shape[2] - rest[0].shape[2]
-        query = pad(self.query[:, :, :rows], (0, 0, start - rows, 0))
-        choice = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
+        choice = self.choose(
+            self.counts[:, 0],
+            pool,
+            pad(self.query[:, :, :rows], (0, 0, start - rows, 0)),
+            key,
+            value,
+            self.visible,
+        )
         self.hold(Slots.of(choice, key, value), start)
         self.keys, self.values = (
             torch.cat([x, later], dim=2) for x, later in zip(filled(self), rest, strict=True)

@@ -36,8 +36,11 @@ class Parts:
         """
         if call.attn_mask is None and share is None:  # asks a GPU nothing
             return cls(None, None)
-        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
-        visible = all_keys if call.attn_mask is None else call.attn_mask
+        visible = (
+            call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
+            if call.attn_mask is None
+            else call.attn_mask
+        )
         is_token = visible.any(dim=(-3, -2)).expand(*call.key.shape[:-3], -1)
         texts = is_token.shape[:-1][:1].numel()  # 1 without leading dimensions
         kind = is_token.reshape(texts, -1, call.keys).any(dim=1).long()
@@ -89,8 +92,11 @@ class Parts:
             at = texts, ..., slice(-choice.indices.shape[-1], None)
             indices[at], weight[at] = tokens[choice.indices], choice.log_weight
             if choice.value is not None:
-                width = choice.value.shape[-1]
-                value = weight.new_zeros(*indices.shape, width) if value is None else value
+                value = (
+                    weight.new_zeros(*indices.shape, choice.value.shape[-1])
+                    if value is None
+                    else value
+                )
                 value[(*at, slice(None))] = choice.value
         order, shape = indices.argsort(dim=-1), (*self.is_token.shape[:-1], slots)
         if value is not None:

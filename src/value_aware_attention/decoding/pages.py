@@ -78,8 +78,9 @@ class Pages:
         scores = kernel.log_similarity(query[self.cache], working_precision(self.key))
         if self.bias is not None:
             scores = scores + self.bias[:, None].to(scores.dtype)
-        state = attention_state(scores, working_precision(self.value))
-        return _summed(state, self.cache, self.caches)
+        return _summed(
+            attention_state(scores, working_precision(self.value)), self.cache, self.caches
+        )
 
     @cached_property
     def spans(self) -> Int[Tensor, "2 C"]:
@@ -218,8 +219,9 @@ class Slots:
         if self.sizes is not None:
             return self.sizes, False
         is_weighted = ((self.bias != 0) & self.used).any()
-        counts = self.used.flatten(0, 1).sum(dim=-1)
-        *numbers, weighted = torch.cat([counts, is_weighted[None].long()]).tolist()
+        *numbers, weighted = torch.cat(
+            [self.used.flatten(0, 1).sum(dim=-1), is_weighted[None].long()]
+        ).tolist()
         return numbers, bool(weighted)
 
 

@@ -80,8 +80,9 @@ def _attending(
     first: FirstReadings,
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """Returns the attention function of each module of a model."""
-    layers = (*attention_layers(model), *cross_attention_layers(model))
-    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, Exact())
+    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(
+        (*attention_layers(model), *cross_attention_layers(model)), Exact()
+    )
     for layer, method in methods.items():
         attending[layer] = (
             SharedKeys(method, layer, numbers[layer], traits_of(model)[layer], first)

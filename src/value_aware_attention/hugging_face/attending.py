@@ -173,8 +173,11 @@ def _in_its_text(
     if is_whole and bool(stands.all()):  # each visible key's index is its position in the text
         return method, True
     pattern = pattern_of(int(last.max()) + 1, is_causal=True)
-    rows = [pattern(x, place) for x in last.split(PATTERN_ROWS, dim=-2)]
-    pairs = {"attn_mask": visible & torch.cat(rows, dim=-2), "is_causal": False}
+    pairs = {
+        "attn_mask": visible
+        & torch.cat([pattern(x, place) for x in last.split(PATTERN_ROWS, dim=-2)], dim=-2),
+        "is_causal": False,
+    }
     return lambda *inputs, **options: Exact()(*inputs, **options | pairs), is_causal
 
 
@@ -194,8 +197,9 @@ def _in_heads(
     mask = options["attn_mask"]
     if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
         options["attn_mask"] = mask.index_select(-3, chosen)
-    outputs = method(*(x.index_select(1, chosen) for x in inputs), **options)
-    return output.index_copy(1, chosen, outputs.to(output.dtype))
+    return output.index_copy(
+        1, chosen, method(*(x.index_select(1, chosen) for x in inputs), **options).to(output.dtype)
+    )
 
 
 def hooks(model: PreTrainedModel) -> list[RemovableHandle]:

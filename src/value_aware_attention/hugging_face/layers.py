@@ -184,9 +184,7 @@ def check_call(dropout: float, options: Mapping[str, object]) -> None:
             f"attention dropout is {dropout}; call model.eval() first, or train without it"
         )
     for name, value in options.items():
-        if _is_absent(value):
-            continue
-        if name in OPTIONS:
+        if name in OPTIONS and not _is_absent(value):
             raise ValueError(f"the model passes {OPTIONS[name]}: {_CANNOT}")
         if _may_change_scores(value):
             raise ValueError(f"the model passes {name}, which is not known here: {_CANNOT}")

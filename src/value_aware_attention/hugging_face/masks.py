@@ -18,8 +18,9 @@ def additive_mask(
     queries see the same keys, their rows share memory. Its attribute `positions` counts the tokens
     before each key in its text, including those that the layer hides or a cache has dropped.
     """
-    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    visible: Any = sdpa_mask(*sizes, **(options | skips))
+    visible: Any = sdpa_mask(
+        *sizes, **(options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    )
     first = visible[..., :1, :]
     rows = first if bool((visible == first).all()) else visible
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=rows.device)

@@ -183,8 +183,9 @@ def check_weights(
 def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
     """Returns whether a weight belongs to a layer, with any model prefix in its name."""
     above = re.split(r"\.\d+\.", key)[0]
-    pairs = [(f".{above}", f".{layers}") for layers in lists]
-    ours = any(a.endswith(b) or b.endswith(a) for a, b in pairs)
+    ours = any(
+        a.endswith(b) or b.endswith(a) for a, b in [(f".{above}", f".{layers}") for layers in lists]
+    )
     return ours and above != key and not key.endswith(BUFFERS)
 
 

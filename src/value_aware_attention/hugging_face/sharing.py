@@ -48,19 +48,15 @@ def shares_keys(method: object) -> TypeGuard[SharingMethod]:
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
     """Raises ValueError if heads that share a budget of keys do not have the same method."""
     pools = [method.pool if shares_keys(method) else None for method in methods]
-    if set(pools) == {None}:
-        return
-    if heads is not None:
+    if heads is not None and any(pools):
         raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
     of_model = [pool for pool in pools if pool in ("model", "checked")]
-    if not of_model:
-        return
-    if len(methods) < layers:
+    if of_model and len(methods) < layers:
         raise ValueError(
             f"pool is {of_model[0]!r} and {len(methods)} of {layers} layers are replaced; all "
             f"layers share the keys kept"
         )
-    if any(method is not methods[0] for method in methods):
+    if of_model and any(method is not methods[0] for method in methods):
         raise ValueError(
             f"pool is {of_model[0]!r} and layers have methods of their own; give one to all"
         )
@@ -139,8 +135,9 @@ class FirstReadings:
         try:
             for choices in (first, second):
                 self.kept = dict(zip(layers, choices, strict=True))
-                output = model(**twice)[0][:, prefix:]
-                far.append(_divergence(output, exact, twice.get("attention_mask")))
+                far.append(
+                    _divergence(model(**twice)[0][:, prefix:], exact, twice.get("attention_mask"))
+                )
         finally:
             self.is_checking = False
         is_nearer = far[0] < far[1]

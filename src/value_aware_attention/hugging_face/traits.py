@@ -37,14 +37,10 @@ def output_projection(
     """
     for name in ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output"):
         module = getattr(layer, name, None)
-        if isinstance(module, nn.Linear):
-            weight = module.weight.T
-        elif isinstance(module, Conv1D):
-            weight = module.weight
-        else:
-            continue
-        if weight.shape[0] == heads[0] * heads[1] * value_dim:
-            return weight.detach().unflatten(0, (*heads, value_dim))
+        if isinstance(module, nn.Linear | Conv1D):
+            weight = module.weight if isinstance(module, Conv1D) else module.weight.T
+            if weight.shape[0] == heads[0] * heads[1] * value_dim:
+                return weight.detach().unflatten(0, (*heads, value_dim))
     return None
 
 
@@ -131,8 +127,13 @@ def _rotated(
 
     if len(shift) == 1:
         return turned(query, shift)
-    blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
-    return torch.cat([turned(*block) for block in blocks], dim=-2)
+    return torch.cat(
+        [
+            turned(*block)
+            for block in zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
+        ],
+        dim=-2,
+    )
 
 
 def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:

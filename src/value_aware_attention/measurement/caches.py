@@ -203,8 +203,12 @@ class _Reading:
         decoded: int = 0,
     ) -> None:  # fmt: skip
         self.settings, like = settings, settings[0].after
-        repeats = any(setting.after.observed == "repeat" for setting in settings)
-        self.shared = SharedReading(model, tokens, like.prefix, repeated=repeats)
+        self.shared = SharedReading(
+            model,
+            tokens,
+            like.prefix,
+            repeated=any(setting.after.observed == "repeat" for setting in settings),
+        )
         self.served = ServedQueries.of(self.shared.calls, like) if layers else None
         self.answer, self.decoded, start = answer, decoded, like.prefix or 0
         self.full_tokens: Tensor | None = None
@@ -223,8 +227,10 @@ class _Reading:
         if self.decoded:
             prefix = self.shared.prefix or 0
             full |= self._decoding(self.shared.choose(AfterPrefix(Recent(prefix), prefix=prefix)))
-        results = [full, *map(self._measured, self.settings)]
-        return [{name: x.double().tolist() for name, x in row.items()} for row in results]
+        return [
+            {name: x.double().tolist() for name, x in row.items()}
+            for row in [full, *map(self._measured, self.settings)]
+        ]
 
     def _measured(self, setting: CacheSetting) -> dict[str, Tensor]:
         choices = self.shared.choose(setting.after)

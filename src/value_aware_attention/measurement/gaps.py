@@ -55,8 +55,9 @@ class ServedQueries:
         length, rows = calls[0].query.shape[-2], like.rows
         if like.prefix is not None:
             rows = min(SERVED, length - like.prefix)
-        oracle = like.like(Recent(like.method.r), observed="hindsight", rows=rows)
-        places = observed_places(calls[0], oracle)
+        places = observed_places(
+            calls[0], like.like(Recent(like.method.r), observed="hindsight", rows=rows)
+        )
         return cls([ExactRows.served(call, places) for call in calls])
 
     def norms(self) -> Sums:

@@ -232,8 +232,9 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
     S, so one sort serves all sizes. Tied keys keep their order.
     """
     weights = rows.weights
-    ranked = weights.sort(dim=-1, descending=True, stable=True)
-    mass, order = (x[..., :largest].flatten(0, 2) for x in ranked)
+    mass, order = (
+        x[..., :largest].flatten(0, 2) for x in weights.sort(dim=-1, descending=True, stable=True)
+    )
     output = (weights @ rows.value).flatten(0, 2)
     value = rows.value.flatten(0, 1)
     number = torch.arange(len(order), device=order.device)
@@ -256,14 +257,17 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
     scores = rows.kernel.log_similarity(rows.query, rows.key).expand(*rows.batch, -1, -1)
     if rows.visible is not None:
         scores = scores.masked_fill(~rows.visible, -torch.inf)
-    ranked = scores.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    logs, order = (x.flatten(0, 2) for x in ranked)
+    logs, order = (
+        x.flatten(0, 2)
+        for x in scores.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    )
     total, query = (x.flatten(0, 2) for x in (scores.logsumexp(dim=-1), rows.query))
     head = torch.arange(len(order), device=order.device) // rows.query.shape[-2]
     errors = []
     # an eighth: keys and values are gathered in fp64
-    size = max(1, max_elements() // 8 // rows.value[0, 0].numel())
-    for block in torch.arange(len(order)).split(size):
+    for block in torch.arange(len(order)).split(
+        max(1, max_elements() // 8 // rows.value[0, 0].numel())
+    ):
         at, log = (head[block, None], order[block]), logs[block]
         others = log.isfinite().flip(-1).cumsum(dim=-1).flip(-1)  # visible keys from each place on
         value, key = (x.flatten(0, 1)[at] for x in (rows.value, rows.key))
@@ -486,8 +490,10 @@ def skewness_gap(
         post_hoc = [replace(model, kernel=Polynomial(degree)) for degree in (0, 2, 4, 6)]
         return [_cell(layer, rows, search, is_own=rows is model) for rows in (model, *post_hoc)]
 
-    cells = chain.from_iterable(shared_map(measured, range(len(calls))))
-    return SkewnessGap(rows=sample_rows(calls[0], count).rows.numel(), cells=tuple(cells))
+    return SkewnessGap(
+        rows=sample_rows(calls[0], count).rows.numel(),
+        cells=tuple(chain.from_iterable(shared_map(measured, range(len(calls))))),
+    )
 
 
 def _shuffled(rows: Call, seed: int) -> Call:

@@ -228,8 +228,14 @@ def measure(
     with work.progress(methods, layers, draws=progress and is_first()):
         attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
-    kernel = type(task.kernel).__name__.lower()
-    return _record(task, cells, name, description, kernel=kernel, attention=attention)
+    return _record(
+        task,
+        cells,
+        name,
+        description,
+        kernel=type(task.kernel).__name__.lower(),
+        attention=attention,
+    )
 
 
 def measure_own(task: Task, *, name: str, description: str = "") -> Record:
@@ -238,8 +244,12 @@ def measure_own(task: Task, *, name: str, description: str = "") -> Record:
     It is that model's cell "exact": nothing is approximated, so there is no output error.
     """
     sums = task.run(None)
-    cell = Cell(approximation="exact", parameters={}, **end_metric(sums, sums, task.metric))
-    return _record(task, (cell,), name, description)
+    return _record(
+        task,
+        (Cell(approximation="exact", parameters={}, **end_metric(sums, sums, task.metric)),),
+        name,
+        description,
+    )
 
 
 def _record(
@@ -348,8 +358,10 @@ class _Measurement:
             calls = self.first if number == 0 else self.task.layer_calls(number)
             weighed = [replace(call, kernel=kernel or call.kernel) for call in calls]
             errors = shared_map(partial(layer_errors, **how), weighed)
-            shapes = shared_map(skewness, weighed)
-            return {"errors": [jsonable(layer) for layer in errors], "skewness": shapes}
+            return {
+                "errors": [jsonable(layer) for layer in errors],
+                "skewness": shared_map(skewness, weighed),
+            }
 
         with self._named("layers"):
             return self._by_text(
@@ -390,10 +402,13 @@ class _Measurement:
         return joined([UnitSums(**arrays(of_text)) for of_text in sums])
 
     def _error(self, setting: Setting) -> CellError:
-        digests = [self.task.digest(number) for number in self.recorded]
-        key = self._key(setting) | {"measured": "output error", "parts": digests}
-        error = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
-        return read(CellError, error)
+        key = self._key(setting) | {
+            "measured": "output error",
+            "parts": [self.task.digest(number) for number in self.recorded],
+        }
+        return read(
+            CellError, self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
+        )
 
     def _key(self, setting: Setting) -> dict[str, object]:
         return setting_key(setting, len(attention_layers(self.task.model)))
@@ -404,8 +419,9 @@ class _Measurement:
         """Reads or computes the result of every text."""
         results = []
         for number in range(self.task.parts):
-            of_text = {**key, "part": self.task.digest(number)}
-            results.append(self._get(of_text, partial(compute, number)))
+            results.append(
+                self._get({**key, "part": self.task.digest(number)}, partial(compute, number))
+            )
             self.bar.update(work)
         return results
 

@@ -40,8 +40,11 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str | None]:
     differently. None stands for an unknown fact.
     """
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    fields = (line.partition(":") for line in reversed(lines))  # so that the first core wins
-    told = {name.strip(): value.strip() for name, _, value in fields}
+    # so that the first core wins
+    told = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in reversed(lines))
+    }
     return {
         "name": told.get("model name") or platform.processor() or platform.machine(),
         "family": told.get("cpu family"),

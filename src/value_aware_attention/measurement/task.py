@@ -68,8 +68,9 @@ class _ScoredRows(nn.Module):
         count = max(1, int(self.asked.sum(dim=1).max()))  # methods need at least one query
         position = first[:, None, :count].expand(-1, query.shape[1], -1)
         output = self.method(**call.at(position).arguments())
-        place = position[..., None].expand_as(output)
-        return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)
+        return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(
+            2, position[..., None].expand_as(output), output
+        )
 
 
 Result = TypeVar("Result")
@@ -188,8 +189,9 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 
 def kl_from_exact(output: Float[Tensor, "*S C"], exact: Float[Tensor, "*S C"]) -> Tensor:
     """Computes KL(exact || output) of each prediction, in nats."""
-    kl = kl_div(output.log_softmax(-1), exact.log_softmax(-1), reduction="none", log_target=True)
-    return kl.sum(-1)
+    return kl_div(
+        output.log_softmax(-1), exact.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
 
 
 def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
@@ -288,8 +290,12 @@ class Task:
                 exact = self._exact_output(number, rows[0], inputs, scored.asked)
                 losses += [_compared(measure, output, exact) for measure in self.compared.values()]
             each = torch.stack([x.double().cpu() for x in losses])
-            counts = (labels >= 0).sum(dim=1).tolist()
-            return np.array([of_row.sum(dim=1).numpy() for of_row in each.split(counts, dim=1)])
+            return np.array(
+                [
+                    of_row.sum(dim=1).numpy()
+                    for of_row in each.split((labels >= 0).sum(dim=1).tolist(), dim=1)
+                ]
+            )
 
         with replaced:
             by_batch = shared_map(losses_of, batches)
@@ -354,8 +360,12 @@ class Task:
     def digest(self, number: int) -> str:
         """Hashes the tokens and labels of a text, and its recorded rows."""
         text = self.texts[number]
-        rows = (self.recorded_rows(number), self.first_row)
-        facts = (self.metric, rows, text.pieces, [len(row) for row in text.inputs])
+        facts = (
+            self.metric,
+            (self.recorded_rows(number), self.first_row),
+            text.pieces,
+            [len(row) for row in text.inputs],
+        )
         digest = sha256(repr(facts).encode())
         for row in (*text.inputs, *text.labels):
             digest.update(row.cpu().numpy().tobytes())

@@ -193,8 +193,9 @@ def metric_of(model: PreTrainedModel) -> str:
             f"{type(model).__name__} is an encoder with a decoder; give a masked or a causal "
             f"language model, or an encoder alone"
         )
-    metrics = {AutoModelForMaskedLM: "error", AutoModelForCausalLM: "perplexity"}
-    return metrics.get(auto_class(model.config, type(model).__name__), "cosine")
+    return {AutoModelForMaskedLM: "error", AutoModelForCausalLM: "perplexity"}.get(
+        auto_class(model.config, type(model).__name__), "cosine"
+    )
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

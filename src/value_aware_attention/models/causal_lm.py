@@ -136,8 +136,11 @@ class CausalLanguageModel(PreTrainedModel):
 
         `attention_mask` is (batch, N) with 0 = padding, as in transformers. There is no cache.
         """
-        hidden = self.hidden(input_ids, attention_mask)
-        return CausalLMOutput(logits=nn.functional.linear(hidden, self.embedding.weight))
+        return CausalLMOutput(
+            logits=nn.functional.linear(
+                self.hidden(input_ids, attention_mask), self.embedding.weight
+            )
+        )
 
     def init_weights(self) -> None:
         """Does nothing: the modules' constructors have initialised the weights."""
@@ -183,8 +186,9 @@ class _CausalAttention(nn.Module):
         self.approximation: nn.Module = attention(index) if attention else Exact()
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, own_attention
         )

@@ -93,8 +93,10 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
             return load_gguf_tokenizer(file)
     if folder := local_folder(name):
-        files = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
-        if not any(any(folder.glob(file)) for file in files):
+        if not any(
+            any(folder.glob(file))
+            for file in ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
+        ):
             raise FileNotFoundError(
                 f"{name} has no tokenizer: give a folder that has one (option tokenizer)"
             )
@@ -156,8 +158,10 @@ def checkpoint_files(name: str) -> list[Path]:
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
     """Returns the AutoModel class for which transformers lists this architecture."""
-    kinds = (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config))
-    return next(kinds, AutoModel)
+    return next(
+        (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config)),
+        AutoModel,
+    )
 
 
 def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:

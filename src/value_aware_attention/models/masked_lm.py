@@ -70,8 +70,10 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
         return RobertaForMaskedLM.from_pretrained(folder, use_safetensors=True)
     # from_pretrained would report weights that a mixing does not have as missing.
     model = attend_with(RobertaForMaskedLM(config), attention)
-    state = load_file(Path(folder) / MODEL_FILE) | load_file(Path(folder) / METHOD_WEIGHTS)
-    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing, unexpected = model.load_state_dict(
+        load_file(Path(folder) / MODEL_FILE) | load_file(Path(folder) / METHOD_WEIGHTS),
+        strict=False,
+    )
     absent = set(missing) - set(model.all_tied_weights_keys)
     if absent or unexpected:
         names = ", ".join(sorted(absent | set(unexpected)))

@@ -198,8 +198,12 @@ def _report(
     )  # fmt: skip
     if control:
         plain = replace(layers, kernels=(), between=False, skewness_gap=False)
-        measured = partial(run, methods=settings, layers=plain)
-        record = replace(record, control=measure_control(task, measured, layers.seed))
+        record = replace(
+            record,
+            control=measure_control(
+                task, partial(run, methods=settings, layers=plain), layers.seed
+            ),
+        )
     report = Report(record, losses and replace(losses, begins_with_bos=record.text.begins_with_bos))
     if show is not None:
         for line in report.tables():

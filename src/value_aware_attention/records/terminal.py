@@ -220,8 +220,10 @@ def _losses(cell: CacheCell, distance: str) -> str:
 
 def _method(cell: CacheCell) -> tuple[str, str]:
     budget = f", budget: {cell.pool}" if cell.pool else ""
-    queries = "oracle: the later" if cell.observed == "hindsight" else cell.observed
-    return f"{cell.cache}{budget}", queries
+    return (
+        f"{cell.cache}{budget}",
+        "oracle: the later" if cell.observed == "hindsight" else cell.observed,
+    )
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:
