@@ -137,10 +137,12 @@ def _fused(
     if 0 in (*q.shape, *k.shape):  # torch does not broadcast the batch of an empty call
         q = q.expand(*torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v))), -1, -1)
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
-    options["scale"] = kernel.scale_for(query.shape[-1])
     backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()
     with backends, without_autocast(value):
-        return scaled_dot_product_attention(q, k, v, **options)[(0,) * missing].to(value.dtype)
+        output = scaled_dot_product_attention(
+            q, k, v, scale=kernel.scale_for(query.shape[-1]), **options
+        )
+    return output[(0,) * missing].to(value.dtype)
 
 
 def _all_visible(query: Tensor, key: Tensor, is_causal: bool) -> Bool[Tensor, "#N M"]:

@@ -257,11 +257,8 @@ def unnamed(folder: Path) -> list[Path]:
         if file.name == CHECKSUMS
         for name in listed(file.parent)
     }
-    return [
-        file
-        for file in files
-        if file.name != CHECKSUMS and file not in named | {file.with_name(CARD) for file in named}
-    ]
+    cards = {file.with_name(CARD) for file in named}
+    return [file for file in files if file.name != CHECKSUMS and file not in named | cards]
 
 
 def listed(folder: Path, remedy: str = "move it away") -> dict[str, str]:

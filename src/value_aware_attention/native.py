@@ -63,7 +63,7 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
         [*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, check=True
     ).stdout
     digest = sha256(
-        (source.read_bytes() + SHARED_HEADER.read_bytes()) + kind + " ".join(command).encode()
+        source.read_bytes() + SHARED_HEADER.read_bytes() + kind + " ".join(command).encode()
     ).hexdigest()[:16]
     name = f"{source.stem}-{digest}.so"
     try:

@@ -249,6 +249,7 @@ class GrowingLayer(KeptLayer):
         """Starts with the first choice; holds the last `rows` queries."""
         super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
+        # the positions of the kept keys
         self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
         self.visible = visible  # the keys of the prefix that are not padding; None = all
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
@@ -308,14 +309,8 @@ class GrowingLayer(KeptLayer):
                 whole[..., self.prefix :] &= visible[:, :1]
             self.visible = whole
         rows = self.query.shape[2] - rest[0].shape[2]
-        choice = self.choose(
-            self.counts[:, 0],
-            pool,
-            pad(self.query[:, :, :rows], (0, 0, start - rows, 0)),
-            key,
-            value,
-            self.visible,
-        )
+        query = pad(self.query[:, :, :rows], (0, 0, start - rows, 0))
+        choice = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
         self.hold(Slots.of(choice, key, value), start)
         self.keys, self.values = (
             torch.cat([x, later], dim=2) for x, later in zip(filled(self), rest, strict=True)

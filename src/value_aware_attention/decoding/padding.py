@@ -92,11 +92,8 @@ class Parts:
             at = texts, ..., slice(-choice.indices.shape[-1], None)
             indices[at], weight[at] = tokens[choice.indices], choice.log_weight
             if choice.value is not None:
-                value = (
-                    weight.new_zeros(*indices.shape, choice.value.shape[-1])
-                    if value is None
-                    else value
-                )
+                width = choice.value.shape[-1]
+                value = weight.new_zeros(*indices.shape, width) if value is None else value
                 value[(*at, slice(None))] = choice.value
         order, shape = indices.argsort(dim=-1), (*self.is_token.shape[:-1], slots)
         if value is not None:

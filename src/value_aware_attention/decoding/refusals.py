@@ -29,14 +29,8 @@ def check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str, 
     mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
     if not isinstance(mask, Tensor) or getattr(cache, "is_compileable", False):
         return  # masks of a static cache, refused later, have its full length
-    tokens = next(
-        (
-            x
-            for x in (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
-            if isinstance(x, Tensor)
-        ),
-        mask,
-    )
+    tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+    tokens = next((x for x in tensors if isinstance(x, Tensor)), mask)
     before, length = cache.get_seq_length() if isinstance(cache, Cache) else 0, tokens.shape[1]
     if mask.shape[-1] != before + length:
         raise ValueError(
@@ -85,14 +79,8 @@ def check_decoder(model: PreTrainedModel) -> None:
 
 def cache_argument(module: nn.Module) -> str | None:
     """Returns the name of an attention module's cache argument."""
-    return next(
-        (
-            name
-            for name in ("past_key_values", "layer_past")
-            if name in signature(module.forward).parameters
-        ),
-        None,
-    )
+    names = signature(module.forward).parameters
+    return next((name for name in ("past_key_values", "layer_past") if name in names), None)
 
 
 def check_layer(

@@ -82,8 +82,8 @@ def _callers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in model.named_modules()
-        if INTERFACE
-        in getattr(getattr(unwrap(type(module).forward), "__code__", None), "co_names", ())
+        if (code := getattr(unwrap(type(module).forward), "__code__", None))
+        and INTERFACE in code.co_names
     ]
 
 

@@ -240,7 +240,7 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
     number = torch.arange(len(order), device=order.device)
     head = number // weights.shape[-2]
     errors = []
-    # a fourth, gathered in fp64: half of the memory of an fp32 matrix
+    # a quarter, gathered in fp64: half of the memory of an fp32 matrix
     for block in number.split(max(1, max_elements() // 4 // (order.shape[-1] * value.shape[-1]))):
         offset = value[head[block, None], order[block]] - output[block, None]
         error = (mass[block, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
