@@ -44,8 +44,8 @@ class ExpectedAttention(CacheMethod):
         query = working_precision(observed.query)
         if observed.rotary is not None and observed.positions is not None:
             query = observed.rotary(query, -observed.positions)
-        rows = observed.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
-        rows = rows.to(query.dtype)  # 0 for padding
+        seeing = observed.log_similarity.amax(dim=-1, keepdim=True) > -torch.inf
+        rows = seeing.to(query.dtype)  # 0 for padding
         count = rows.sum(dim=-2, keepdim=True).clamp_min(1)
         mean = (query * rows).sum(dim=-2, keepdim=True) / count
         centred = (query - mean) * rows
