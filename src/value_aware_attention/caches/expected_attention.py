@@ -62,11 +62,11 @@ class ExpectedAttention(CacheMethod):
         unit = torch.eye(width, dtype=observed.log_similarity.dtype, device=device)
         start = observed.keys if observed.start is None else observed.start
         places = start + torch.arange(self.horizon, device=device)
-        turned = [  # in chunks: all matrices at once would take more memory than the keys
+        turned = (  # in chunks: all matrices at once would take more memory than the keys
             observed.rotary(unit[:, None].expand(-1, len(shifts), -1), shifts).sum(dim=-2)
             for shifts in places.split(32)
-        ]
-        return torch.stack(turned).sum(dim=0) / self.horizon
+        )
+        return torch.stack(list(turned)).sum(dim=0) / self.horizon
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return float((rows + keys) * head_dim**2)
