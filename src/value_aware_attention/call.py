@@ -264,9 +264,11 @@ class Call:
         """Returns the call (B, H, N, .) of one unit; `positions` limits it to the first tokens."""
         row, tokens = slice(number, number + 1), slice(positions)
         query, key, value = (x[row, heads, tokens] for x in (self.query, self.key, self.value))
-        mask = self.attn_mask
-        if mask is not None:
-            mask = mask.expand(*self.batch, -1, -1)[row, heads, tokens, tokens]
+        mask = (
+            None
+            if self.attn_mask is None
+            else self.attn_mask.expand(*self.batch, -1, -1)[row, heads, tokens, tokens]
+        )
         return replace(
             self, query=query, key=key, value=value, attn_mask=mask, rows=self.rows[tokens]
         )

@@ -69,9 +69,11 @@ class FeatureAttention(Approximation):
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
         """Reads the sums over all keys for every query, in blocks that fit in the cache."""
         query_map, key_map = self.feature_maps(call)
-        rows = max(call.keys, call.query.shape[-2])
-        if call.key.device.type == "cpu":
-            rows = max(CHUNK_SIZE, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
+        rows = (
+            max(CHUNK_SIZE, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
+            if call.key.is_cpu
+            else max(call.keys, call.query.shape[-2])
+        )
 
         def sums_over(some: slice) -> AttentionState:
             key, value = key_map(call.key[..., some, :]), call.value[..., some, :]

@@ -74,9 +74,11 @@ class LSH(Approximation):
         buckets = max(2, 2 * math.ceil(call.keys / chunk))
         rotation = torch.randn(buckets // 2, call.key.shape[-1], generator=generator).to(call.key)
         query_order = _sorted_by_hash(call.query, rotation, call.visible)
-        key_order = query_order  # the same vectors, so rounding must not change the order
-        if not self.share_query_key:
-            key_order = _sorted_by_hash(call.key, rotation, call.visible)
+        key_order = (
+            query_order  # the same vectors, so rounding must not change the order
+            if self.share_query_key
+            else _sorted_by_hash(call.key, rotation, call.visible)
+        )
         query = _chunks(_take(call.query, query_order), chunk)
         chunks = query.shape[-3]
         key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
@@ -91,9 +93,11 @@ class LSH(Approximation):
         self, call: Call, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns keys, values and visibility of each chunk i: the sorted chunks i - 1 and i."""
-        visible = torch.ones_like(order, dtype=torch.bool)
-        if call.visible is not None:
-            visible = call.visible[..., 0, :].expand_as(order).gather(-1, order)
+        visible = (
+            torch.ones_like(order, dtype=torch.bool)
+            if call.visible is None
+            else call.visible[..., 0, :].expand_as(order).gather(-1, order)
+        )
         key, value, visible = (
             _with_previous(_chunks(x, chunk))[..., :chunks, :, :]
             for x in (_take(call.key, order), _take(call.value, order), visible[..., None])

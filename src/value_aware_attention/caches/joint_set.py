@@ -96,9 +96,11 @@ class Rows:
 
         shift = centre.repeat_interleave(parts, dim=0)
         output = measured(stacked(observed.output) - shift)
-        beside = torch.zeros_like(output)
-        if observed.beside is not None:
-            beside = measured(stacked(observed.beside.output()) - shift)
+        beside = (
+            torch.zeros_like(output)
+            if observed.beside is None
+            else measured(stacked(observed.beside.output()) - shift)
+        )
         return cls(
             log_weights=stacked(observed.log_weights),
             log_beside=stacked(observed.log_beside).double(),
@@ -122,9 +124,11 @@ class Rows:
         keys, costs are always exact, and texts are searched together.
         """
         numbers = torch.arange(len(self.available), device=self.value.device)
-        most = len(numbers)
-        if numbers.device.type == "cpu":
-            most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
+        most = (
+            max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
+            if numbers.is_cpu
+            else len(numbers)
+        )
         for text in numbers.view(texts if self.available.shape[-1] > UPDATED_KEYS else 1, -1):
             for caches in text.split(most):
                 yield self if len(caches) == len(numbers) else self.take(caches)

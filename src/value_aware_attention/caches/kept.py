@@ -33,11 +33,12 @@ class KeptKeys:
         """Takes the slots of each text (first dimension) from one of two choices."""
         a, b = self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])
         is_mine = mine.to(a.indices.device).view(-1, *(1,) * (a.indices.ndim - 1))
-        value = None
-        if a.value is not None and b.value is not None:
-            value = a.value.where(is_mine[..., None], b.value)
         return KeptKeys(
-            a.indices.where(is_mine, b.indices), a.log_weight.where(is_mine, b.log_weight), value
+            a.indices.where(is_mine, b.indices),
+            a.log_weight.where(is_mine, b.log_weight),
+            None
+            if a.value is None or b.value is None
+            else a.value.where(is_mine[..., None], b.value),
         )
 
     def padded(self, slots: int) -> "KeptKeys":

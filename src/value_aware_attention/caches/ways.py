@@ -105,10 +105,11 @@ def continued(choice: Choice) -> Arguments:
     """
     rows, call = choice.spaced(choice.past), choice.call
     query = call.query[..., rows, :]
-    if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]:
-        beside = choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
-    else:
-        beside = own_past(choice, query, call.key, call.value, rows)
+    beside = (
+        choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
+        if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]
+        else own_past(choice, query, call.key, call.value, rows)
+    )
     return noncausal(choice, rows) | {"beside": beside}
 
 

@@ -234,10 +234,11 @@ class _Reading:
 
     def _measured(self, setting: CacheSetting) -> dict[str, Tensor]:
         choices = self.shared.choose(setting.after)
-        if self.served is None:
-            numbers = self._losses(self.shared.continued(choices)[:, self.rows].float())
-        else:
-            numbers = self._in_layers(self.served, setting, choices)
+        numbers = (
+            self._losses(self.shared.continued(choices)[:, self.rows].float())
+            if self.served is None
+            else self._in_layers(self.served, setting, choices)
+        )
         return numbers | (self._decoding(choices) if self.decoded else {})
 
     def _in_layers(

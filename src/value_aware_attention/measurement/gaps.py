@@ -52,9 +52,11 @@ class ServedQueries:
     @classmethod
     def of(cls, calls: Sequence[Call], like: AfterPrefix) -> "ServedQueries":
         """Takes at most `SERVED` queries after a prefix; in an encoder as many as are observed."""
-        length, rows = calls[0].query.shape[-2], like.rows
-        if like.prefix is not None:
-            rows = min(SERVED, length - like.prefix)
+        rows = (
+            like.rows
+            if like.prefix is None
+            else min(SERVED, calls[0].query.shape[-2] - like.prefix)
+        )
         places = observed_places(
             calls[0], like.like(Recent(like.method.r), observed="hindsight", rows=rows)
         )

@@ -215,9 +215,11 @@ def _matches(
     """Counts `matching_keys_of_queries` of every row, for each size below the exact ones."""
     units, keys = oblivious.shape[0], oblivious.shape[-1]
     by_weight, few = (x.flatten(0, 2).cpu().numpy() for x in (oblivious, aware))
-    counts = np.full(len(few), keys)
-    if rows.visible is not None:
-        counts = rows.visible.sum(dim=-1).flatten().cpu().numpy()
+    counts = (
+        np.full(len(few), keys)
+        if rows.visible is None
+        else rows.visible.sum(dim=-1).flatten().cpu().numpy()
+    )
     return {
         str(r): matching_keys_of_queries(by_weight, few[:, r - 1], counts).reshape(units, -1)
         for r in matched
@@ -503,9 +505,11 @@ def _shuffled(rows: Call, seed: int) -> Call:
         x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1]))
         for x in (rows.key, rows.value)
     )
-    visible = rows.visible
-    if visible is not None:
-        visible = visible.gather(3, order[:, :, None].expand_as(visible))
+    visible = (
+        None
+        if rows.visible is None
+        else rows.visible.gather(3, order[:, :, None].expand_as(rows.visible))
+    )
     return replace(rows, key=key, value=value, attn_mask=visible)
 
 

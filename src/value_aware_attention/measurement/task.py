@@ -282,9 +282,11 @@ class Task:
             inputs, labels = (x.to(self.device) for x in text.take(rows))
             scored.asked = labels >= 0
             output = self.read(self.model, inputs, scored.asked)
-            target = labels[scored.asked]
-            if self.metric == "cosine":
-                target = self._exact_output(number, rows[0], inputs, scored.asked)
+            target = (
+                self._exact_output(number, rows[0], inputs, scored.asked)
+                if self.metric == "cosine"
+                else labels[scored.asked]
+            )
             losses = [METRICS[self.metric](output, target)]
             if self.compared:
                 exact = self._exact_output(number, rows[0], inputs, scored.asked)
