@@ -178,13 +178,8 @@ def _layout(piece: Piece, queries: int, keys: int, device: torch.device) -> Layo
         if len(query):
             visible = pairs[seeing][:, of_any]
             rows.append(query - (keys - queries))
-            blocks.append(
-                Block(
-                    _index(rows[-1], device),
-                    _index(key, device),
-                    None if visible.all() else visible.to(device),
-                )
-            )
+            index = _index(rows[-1], device), _index(key, device)
+            blocks.append(Block(*index, None if visible.all() else visible.to(device)))
     order = torch.cat(rows)
     complete = len(order) == queries and bool((order.diff() > 0).all())
     return Layout(tuple(blocks), order.to(device), complete)

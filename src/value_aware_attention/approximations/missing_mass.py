@@ -73,9 +73,8 @@ class MeanValueSlot(FewKeys):
             present = torch.cat([visible, (others > 0).to(visible.dtype)], dim=-1)
             logs = logs.masked_fill(present == 0, torch.finfo(logs.dtype).min)
             weights, slot = (logs.softmax(dim=-1) * present).tensor_split([-1], dim=-1)
-        return weighted_sum(indices, weights, call.value) + slot * _mean_of_others(
-            call, call.value, indices, visible, others
-        )
+        mean = _mean_of_others(call, call.value, indices, visible, others)
+        return weighted_sum(indices, weights, call.value) + slot * mean
 
 
 def _mean_of_others(

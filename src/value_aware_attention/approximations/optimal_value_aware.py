@@ -159,12 +159,8 @@ def _nearest_pair(rows: RowsInFp64, mean: bool) -> Float[Tensor, "*batch K"]:
     if mean:
         of_mean = rows.mean().expand(*shape, -1).reshape(*near.shape[:2], -1)
         output = rows.output.expand(*shape, -1).reshape(of_mean.shape)
-        with_mean = torch.stack(
-            [
-                pairs.closest_to_mean(*head)[0]
-                for head in zip(near, output, value, of_mean, strict=True)
-            ]
-        )
+        heads = zip(near, output, value, of_mean, strict=True)
+        with_mean = torch.stack([pairs.closest_to_mean(*head)[0] for head in heads])
         errors = torch.minimum(errors, with_mean * (1 - SLACK))
     return errors.reshape(shape)
 

@@ -77,9 +77,8 @@ def padded(
         hidden = torch.finfo(query.dtype).min  # of -inf alone fused attention would make NaN
         mask = query.new_zeros(*shape, key.shape[2])
         if bias is not None:
-            mask[..., : bias.shape[-1]] = bias.clamp_min(hidden).repeat_interleave(
-                shape[1] // heads, dim=1
-            )[:, :, None]
+            of_group = bias.clamp_min(hidden).repeat_interleave(shape[1] // heads, dim=1)
+            mask[..., : bias.shape[-1]] = of_group[:, :, None]
         if pairs is not None:
             mask[..., -pairs.shape[-1] :].masked_fill_(~pairs, hidden)
         mask = mask.unflatten(1, (heads, -1)).flatten(2, 3)

@@ -95,12 +95,8 @@ def _opened(model: PreTrainedModel, name: str, alone: bool) -> _Context:
     Also raises it for nesting with a context that must be `alone`.
     """
     with _CHANGING:
-        context = _Context(
-            name,
-            [(config, config._attn_implementation) for config in _configs(model)],
-            model,
-            alone,
-        )
+        before = [(config, config._attn_implementation) for config in _configs(model)]
+        context = _Context(name, before, model, alone)
         for other in _OPEN:
             shared = any(a is b for a, _ in other.before for b, _ in context.before)
             if shared and other.thread is not context.thread and other.thread.is_alive():

@@ -127,13 +127,8 @@ def _rotated(
 
     if len(shift) == 1:
         return turned(query, shift)
-    return torch.cat(
-        [
-            turned(*block)
-            for block in zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
-        ],
-        dim=-2,
-    )
+    blocks = zip(query.split(ROTATED, dim=-2), shift.split(ROTATED), strict=True)
+    return torch.cat([turned(*block) for block in blocks], dim=-2)
 
 
 def refuse_rotation(name: str, query: Tensor, shift: Tensor) -> Tensor:

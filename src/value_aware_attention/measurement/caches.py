@@ -203,12 +203,8 @@ class _Reading:
         decoded: int = 0,
     ) -> None:  # fmt: skip
         self.settings, like = settings, settings[0].after
-        self.shared = SharedReading(
-            model,
-            tokens,
-            like.prefix,
-            repeated=any(setting.after.observed == "repeat" for setting in settings),
-        )
+        repeats = any(setting.after.observed == "repeat" for setting in settings)
+        self.shared = SharedReading(model, tokens, like.prefix, repeated=repeats)
         self.served = ServedQueries.of(self.shared.calls, like) if layers else None
         self.answer, self.decoded, start = answer, decoded, like.prefix or 0
         self.full_tokens: Tensor | None = None

@@ -73,8 +73,5 @@ def chance(task: Task, exact: EndMetric) -> dict[str, Baseline]:
         likeliest = torch.cat(targets).mode().values
         losses = [float((row != likeliest).sum()) for row in targets]
     sums = UnitSums(np.array(losses), np.array(exact.unit_counts))
-    return {
-        "chance": Baseline(
-            **end_metric(sums, UnitSums(np.array(exact.unit_totals), sums.counts), task.metric)
-        )
-    }
+    measured = UnitSums(np.array(exact.unit_totals), sums.counts)
+    return {"chance": Baseline(**end_metric(sums, measured, task.metric))}

@@ -244,12 +244,8 @@ def measure_own(task: Task, *, name: str, description: str = "") -> Record:
     It is that model's cell "exact": nothing is approximated, so there is no output error.
     """
     sums = task.run(None)
-    return _record(
-        task,
-        (Cell(approximation="exact", parameters={}, **end_metric(sums, sums, task.metric)),),
-        name,
-        description,
-    )
+    cell = Cell(approximation="exact", parameters={}, **end_metric(sums, sums, task.metric))
+    return _record(task, (cell,), name, description)
 
 
 def _record(
