@@ -132,11 +132,11 @@ class Call:
         if attn_mask is not None:
             attn_mask = torch.atleast_2d(attn_mask)
             attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
-        rows = torch.arange(queries, device=query.device)
+        rows, dtype = torch.arange(queries, device=query.device), value.dtype
+        query, key, value = map(working_precision, promoted(query, key, value))
         return cls(
-            *map(working_precision, promoted(query, key, value)), kernel, attn_mask, is_causal,
-            rows, queries, value.dtype, layer or Layer(),
-        )  # fmt: skip
+            query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype, layer or Layer()
+        )
 
     @classmethod
     def joined(cls, calls: Sequence[Self]) -> Self:

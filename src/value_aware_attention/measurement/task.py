@@ -244,8 +244,8 @@ class Task:
     ) -> None:
         self.model, self.texts, self.metric, self.unit = model.eval(), texts, metric, unit
         self.given_kernel, self.given_head_dim = kernel, head_dim
-        options = {"use_cache": False} if metric == "perplexity" else {}
-        self.read = read or partial(output_at, **options)
+        causal = partial(output_at, use_cache=False)
+        self.read = read or (causal if metric == "perplexity" else output_at)
         self.batch_size, self.recorded_units = batch_size, recorded_units
         self.first_row, self.scored_rows = first_row, scored_rows
         self.length = length or max(len(row) for text in texts for row in text.inputs)
