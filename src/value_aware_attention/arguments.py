@@ -98,9 +98,11 @@ def arguments_shown(module: nn.Module) -> str:
 
     Arguments that are modules are left out: the module's text shows them as children.
     """
-    parameters = signature(type(module)).parameters.values()
-    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    arguments = [(name, getattr(module, name)) for name in names]
+    arguments = [
+        (x.name, getattr(module, x.name))
+        for x in signature(type(module)).parameters.values()
+        if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
+    ]
     return ", ".join(
         f"{name}={argument!r}"
         for name, argument in arguments

@@ -66,8 +66,7 @@ def attention(
     check_inputs(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
     if isinstance(kernel, Exponential) and attn_mask is None:
         return _fused(query, key, value, kernel, is_causal=is_causal)
-    visible = _visible(query, key, attn_mask, is_causal)
-    return attention_over(query, key, value, kernel, visible)
+    return attention_over(query, key, value, kernel, _visible(query, key, attn_mask, is_causal))
 
 
 def attention_weights(
@@ -132,17 +131,17 @@ def _fused(
     """Calls PyTorch's fused attention on four dimensions; it never holds the weights."""
     if visible is None and query.is_cpu and key.shape[-2] < VECTOR:
         visible = _all_visible(query, key, is_causal)
-    tensors = promoted(query, key, value)
-    tensors += [] if visible is None else [visible]
+    tensors = [*promoted(query, key, value), *([] if visible is None else [visible])]
     missing = max(0, 4 - max(x.ndim for x in tensors))
     q, k, v, *mask = (x[(None,) * max(0, 4 - x.ndim)] for x in tensors)
     if 0 in (*q.shape, *k.shape):  # torch does not broadcast the batch of an empty call
         q = q.expand(*torch.broadcast_shapes(*(x.shape[:-2] for x in (q, k, v))), -1, -1)
     options = {"attn_mask": mask[0]} if mask else {"is_causal": is_causal}
-    scale = kernel.scale_for(query.shape[-1])
     backends = sdpa_kernel(MASKED_BACKENDS) if mask and query.is_cuda else nullcontext()
     with backends, without_autocast(value):
-        output = scaled_dot_product_attention(q, k, v, scale=scale, **options)
+        output = scaled_dot_product_attention(
+            q, k, v, scale=kernel.scale_for(query.shape[-1]), **options
+        )
     return output[(0,) * missing].to(value.dtype)
 
 

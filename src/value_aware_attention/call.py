@@ -45,8 +45,8 @@ def chunked(elements: int) -> Iterator[None]:
     outputs are not counted. The block size changes results only by rounding. Raises ValueError for
     elements below 1.
     """
-    most = 2**62  # more than any machine holds, and small enough for torch's sizes
-    token = _MAX_ELEMENTS.set(min(check_at_least(1, elements=elements), most))
+    # 2**62 is more than any machine holds, and small enough for torch's sizes
+    token = _MAX_ELEMENTS.set(min(check_at_least(1, elements=elements), 2**62))
     try:
         yield
     finally:
@@ -132,11 +132,11 @@ class Call:
         if attn_mask is not None:
             attn_mask = torch.atleast_2d(attn_mask)
             attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
-        rows = torch.arange(queries, device=query.device)
-        dtype = value.dtype
+        rows, dtype = torch.arange(queries, device=query.device), value.dtype
         query, key, value = map(working_precision, promoted(query, key, value))
-        layer = layer or Layer()
-        return cls(query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype, layer)
+        return cls(
+            query, key, value, kernel, attn_mask, is_causal, rows, queries, dtype, layer or Layer()
+        )
 
     @classmethod
     def joined(cls, calls: Sequence[Self]) -> Self:
@@ -151,14 +151,17 @@ class Call:
             for call in calls
             if call.attn_mask is not None
         ]
-        mask = torch.cat(masks) if masks else None
-        return replace(calls[0], query=query, key=key, value=value, attn_mask=mask)
+        return replace(
+            calls[0], query=query, key=key, value=value,
+            attn_mask=torch.cat(masks) if masks else None,
+        )  # fmt: skip
 
     def arguments(self) -> Arguments:
         """Returns the arguments of a method or of `attention`, in the caller's precision."""
         tensors = {name: getattr(self, name).to(self.dtype) for name in ("query", "key", "value")}
-        options = {"attn_mask": self.attn_mask, "is_causal": self.is_causal}
-        return {**tensors, "kernel": self.kernel, **options}
+        return tensors | {
+            "kernel": self.kernel, "attn_mask": self.attn_mask, "is_causal": self.is_causal,
+        }  # fmt: skip
 
     @property
     def keys(self) -> int:
@@ -168,8 +171,9 @@ class Call:
     @property
     def batch(self) -> tuple[int, ...]:
         """Returns the leading dimensions, broadcast."""
-        leading = (x.shape[:-2] for x in (self.query, self.key, self.value))
-        return tuple(torch.broadcast_shapes(*leading))
+        return tuple(
+            torch.broadcast_shapes(*(x.shape[:-2] for x in (self.query, self.key, self.value)))
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -192,11 +196,13 @@ class Call:
 
     def output(self) -> Float[Tensor, "*batch N V"]:
         """Computes the exact output o, block by block."""
-        outputs = [
-            attention_over(block.query, self.key, self.value, self.kernel, block.visible)
-            for block in self.blocks()
-        ]
-        return torch.cat(outputs, dim=-2)
+        return torch.cat(
+            [
+                attention_over(block.query, self.key, self.value, self.kernel, block.visible)
+                for block in self.blocks()
+            ],
+            dim=-2,
+        )
 
     @property
     def seen(self) -> "Call":
@@ -243,8 +249,10 @@ class Call:
         if mask is not None:
             mask = mask.expand(*self.batch, self.query.shape[-2], -1).take_along_dim(at, dim=-2)
         mask = visibility(mask, self.is_causal, places, self.keys)
-        query = self.query.take_along_dim(at, dim=-2)
-        call = replace(self, query=query, attn_mask=mask, is_causal=False, rows=places)
+        call = replace(
+            self, query=self.query.take_along_dim(at, dim=-2), attn_mask=mask, is_causal=False,
+            rows=places,
+        )  # fmt: skip
         if dtype is None:
             return call
         query, key, value = (x.to(dtype) for x in (call.query, call.key, call.value))
@@ -256,19 +264,23 @@ class Call:
         """Returns the call (B, H, N, .) of one unit; `positions` limits it to the first tokens."""
         row, tokens = slice(number, number + 1), slice(positions)
         query, key, value = (x[row, heads, tokens] for x in (self.query, self.key, self.value))
-        mask = self.attn_mask
-        if mask is not None:
-            mask = mask.expand(*self.batch, -1, -1)[row, heads, tokens, tokens]
-        rows = self.rows[tokens]
-        return replace(self, query=query, key=key, value=value, attn_mask=mask, rows=rows)
+        mask = (
+            None
+            if self.attn_mask is None
+            else self.attn_mask.expand(*self.batch, -1, -1)[row, heads, tokens, tokens]
+        )
+        return replace(
+            self, query=query, key=key, value=value, attn_mask=mask, rows=self.rows[tokens]
+        )
 
     def take(self, which: slice | Int[Tensor, " K"]) -> "Call":
         """Returns the call of some of the queries."""
         mask = self.attn_mask
         if mask is not None and mask.shape[-2] > 1:
             mask = mask[..., which, :]
-        query = self.query[..., which, :]
-        return replace(self, query=query, attn_mask=mask, rows=self.rows[..., which])
+        return replace(
+            self, query=self.query[..., which, :], attn_mask=mask, rows=self.rows[..., which]
+        )
 
     def blocks(self, elements: int = 0) -> Iterator["Call"]:
         """Cuts the call into blocks of queries, to avoid holding the N x M weights of all heads.
@@ -280,9 +292,9 @@ class Call:
         rows = max(1, max_elements() // max(1, heads * max(self.keys, elements)))
         if queries <= rows:
             yield self
-            return
-        for first in range(0, queries, rows):
-            yield self.take(slice(first, first + rows))
+        else:
+            for first in range(0, queries, rows):
+                yield self.take(slice(first, first + rows))
 
 
 Collected = list[tuple[Bool[Tensor, ""], Callable[[], str]]]

@@ -93,8 +93,9 @@ def shared_map(compute: Callable[[Item], Result], items: Sequence[Item]) -> list
     if count == 1:
         return [compute(item) for item in items]
     shares: list[list[Result]] = [[] for _ in range(count)]
-    mine = items[distributed.get_rank() :: count]
-    distributed.all_gather_object(shares, [compute(item) for item in mine])
+    distributed.all_gather_object(
+        shares, [compute(item) for item in items[distributed.get_rank() :: count]]
+    )
     return [shares[index % count][index // count] for index in range(len(items))]
 
 

@@ -14,8 +14,7 @@ def squared_output_error(
     approximate: Float[Tensor, "*batch V"], exact: Float[Tensor, "*batch V"]
 ) -> Float[Tensor, "*batch"]:
     """Computes ||o - o~||^2 per query, the objective of section 3."""
-    difference = working_precision(exact) - working_precision(approximate)
-    return difference.square().sum(dim=-1)
+    return (working_precision(exact) - working_precision(approximate)).square().sum(dim=-1)
 
 
 def relative_output_error(
@@ -31,8 +30,10 @@ def relative_output_error(
     """
     check_tensors(approximate=approximate, exact=exact)
     if approximate.shape != exact.shape or exact.shape[-1:] in ((), (0,)):
-        shapes = f"approximate {tuple(approximate.shape)}, exact {tuple(exact.shape)}"
-        raise ValueError(f"{shapes}: both must have one shape, (..., value_dim >= 1)")
+        raise ValueError(
+            f"approximate {tuple(approximate.shape)}, exact {tuple(exact.shape)}: both must have "
+            f"one shape, (..., value_dim >= 1)"
+        )
     exact, approximate = map(working_precision, promoted(exact, approximate))
     largest = torch.maximum(exact.abs().amax(-1), approximate.abs().amax(-1))[..., None]
     overflows = largest > torch.finfo(exact.dtype).max / 4  # a difference may overflow
@@ -40,10 +41,10 @@ def relative_output_error(
     difference = exact - approximate
     # Each vector is divided by its own power of two: no square over- or underflows, nothing is
     # rounded.
-    units = power_of_two(difference.abs().amax(-1)), power_of_two(exact.abs().amax(-1))
-    pairs = zip((difference, exact), units, strict=True)
-    error, norm = ((x / unit[..., None]).square().sum(dim=-1) for x, unit in pairs)
-    larger = units[0] / units[1]
+    of_error, of_norm = (power_of_two(x.abs().amax(-1)) for x in (difference, exact))
+    error = (difference / of_error[..., None]).square().sum(dim=-1)
+    norm = (exact / of_norm[..., None]).square().sum(dim=-1)
+    larger = of_error / of_norm
     return (error / norm * larger * larger).masked_fill((error == 0) & (norm == 0), 0.0)
 
 
@@ -117,5 +118,6 @@ def budget(
             f"queries is {queries} and keys is {keys}; under a causal mask queries are the last "
             f"positions, so there are at most as many as keys"
         )
-    sizes = Sizes(queries, keys, head_dim, value_dim, is_causal)
-    return approximation.multiply_adds(sizes)  # type: ignore[operator]
+    return approximation.multiply_adds(  # type: ignore[operator]
+        Sizes(queries, keys, head_dim, value_dim, is_causal)
+    )

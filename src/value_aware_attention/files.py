@@ -224,11 +224,10 @@ def _lack_of_room(error: BaseException | None) -> str | None:
 
 def write_checksums(folder: Path) -> None:
     """Writes the SHA256SUMS of all files below a folder except cards."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
     lines = (
         f"{checksum(file)}  {file.relative_to(folder).as_posix()}\n"
-        for file in files
-        if file.name not in (CARD, CHECKSUMS)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name not in (CARD, CHECKSUMS)
     )
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
@@ -242,13 +241,11 @@ def check_checksums(path: Path | str, remedy: str = "make it again") -> None:
     folders = (path, *path.parents[:FOLDERS_ABOVE])
     root = next((folder for folder in folders if (folder / CHECKSUMS).is_file()), path)
     for name, written in listed(root, remedy).items():
-        file = root / name
-        if not file.is_relative_to(path):
-            continue
-        if not file.is_file():
-            raise ValueError(f"{file} is missing: {remedy}")
-        if checksum(file) != written:
-            raise ValueError(f"{file} has changed since it was written: {remedy}")
+        if (file := root / name).is_relative_to(path):
+            if not file.is_file():
+                raise ValueError(f"{file} is missing: {remedy}")
+            if checksum(file) != written:
+                raise ValueError(f"{file} has changed since it was written: {remedy}")
 
 
 def unnamed(folder: Path) -> list[Path]:

@@ -25,7 +25,6 @@ class Kernel(Protocol):
         self, query: Float[Tensor, "*#batch N D"], key: Float[Tensor, "*#batch M D"]
     ) -> Float[Tensor, "*batch N M"]:
         """Computes log kappa(q_n, k_m), finite, in the dtype of the inputs."""
-        ...
 
 
 def check_kernel(kernel: Kernel) -> None:

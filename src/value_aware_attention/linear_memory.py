@@ -97,8 +97,7 @@ def elu_in_chunks(
         output = work(weights @ v) + work(q @ earlier)
         totals = work(q) * _sums_before(work(k).sum(dim=-2, keepdim=True))
         total = work(weights).sum(dim=-1, keepdim=True) + totals.sum(dim=-1, keepdim=True)
-        output = (output / total).flatten(-3, -2)
-        return output[..., : query.shape[-2], :].to(value.dtype)
+        return (output / total).flatten(-3, -2)[..., : query.shape[-2], :].to(value.dtype)
 
 
 def polynomial_by_flex(
@@ -113,15 +112,18 @@ def polynomial_by_flex(
     """
 
     def log_similarity(score: Tensor, *_: Tensor) -> Tensor:
-        smallest = torch.finfo(score.dtype).tiny  # as in `Polynomial.log_similarity`
-        return kernel.degree * score.abs().clamp_min(smallest).log()
+        # as in `Polynomial.log_similarity`
+        return kernel.degree * score.abs().clamp_min(torch.finfo(score.dtype).tiny).log()
 
     length = query.shape[-2]
-    blocks = create_block_mask(_is_past, None, None, length, length, device=query.device)
-    output: Tensor = flex_attention(
-        query, key, value, score_mod=log_similarity, block_mask=blocks, scale=1.0
+    return flex_attention(
+        query,
+        key,
+        value,
+        score_mod=log_similarity,
+        scale=1.0,
+        block_mask=create_block_mask(_is_past, None, None, length, length, device=query.device),
     )
-    return output
 
 
 def _is_past(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:

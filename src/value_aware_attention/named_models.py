@@ -75,8 +75,12 @@ def present(card: Card) -> list[Path]:
     """Lists where the weights are: the fetched file, and the member of an installed package."""
     paths = [models_folder() / card["file"]] if card["file"] else []
     for requirement, _, member in card["packages"] if len(card["packages"]) == 1 else ():
-        about = f"{_file_name(requirement)}.dist-info"  # names the installed version
-        paths += [Path(folder, member) for folder in sys.path if Path(folder, about).exists()]
+        # names the installed version
+        paths += [
+            Path(folder, member)
+            for folder in sys.path
+            if Path(folder, f"{_file_name(requirement)}.dist-info").exists()
+        ]
     return [path for path in paths if path.exists()]
 
 

@@ -32,8 +32,10 @@ def library(source: Path, *constants: str) -> ctypes.CDLL | None:
         with tempfile.TemporaryDirectory() as scratch:
             return ctypes.CDLL(str(_build([*command, *FLAGS, *constants], source, Path(scratch))))
     except subprocess.CalledProcessError as error:
-        message = error.stderr.decode(errors="replace").strip()
-        log.warning("%s cannot build %s, which runs in torch: %s", command[0], source.stem, message)
+        log.warning(
+            "%s cannot build %s, which runs in torch: %s",
+            command[0], source.stem, error.stderr.decode(errors="replace").strip(),
+        )  # fmt: skip
     except OSError as error:
         log.warning("%s runs in torch: %s", source.stem, error)
     return None
@@ -57,10 +59,12 @@ def _build(command: list[str], source: Path, scratch: Path) -> Path:
     It goes into the user's cache, or, if that fails, into `scratch` with a warning.
     """
     # The macros name the compiler's version and the instruction sets that "native" stands for.
-    macros = [*command, "-dM", "-E", "-x", "c++", os.devnull]
-    kind = subprocess.run(macros, capture_output=True, check=True).stdout
-    content = source.read_bytes() + SHARED_HEADER.read_bytes()
-    digest = sha256(content + kind + " ".join(command).encode()).hexdigest()[:16]
+    kind = subprocess.run(
+        [*command, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, check=True
+    ).stdout
+    digest = sha256(
+        source.read_bytes() + SHARED_HEADER.read_bytes() + kind + " ".join(command).encode()
+    ).hexdigest()[:16]
     name = f"{source.stem}-{digest}.so"
     try:
         folder = _cache()
@@ -106,8 +110,12 @@ def _is_ours(path: Path, bits: int = 0o022) -> bool:
 
 def _is_whole(library: Path, written: Path) -> bool:
     """Returns whether a library is ours and matches the sha256 that was written next to it."""
-    is_ours = library.is_file() and written.is_file() and _is_ours(library)
-    return is_ours and written.read_bytes() == _line(library).encode()
+    return (
+        library.is_file()
+        and written.is_file()
+        and _is_ours(library)
+        and written.read_bytes() == _line(library).encode()
+    )
 
 
 def _line(library: Path) -> str:

@@ -83,8 +83,7 @@ def _files(path: Path) -> Iterable[Path]:
         return _below(path)
     files = sorted(chain.from_iterable(_below(Path(match)) for match in _matches(str(path))))
     # a file below several matches is listed once, under its first path
-    by_place = {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}
-    return by_place.values()
+    return {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}.values()
 
 
 def _below(path: Path) -> Iterable[Path]:
@@ -163,8 +162,12 @@ def articles(lines: Iterable[str]) -> Iterator[str]:
 
 def _is_title(line: str) -> bool:
     text = line.strip()
-    is_section = text.startswith("= =") or text.endswith("= =")
-    return len(text) > 4 and text.startswith("= ") and text.endswith(" =") and not is_section
+    return (
+        len(text) > 4
+        and text.startswith("= ")
+        and text.endswith(" =")
+        and not (text.startswith("= =") or text.endswith("= ="))
+    )
 
 
 def _json_texts(file: Path, lines: Iterable[str], field: str) -> Iterator[str]:

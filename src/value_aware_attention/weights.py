@@ -8,8 +8,7 @@ from torch.nn.functional import embedding_bag
 
 def renormalised(weights: Float[Tensor, "*batch N R"]) -> Float[Tensor, "*batch N R"]:
     """Divides weights by their sum; rows that sum to 0 stay 0."""
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights / total.clamp_min(torch.finfo(weights.dtype).tiny)
+    return weights / weights.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
 def usable(weights: Float[Tensor, "*batch N M"]) -> Bool[Tensor, "*batch N M"]:
@@ -54,8 +53,7 @@ def dense_weights(
     indices: Int[Tensor, "*batch N R"], weights: Float[Tensor, "*batch N R"], keys: int
 ) -> Float[Tensor, "*batch N M"]:
     """Scatters the weights onto all keys; repeated indices are summed."""
-    zeros = weights.new_zeros(*weights.shape[:-1], keys)
-    return zeros.scatter_add(-1, indices, weights)
+    return weights.new_zeros(*weights.shape[:-1], keys).scatter_add(-1, indices, weights)
 
 
 def weighted_sum(

@@ -103,18 +103,10 @@ class Approximation(nn.Module, ABC):
         return arguments_shown(self)
 
 
-class SparseApproximation(Approximation):
-    """Keeps at most `r` keys per query.
-
-    Attributes:
-        solves_for_weights: Whether weights come from a solver; evaluations then record its largest
-            support and error.
-        mean: Whether the mean of the visible values may take the place of a key.
-    """
+class FewKeys(Approximation):
+    """Reads at most `r` keys per query, chosen by their content."""
 
     queries_alone = True
-    solves_for_weights: bool = False
-    mean: bool = False
 
     def __init__(self, r: int) -> None:
         super().__init__()
@@ -123,6 +115,22 @@ class SparseApproximation(Approximation):
     def check_finite(self, call: Call) -> None:
         """Checks hidden keys too: a ranking of NaN scores has no meaning."""
         refuse_non_finite(call, None)
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(self.r) * sizes.one_key
+
+
+class SparseApproximation(FewKeys):
+    """Keeps at most `r` keys per query.
+
+    Attributes:
+        solves_for_weights: Whether weights come from a solver; evaluations then record its largest
+            support and error.
+        mean: Whether the mean of the visible values may take the place of a key.
+    """
+
+    solves_for_weights: bool = False
+    mean: bool = False
 
     def select(
         self,
@@ -148,14 +156,16 @@ class SparseApproximation(Approximation):
             if (nothing := weights.sum(dim=-1) == 0).any():
                 error = call.seen.output().square().sum(dim=-1).where(nothing, error)
                 small = small & ~(nothing & (error > 0))
-            chosen = SparseWeights.of(indices, weights, error, visible)
-            return self.recomputed(call, chosen, small)
+            return self.recomputed(call, SparseWeights.of(indices, weights, error, visible), small)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         # Block by block up to the output: the indices of all kept keys may be N x M numbers.
-        blocks = call.blocks(self.elements_per_query(call))
         return torch.cat(
-            [combination(*self.choose(block), call.value, block.visible) for block in blocks], -2
+            [
+                combination(*self.choose(block), call.value, block.visible)
+                for block in call.blocks(self.elements_per_query(call))
+            ],
+            -2,
         )
 
     def choose_all(
@@ -164,11 +174,13 @@ class SparseApproximation(Approximation):
         """Runs `choose` block by block and concatenates the blocks."""
         if call.is_empty:
             shape = (*call.batch, call.query.shape[-2], min(self.r, call.keys))
-            none = call.value.new_zeros(*shape[:-1], shape[-1] + self.mean)
-            return call.query.new_zeros(shape, dtype=torch.long), none
-        blocks = call.blocks(self.elements_per_query(call))
-        indices, weights = zip(*[self.choose(block) for block in blocks], strict=True)
-        return torch.cat(indices, dim=-2), torch.cat(weights, dim=-2)
+            weights = call.value.new_zeros(*shape[:-1], shape[-1] + self.mean)
+            return call.query.new_zeros(shape, dtype=torch.long), weights
+        indices, weights = (
+            torch.cat(x, dim=-2)
+            for x in zip(*map(self.choose, call.blocks(self.elements_per_query(call))), strict=True)
+        )
+        return indices, weights
 
     def elements_per_query(self, call: Call) -> int:
         """Counts the elements held while choosing the keys of one query; 0 = its M weights."""
@@ -188,12 +200,10 @@ class SparseApproximation(Approximation):
         """Recomputes small errors in fp64; in fp32 they are nearly all rounding."""
         for rows in rows_in_fp64(call, small) if chosen.error.dtype == torch.float32 else ():
             before = chosen.error[..., rows.place]
-            error = rows.error(chosen).float().where(small[..., rows.place], before)
-            chosen.error[..., rows.place] = error
+            chosen.error[..., rows.place] = (
+                rows.error(chosen).float().where(small[..., rows.place], before)
+            )
         return chosen
-
-    def multiply_adds(self, sizes: Sizes) -> float:
-        return sizes.kept(self.r) * sizes.one_key
 
 
 def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N #M"] | None) -> None:
@@ -201,8 +211,8 @@ def refuse_non_finite(call: Call, visible: Bool[Tensor, "*#batch #N #M"] | None)
     tensors = [call.query, call.key, call.value]
     is_bad = _are_non_finite(tensors)
     if visible is not None and is_bad.any():
-        of_keys, of_queries = visible.any(dim=-2).unsqueeze(-1), visible.any(dim=-1, keepdim=True)
-        masks = of_queries, of_keys, of_keys
+        of_keys = visible.any(dim=-2).unsqueeze(-1)
+        masks = visible.any(dim=-1, keepdim=True), of_keys, of_keys
         is_bad = _are_non_finite([x.where(m, 0.0) for x, m in zip(tensors, masks, strict=True)])
     place = "" if call.layer.number is None else f" of layer {call.layer.number}"
 

@@ -63,9 +63,10 @@ def pairs(pattern: Pattern, queries: int, keys: int) -> int:
     for piece in pattern.pieces:
         if piece.listed is not None:
             count += int(_listed(piece, queries, keys)[1].sum())
-            continue
-        for candidates in _candidates(piece, queries, keys):
-            count += int(_pairs(piece, *candidates).sum())
+        else:
+            count += sum(
+                int(_pairs(piece, *block).sum()) for block in _candidates(piece, queries, keys)
+            )
     return count
 
 
@@ -74,8 +75,7 @@ def _alone(call: Call, piece: Piece) -> Float[Tensor, "*batch N V"]:
     layout = _layout(piece, call.query.shape[-2], call.keys, call.query.device)
     if not layout.blocks:
         return call.zeros()
-    blocks = (_cut(call, block) for block in layout.blocks)
-    outputs = torch.cat([attention_over(*block) for block in blocks], dim=-2)
+    outputs = torch.cat([attention_over(*_cut(call, block)) for block in layout.blocks], dim=-2)
     return outputs if layout.complete else call.zeros().index_copy(-2, layout.rows, outputs)
 
 
@@ -134,24 +134,26 @@ def _attend(
 
 def _each_its_own(call: Call, piece: Piece) -> Iterator[AttentionState]:
     """Computes a piece whose queries share no keys: keys and values are gathered per query."""
-    listed = _listed(piece, call.query.shape[-2], call.keys)
-    indices, visible = (x.to(call.query.device) for x in listed)
+    indices, visible = (
+        x.to(call.query.device) for x in _listed(piece, call.query.shape[-2], call.keys)
+    )
     if call.attn_mask is not None:
         mask = call.attn_mask.expand(*call.attn_mask.shape[:-2], len(indices), call.keys)
         visible = visible & mask.gather(-1, indices.expand(*mask.shape[:-1], -1))
-    heads = max(1, torch.Size(call.batch).numel())
     # The gathered keys and values and their products coexist, so each gets a quarter of the limit.
+    heads = max(1, torch.Size(call.batch).numel())
     elements = heads * max(1, indices[:1].numel() * call.key.shape[-1])
     rows = max(1, max_elements() // 4 // elements)
     for first in range(0, len(indices), rows):
         some = slice(first, first + rows)
         keys = indices[some]
-        query = call.query[..., some, None, :]
         key, value = (
             x.index_select(-2, keys.flatten()).unflatten(-2, keys.shape)
             for x in (call.key, call.value)
         )
-        state = _attend(query, key, value, call.kernel, visible[..., some, None, :])
+        state = _attend(
+            call.query[..., some, None, :], key, value, call.kernel, visible[..., some, None, :]
+        )
         yield state.rearranged(lambda x: x.squeeze(-2))
 
 

@@ -69,9 +69,11 @@ class FeatureAttention(Approximation):
     def _bidirectional(self, call: Call) -> Iterator[AttentionState]:
         """Reads the sums over all keys for every query, in blocks that fit in the cache."""
         query_map, key_map = self.feature_maps(call)
-        rows = max(call.keys, call.query.shape[-2])
-        if call.key.device.type == "cpu":
-            rows = max(CHUNK_SIZE, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
+        rows = (
+            max(CHUNK_SIZE, ROWS_IN_CACHE // max(1, torch.Size(call.batch).numel()))
+            if call.key.is_cpu
+            else max(call.keys, call.query.shape[-2])
+        )
 
         def sums_over(some: slice) -> AttentionState:
             key, value = key_map(call.key[..., some, :]), call.value[..., some, :]
@@ -139,8 +141,9 @@ def _key_sums(key: Features, value: Tensor, visible: Tensor | None) -> Attention
         key = Features(key.log.where(visible.transpose(-2, -1), -torch.inf), key.factor)
     largest = key.log.detach().amax(dim=-2, keepdim=True)
     features = key.scaled(-finite(largest)).transpose(-2, -1)
-    total = features.sum(dim=-1, keepdim=True)
-    return AttentionState(features @ value, total, largest.transpose(-2, -1))
+    return AttentionState(
+        features @ value, features.sum(dim=-1, keepdim=True), largest.transpose(-2, -1)
+    )
 
 
 def _read(query: Features, sums: AttentionState) -> AttentionState:
@@ -169,11 +172,13 @@ def _log_similarity(query: Tensor, key: Tensor, visible: Tensor) -> Float[Tensor
     # If query and key are large in different features, the product underflows, but not its log.
     heads = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]).numel()
     rows = max(1, max_elements() // max(1, heads * key.shape[-2:].numel()))
-    pairs = [
-        (some[..., :, None, :] + key[..., None, :, :]).logsumexp(dim=-1)
-        for some in query.split(rows, dim=-2)
-    ]
-    return torch.cat(pairs, dim=-2)
+    return torch.cat(
+        [
+            (some[..., :, None, :] + key[..., None, :, :]).logsumexp(dim=-1)
+            for some in query.split(rows, dim=-2)
+        ],
+        dim=-2,
+    )
 
 
 def _blocks(length: int, rows: int) -> list[slice]:

@@ -24,8 +24,9 @@ class _WindowAndGlobal(FixedPattern):
             raise ValueError(
                 f"global_positions is {global_positions!r}; it must be a list of integers"
             )
-        positions = {check_at_least(0, **{"global position": p}) for p in global_positions}
-        self.global_positions = tuple(sorted(positions))
+        self.global_positions = tuple(
+            sorted({check_at_least(0, **{"global position": p}) for p in global_positions})
+        )
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
         if self.global_positions and self.global_positions[-1] >= keys:

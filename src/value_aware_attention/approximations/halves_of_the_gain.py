@@ -105,8 +105,10 @@ class ValueAwareKeysAttentionWeights(SparseApproximation):
             if undone.any():
                 exact = replace(call, value=call.value.double()).centred.value / unit
                 again = _greedy(renormalised(block.double()), exact, r)
-                pairs = zip(again[:2], greedy, strict=True)
-                greedy = [new.to(old).where(undone[..., None], old) for new, old in pairs]
+                greedy = [
+                    new.to(old).where(undone[..., None], old)
+                    for new, old in zip(again[:2], greedy, strict=True)
+                ]
             blocks.append(greedy)
         indices, errors = zip(*blocks, strict=True)
         return torch.cat(indices, dim=-2), torch.cat(errors, dim=-2), unit
@@ -125,9 +127,10 @@ def _greedy(
     distance = torch.cdist(output, value).square()
     residual, mass = torch.zeros_like(output), torch.zeros_like(weights[..., :1])
     taken = ~usable(weights)
-    farthest = distance.masked_fill(taken, 0.0).amax(dim=-1)
     undone = closest_combination.unresolved(
-        distance.masked_fill(taken, torch.inf), farthest, output
+        distance.masked_fill(taken, torch.inf),
+        distance.masked_fill(taken, 0.0).amax(dim=-1),
+        output,
     )
     order, errors = [], []
     for _ in range(r):
@@ -138,8 +141,9 @@ def _greedy(
         residual = torch.lerp(residual, added, share.gather(-1, key))
         mass = mass + weights.gather(-1, key)
         taken.scatter_(-1, key, True)
-        error = residual.square().sum(dim=-1, keepdim=True)
-        errors.append(error.where(smallest.isfinite(), torch.inf))
+        errors.append(
+            residual.square().sum(dim=-1, keepdim=True).where(smallest.isfinite(), torch.inf)
+        )
         order.append(key)
     return torch.cat(order, dim=-1), torch.cat(errors, dim=-1), undone
 
@@ -159,5 +163,4 @@ def _errors_on_segments(
     start = residual.square().sum(dim=-1, keepdim=True)
     along = residual @ value.transpose(-2, -1)
     along -= (residual * output).sum(dim=-1, keepdim=True)
-    left = torch.lerp(start, along, share)
-    return left.lerp_(along.lerp_(distance, share), share)
+    return torch.lerp(start, along, share).lerp_(along.lerp_(distance, share), share)

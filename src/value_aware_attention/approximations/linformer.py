@@ -67,8 +67,9 @@ class Linformer(Approximation):
         if self._drawn.shape[1] < keys:
             generator = torch.Generator().manual_seed(self.seed)
             shape = (POSITIONS_AT_ONCE, self.rank)
-            starts = range(0, keys, POSITIONS_AT_ONCE)
-            columns = [torch.randn(shape, generator=generator).T for _ in starts]
+            columns = [
+                torch.randn(shape, generator=generator).T for _ in range(0, keys, POSITIONS_AT_ONCE)
+            ]
             self._drawn = torch.cat(columns, dim=1) / self.rank**0.5
         self._drawn = self._drawn.to(device)
         return self._drawn[:, :keys]

@@ -52,12 +52,14 @@ class LSH(Approximation):
             raise ValueError(f"LSH got {queries} queries and {keys} keys; it needs as many of both")
         if self.share_query_key:
             unit = power_of_two(call.query.abs().amax(dim=-1, keepdim=True))
-            key = normalize(call.query / unit, dim=-1)
-            call = replace(call, key=key.expand(*call.batch, -1, -1))
+            call = replace(
+                call, key=normalize(call.query / unit, dim=-1).expand(*call.batch, -1, -1)
+            )
         generator = torch.Generator().manual_seed(self.seed)
         # Rounds add unnormalised similarities, as if their keys were distinct.
-        rounds = (self._round(call, generator) for _ in range(self.rounds))
-        state = reduce(AttentionState.merge, rounds)
+        state = reduce(
+            AttentionState.merge, (self._round(call, generator) for _ in range(self.rounds))
+        )
         output = state.output()
         if not self.share_query_key:
             return output
@@ -70,19 +72,19 @@ class LSH(Approximation):
         """Computes the attention of one hash round, for each query over its neighbourhood."""
         chunk = min(self.r // 2, math.ceil(call.keys / 2))
         buckets = max(2, 2 * math.ceil(call.keys / chunk))
-        shape = (buckets // 2, call.key.shape[-1])
-        rotation = torch.randn(shape, generator=generator).to(call.key)
+        rotation = torch.randn(buckets // 2, call.key.shape[-1], generator=generator).to(call.key)
         query_order = _sorted_by_hash(call.query, rotation, call.visible)
-        key_order = query_order  # the same vectors, so rounding must not change the order
-        if not self.share_query_key:
-            key_order = _sorted_by_hash(call.key, rotation, call.visible)
+        key_order = (
+            query_order  # the same vectors, so rounding must not change the order
+            if self.share_query_key
+            else _sorted_by_hash(call.key, rotation, call.visible)
+        )
         query = _chunks(_take(call.query, query_order), chunk)
         chunks = query.shape[-3]
         key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
         if self.share_query_key:
             positions = _chunks(key_order[..., None], chunk)  # with one order a query meets itself
-            near = _with_previous(positions)[..., :chunks, :, :]
-            visible = visible & (positions != near.transpose(-2, -1))
+            visible = visible & (positions != _with_previous(positions)[..., :chunks, :, :].mT)
         state = attention_state(call.kernel.log_similarity(query, key), value, visible)
         rank = query_order.argsort(dim=-1)
         return state.rearranged(lambda x: _take(x.flatten(-3, -2), rank))
@@ -91,12 +93,14 @@ class LSH(Approximation):
         self, call: Call, order: Int[Tensor, "*batch M"], chunk: int, chunks: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns keys, values and visibility of each chunk i: the sorted chunks i - 1 and i."""
-        visible = torch.ones_like(order, dtype=torch.bool)
-        if call.visible is not None:
-            visible = call.visible[..., 0, :].expand_as(order).gather(-1, order)
-        ordered = _take(call.key, order), _take(call.value, order), visible[..., None]
+        visible = (
+            torch.ones_like(order, dtype=torch.bool)
+            if call.visible is None
+            else call.visible[..., 0, :].expand_as(order).gather(-1, order)
+        )
         key, value, visible = (
-            _with_previous(_chunks(x, chunk))[..., :chunks, :, :] for x in ordered
+            _with_previous(_chunks(x, chunk))[..., :chunks, :, :]
+            for x in (_take(call.key, order), _take(call.value, order), visible[..., None])
         )
         return key, value, visible.mT
 

@@ -4,33 +4,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
-from value_aware_attention.arguments import check_at_least, check_choice
+from value_aware_attention.approximations.approximation import FewKeys
+from value_aware_attention.arguments import check_choice
 from value_aware_attention.call import Call
-from value_aware_attention.error import Sizes
 from value_aware_attention.weights import or_overflow, top_keys, usable, weighted_sum
 
-MASSES = ("mean_key", "exact")
+LargestWeights = FewKeys  # its name until 1.2
 
 
-class LargestWeights(Approximation):
-    """Keeps the keys with the largest alpha, without spreading the missing weight over them."""
-
-    queries_alone = True
-
-    def __init__(self, r: int) -> None:
-        super().__init__()
-        self.r = check_at_least(1, r=r)
-
-    def check_finite(self, call: Call) -> None:
-        """Checks hidden keys too: a ranking of NaN scores has no meaning."""
-        refuse_non_finite(call, None)
-
-    def multiply_adds(self, sizes: Sizes) -> float:
-        return sizes.kept(self.r) * sizes.one_key
-
-
-class UnrenormalisedKeys(LargestWeights):
+class UnrenormalisedKeys(FewKeys):
     """Sums alpha_i v_i over the r largest weights; the missing weight goes to a zero vector."""
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
@@ -39,12 +21,13 @@ class UnrenormalisedKeys(LargestWeights):
             alpha = block.weights.expand(*call.batch, -1, -1)
             with torch.no_grad():
                 indices = top_keys(alpha, usable(alpha), self.r)
-            weights = or_overflow(alpha.gather(-1, indices), alpha)
-            outputs.append(weighted_sum(indices, weights, call.value))
+            outputs.append(
+                weighted_sum(indices, or_overflow(alpha.gather(-1, indices), alpha), call.value)
+            )
         return torch.cat(outputs, dim=-2)
 
 
-class MeanValueSlot(LargestWeights):
+class MeanValueSlot(FewKeys):
     """Keeps the r - 1 largest weights and puts the mean of the other visible values in a last slot.
 
     With v_O the mean value and k_O the mean key of the n other keys that a query sees:
@@ -60,7 +43,7 @@ class MeanValueSlot(LargestWeights):
 
     def __init__(self, r: int, mass: str = "mean_key") -> None:
         super().__init__(r)
-        self.mass = check_choice(MASSES, mass=mass)
+        self.mass = check_choice(("mean_key", "exact"), mass=mass)
 
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
         return torch.cat([self._of_block(block) for block in call.blocks()], dim=-2)

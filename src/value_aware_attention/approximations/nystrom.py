@@ -42,8 +42,9 @@ class Nystrom(Approximation):
             )
         of_keys = None if visible is None else visible[..., 0, :]
         of_queries = of_keys if query.shape[-2] == call.keys else None
-        landmarks = min(self.landmarks, query.shape[-2])
-        queries, query_used = _segment_means(query, landmarks, of_queries)
+        queries, query_used = _segment_means(
+            query, min(self.landmarks, query.shape[-2]), of_queries
+        )
         keys, key_used = _segment_means(key, self.landmarks, of_keys)
         to_landmarks = weights_over(query, keys, kernel, key_used)
         between = weights_over(queries, keys, kernel, key_used)
@@ -78,9 +79,8 @@ def iterated_pseudo_inverse(
     matrix: Float[Tensor, "*batch R1 R2"], iterations: int
 ) -> Float[Tensor, "*batch R2 R1"]:
     """Iterates Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 from A' / (||A||_1 ||A||_inf)."""
-    sizes = matrix.abs()
-    norms = sizes.sum(dim=-1).amax(dim=-1), sizes.sum(dim=-2).amax(dim=-1)
-    scale = (norms[0] * norms[1]).clamp_min(torch.finfo(matrix.dtype).tiny)
+    rows, columns = (matrix.abs().sum(dim=dim).amax(dim=-1) for dim in (-1, -2))
+    scale = (rows * columns).clamp_min(torch.finfo(matrix.dtype).tiny)
     inverse = matrix.transpose(-2, -1) / scale[..., None, None]
     identity = torch.eye(matrix.shape[-2], dtype=matrix.dtype, device=matrix.device)
     for _ in range(iterations):
@@ -108,9 +108,8 @@ def _segment_means(
     batch = torch.broadcast_shapes(x.shape[:-2], visible.shape[:-1])
     index = segment.expand(*batch, length)
     rows = x.expand(*batch, *x.shape[-2:])
-    sums = x.new_zeros(*batch, segments + 1, x.shape[-1])
-    sums = sums.scatter_add(-2, index[..., None].expand_as(rows), rows)
-    ones = torch.ones_like(index, dtype=x.dtype)
-    sizes = x.new_zeros(*batch, segments + 1).scatter_add(-1, index, ones)
+    none = x.new_zeros(*batch, segments + 1, x.shape[-1])
+    sums = none.scatter_add(-2, index[..., None].expand_as(rows), rows)
+    sizes = none[..., 0].scatter_add(-1, index, torch.ones_like(index, dtype=x.dtype))
     means = sums / sizes.clamp_min(1)[..., None]
     return means[..., :segments, :], (sizes > 0)[..., None, :segments]

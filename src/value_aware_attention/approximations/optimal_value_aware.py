@@ -142,8 +142,7 @@ def _nearest_other(rows: RowsInFp64, chosen: SparseWeights) -> Float[Tensor, "*b
     if chosen.mean_weight is not None:
         of_mean = squared_output_error(rows.mean(), rows.output)[..., None] * (1 - SLACK)
         distance = torch.cat([distance, of_mean], dim=-1)
-        is_mean = chosen.mean_weight[..., rows.place, None] > 0
-        key = key.masked_fill(is_mean, distance.shape[-1] - 1)
+        key = key.masked_fill(chosen.mean_weight[..., rows.place, None] > 0, distance.shape[-1] - 1)
     return distance.scatter(-1, key, torch.inf).amin(dim=-1)
 
 

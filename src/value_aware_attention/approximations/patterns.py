@@ -127,8 +127,7 @@ def shifted_window(r: int, dilation: int, keys: int) -> Pattern:
     def sees(query: Tensor, key: Tensor) -> Tensor:
         step, phase = query // dilation, query % dilation
         last = ((keys - 1 - phase) // dilation + 1 - r).clamp_min(0)
-        first = torch.minimum((step - r // 2).clamp_min(0), last)
-        place = key // dilation - first
+        place = key // dilation - torch.minimum((step - r // 2).clamp_min(0), last)
         near = (place >= 0) & (place < r)
         return near & (key % dilation == phase) if dilation > 1 else near
 

@@ -17,8 +17,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes
 from value_aware_attention.kernels import Exponential
 
-SCALINGS = ("performer", "paper")
-
 
 class RandomFeatures(FeatureAttention):
     """Draws `features` random features of the exponential kernel from the seed."""
@@ -55,7 +53,7 @@ class OrthogonalRandomFeatures(RandomFeatures):
 
     def __init__(self, features: int, seed: int, scaling: str = "performer") -> None:
         super().__init__(features, seed)
-        self.scaling = check_choice(SCALINGS, scaling=scaling)
+        self.scaling = check_choice(("performer", "paper"), scaling=scaling)
 
     def feature_maps(self, call: Call) -> tuple[FeatureMap, FeatureMap]:
         projection, scale = self.scaled_projection(call)
@@ -134,8 +132,9 @@ def orthogonal_gaussian(features: int, head_dim: int, seed: int) -> Float[Tensor
     lowers the variance of estimates (Choromanski et al., 2020, section 2.4).
     """
     generator = torch.Generator().manual_seed(seed)
-    blocks = math.ceil(features / head_dim)
-    rows = torch.cat([_random_rotation(head_dim, generator) for _ in range(blocks)])
+    rows = torch.cat(
+        [_random_rotation(head_dim, generator) for _ in range(math.ceil(features / head_dim))]
+    )
     norms = torch.randn(features, head_dim, generator=generator).norm(dim=-1)
     return norms[:, None] * rows[:features]
 

@@ -12,20 +12,22 @@ from value_aware_attention.call import Call
 from value_aware_attention.error import typical_unit
 from value_aware_attention.weights import or_overflow, renormalised, top_keys, usable
 
-VALUE_NORMS = (1, 2)
-
 
 class RankedKeys(SparseApproximation):
-    """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha."""
+    """Keeps the top r keys by a score, weighted by attention as in Eq. 2: alpha / sum of alpha.
+
+    Attributes:
+        is_sorted: Whether the keys are returned in the order of their scores.
+    """
 
     is_sorted = True
-    """Whether the keys are returned in the order of their scores."""
 
     def choose(self, call: Call) -> tuple[Int[Tensor, "*batch N R"], Float[Tensor, "*batch N R"]]:
         alpha = call.weights.expand(*call.batch, -1, -1)
         with torch.no_grad():
-            scores = self.scores(call, alpha)
-            indices = top_keys(scores, usable(alpha), self.r, is_sorted=self.is_sorted)
+            indices = top_keys(
+                self.scores(call, alpha), usable(alpha), self.r, is_sorted=self.is_sorted
+            )
         return indices, or_overflow(renormalised(alpha.gather(-1, indices)), alpha)
 
     @abstractmethod
@@ -57,7 +59,7 @@ class NormWeightedKeys(RankedKeys):
 
     def __init__(self, r: int, norm: int = 2) -> None:
         super().__init__(r)
-        self.norm = check_choice(VALUE_NORMS, norm=norm)
+        self.norm = check_choice((1, 2), norm=norm)
 
     def scores(
         self, call: Call, weights: Float[Tensor, "*#batch N M"]

@@ -52,6 +52,5 @@ def _draw(
     """Samples by inverse transform: the first key whose cumulative weight exceeds u."""
     # fp64, so that neither rounding nor later keys of weight 0 shift the start of a key.
     cumulative = weights.double().cumsum(dim=-1).contiguous()
-    u = uniforms * cumulative[..., -1:]
-    last = weights.shape[-1] - 1  # without visible keys nothing exceeds u
-    return torch.searchsorted(cumulative, u, right=True).clamp_max(last)
+    key = torch.searchsorted(cumulative, uniforms * cumulative[..., -1:], right=True)
+    return key.clamp_max(weights.shape[-1] - 1)  # without visible keys nothing exceeds u

@@ -23,8 +23,7 @@ class Strided(FixedPattern):
         self.stride = check_at_least(1, stride=stride)
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:
-        near = window(self.stride - 1, self.stride - 1)
-        pattern = near | stripes(self.stride)
+        pattern = window(self.stride - 1, self.stride - 1) | stripes(self.stride)
         return pattern & past() if is_causal else pattern
 
 

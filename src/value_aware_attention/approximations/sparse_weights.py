@@ -120,8 +120,7 @@ class RowsInFp64:
     def error(self, chosen: SparseWeights) -> Float[Tensor, "*batch K"]:
         """Computes ||o - o~||^2 of the choice in these rows, with weights renormalised in fp64."""
         indices, weights = (x[..., self.place, :] for x in (chosen.indices, chosen.all_weights()))
-        weights = renormalised(weights.double())
-        output = combination(indices, weights, self.value, self.visible)
+        output = combination(indices, renormalised(weights.double()), self.value, self.visible)
         return squared_output_error(output, self.output)
 
     def mean(self) -> Float[Tensor, "*batch K V"]:
@@ -131,9 +130,7 @@ class RowsInFp64:
 
 def rows_in_fp64(call: Call, rows: Bool[Tensor, "*batch N"]) -> Iterator[RowsInFp64]:
     """Recomputes some rows of a whole call, block by block; each row comes for all heads."""
-    if call.is_empty:
-        return
-    for block in call.blocks():
+    for block in () if call.is_empty else call.blocks():
         which = rows[..., block.rows].reshape(-1, len(block.rows)).any(dim=0).nonzero()[:, 0]
         if len(which):
             yield RowsInFp64.of(block.take(which))

@@ -30,8 +30,9 @@ class Random(CacheMethod):
             0 if observed.start is None else observed.start - observed.keys
         )  # than the first choice
         generator = torch.Generator().manual_seed((self.seed + later) % SEED_COUNT)
-        drawn = torch.rand(*observed.batch, observed.keys, generator=generator)
-        return drawn.to(observed.key.device)
+        return torch.rand(*observed.batch, observed.keys, generator=generator).to(
+            observed.key.device
+        )
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         return self.observes * super().multiply_adds(rows, keys, head_dim, value_dim)

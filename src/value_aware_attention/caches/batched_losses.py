@@ -35,6 +35,12 @@ class Heads:
     """Holds C caches with G query heads each, H = C G; values are centred and in a unit.
 
     The rows R = G W of a cache are the W queries of its first head, then those of the next.
+
+    Attributes:
+        origin: An output of zeros, centred and in the unit.
+        metric: W_o W_o^T, so that ||x W_o||^2 = x metric x; None = the identity.
+        log_mass: Log of the mass beside the keys; -inf = none.
+        beside: Output over what is beside the keys, centred and in the unit.
     """
 
     observed: Observed
@@ -44,13 +50,9 @@ class Heads:
     value: Float[Tensor, "C M V"]
     unit: Float[Tensor, "C 1 1"]
     origin: Float[Tensor, "C 1 V"]
-    """An output of zeros, centred and in the unit"""
     metric: Float[Tensor, "H V V"] | None
-    """W_o W_o^T, so that ||x W_o||^2 = x metric x; None = the identity"""
     log_mass: Float[Tensor, "C R 1"]
-    """Log of the mass beside the keys; -inf = none"""
     beside: Float[Tensor, "C R V"] | None
-    """Output over what is beside the keys, centred and in the unit"""
 
     @classmethod
     def of(cls, observed: Observed, projected: bool) -> "Heads":
@@ -65,11 +67,10 @@ class Heads:
             total = state.total.clamp_min(torch.finfo(value.dtype).tiny)
             output = (state.values / total).reshape(len(value), -1, value.shape[-1])
             beside = torch.addcdiv(origin, output, unit)
-        log_mass = observed.log_mass_beside.reshape(len(value), -1, 1)
-        metric = _metric(observed) if projected else None
         return cls(
-            observed, observed.query.shape[-3], query, key, value, unit, origin, metric, log_mass,
-            beside,
+            observed, observed.query.shape[-3], query, key, value, unit, origin,
+            _metric(observed) if projected else None,
+            observed.log_mass_beside.reshape(len(value), -1, 1), beside,
         )  # fmt: skip
 
     def by_head(self, x: Float[Tensor, "C r n"]) -> Float[Tensor, "H w n"]:
@@ -96,9 +97,8 @@ class Heads:
             is_cut = block is not None and visible.shape[-2] > 1
             visible = visible[..., block, :] if is_cut else visible
             visible = visible.expand(*self.observed.batch, *visible.shape[-3:])
-            visible = visible.reshape(-1, *visible.shape[-3:])
             by_head = scores.view(len(scores), self.groups, -1, scores.shape[-1])
-            by_head.masked_fill_(~visible, -torch.inf)
+            by_head.masked_fill_(~visible.reshape(-1, *visible.shape[-3:]), -torch.inf)
         return scores
 
     def joined(
@@ -140,16 +140,19 @@ class Heads:
         of_heads = of_heads.clamp_min(0).view(len(self.value), self.groups, -1, 1)
         loss = of_heads.sum(dim=1, dtype=torch.float64).add_(of_largest)
         outputs = (outputs - self.origin).mul_(self.unit)
-        loss, shape = loss.mul_(self.unit).mul_(self.unit), self.observed.query.shape[:-1]
-        return loss.view(*self.observed.batch, -1), outputs.view(*shape, -1)
+        return (
+            loss.mul_(self.unit).mul_(self.unit).view(*self.observed.batch, -1),
+            outputs.view(*self.observed.query.shape[:-1], -1),
+        )
 
 
 def batched_losses(observed: Observed, *, projected: bool = False) -> Losses:
     """Computes the losses and outputs of `single_losses`, in blocks of queries of all heads."""
     heads = Heads.of(observed, projected)
     queries, (caches, keys, width) = observed.query.shape[-2], heads.value.shape
-    weights = WEIGHTS.get(heads.value.device.type, ELSEWHERE)
-    rows = max(1, weights // max(1, caches * heads.groups * keys))
+    rows = max(
+        1, WEIGHTS.get(heads.value.device.type, ELSEWHERE) // max(1, caches * heads.groups * keys)
+    )
     sums = heads.value.new_zeros(caches * heads.groups, keys, width + 2)
     starts = range(0, max(1, queries), rows)
     blocks = [slice(start, start + rows) for start in starts] if len(starts) > 1 else [None]
@@ -184,8 +187,9 @@ def _add_block(
     by_head = heads.by_head(output)
     turned = heads.turned(by_head)
     length = (turned * by_head).sum(dim=-1, keepdim=True)
-    columns = torch.cat([turned, torch.ones_like(length), length], dim=-1)
-    sums.baddbmm_(heads.by_head(weights).mT, columns)
+    sums.baddbmm_(
+        heads.by_head(weights).mT, torch.cat([turned, torch.ones_like(length), length], dim=-1)
+    )
     return output, lost
 
 

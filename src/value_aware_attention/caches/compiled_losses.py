@@ -22,7 +22,6 @@ BLOCK = 2**16
 """Weights of a block: in fp32 a quarter of a MiB, half of a small L2 cache"""
 ROWS_OF_TILE = 12
 """The rows of a block are a multiple of this, so that the compiled product has no rest"""
-EXPONENTIAL = -1
 
 
 class _Call(ctypes.Structure):
@@ -41,8 +40,9 @@ class _Call(ctypes.Structure):
 
 def library() -> ctypes.CDLL | None:
     """Returns the compiled losses; None if they cannot be built."""
-    size = f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}"
-    return native.library(LOSSES_SOURCE, size, "-ffp-contract=fast")
+    return native.library(
+        LOSSES_SOURCE, f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}", "-ffp-contract=fast"
+    )
 
 
 def is_compiled(observed: Observed) -> bool:
@@ -80,13 +80,14 @@ def compiled_losses(
     )  # fmt: skip
     block = min(rows, max(1, BLOCK // (keys + spare) // ROWS_OF_TILE) * ROWS_OF_TILE)
     sizes = (groups, rows, dim, keys, keys + spare, width, width + extra, block, degree, *strides)
-
     units = unit.flatten().tolist()
 
     def run(cache: int) -> None:
         parts = (None if x is None else x[cache] for x in tensors)
-        results = visible[cache], output[cache], loss[cache]
-        addresses = (None if x is None else x.data_ptr() for x in (*parts, *results))
+        addresses = (
+            None if x is None else x.data_ptr()
+            for x in (*parts, visible[cache], output[cache], loss[cache])
+        )
         loaded.single_losses(ctypes.byref(_Call(*addresses, *sizes, units[cache])))
 
     if torch.get_num_threads() == 1:
@@ -124,7 +125,7 @@ def _features(
     key = _by_cache(working_precision(observed.key), 2)
     match kernel:
         case Exponential():
-            return query * kernel.scale_for(query.shape[-1]), key, EXPONENTIAL
+            return query * kernel.scale_for(query.shape[-1]), key, -1
         case Polynomial():
             return query, key, kernel.degree
         case _:
@@ -146,8 +147,10 @@ def _beside(observed: Observed) -> list[Tensor | None]:
     if observed.beside is None:
         return [None] * 3
     state, shape = observed.beside, observed.query.shape[:-1]
-    tensors = (state.values, state.total, state.log_scale)
-    return [_by_cache(working_precision(x).expand(*shape, -1), 3).contiguous() for x in tensors]
+    return [
+        _by_cache(working_precision(x).expand(*shape, -1), 3).contiguous()
+        for x in (state.values, state.total, state.log_scale)
+    ]
 
 
 def _by_cache(x: Tensor, dims: int) -> Tensor:

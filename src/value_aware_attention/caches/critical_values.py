@@ -47,8 +47,7 @@ class CriticalValues(Refinement):
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts value_dim x value_dim multiply-adds per key for the projection."""
-        scored = self.method.multiply_adds(rows, keys, head_dim, value_dim)
-        return scored + keys * value_dim**2
+        return self.method.multiply_adds(rows, keys, head_dim, value_dim) + keys * value_dim**2
 
 
 def projected_norms(observed: Observed) -> Float[Tensor, "*batch M"]:
@@ -78,8 +77,7 @@ class LaProx(CacheMethod):
             projection = working_precision(observed.projection)
             projected = value @ (projection @ projection.mT)
         norms = (projected * value).sum(dim=-1).clamp_min(0).sqrt()
-        columns = torch.linalg.vector_norm(candidate_weights(observed), dim=-2)
-        return (columns * norms).sum(dim=-2)
+        return (torch.linalg.vector_norm(candidate_weights(observed), dim=-2) * norms).sum(dim=-2)
 
     def losses(self, observed: Observed) -> Float[Tensor, "*batch M"]:
         scores = by_layer(observed, self.scores(observed))

@@ -45,11 +45,8 @@ def eliminate(
         costs.append(cost)
         stays = torch.ones_like(left, dtype=torch.bool).scatter(-1, gone, value=False)
         left = left[stays].view(len(left), -1)
-    infinite = costs[0].new_full(left.shape, torch.inf)
-    return (
-        torch.cat([left, torch.cat(dropped, dim=-1).flip(-1)], dim=-1),
-        torch.cat([infinite, torch.cat(costs, dim=-1).flip(-1)], dim=-1),
-    )
+    costs.append(costs[0].new_full(left.shape, torch.inf))
+    return torch.cat([*dropped, left.flip(-1)], dim=-1).flip(-1), torch.cat(costs, dim=-1).flip(-1)
 
 
 def _drops(
@@ -126,26 +123,24 @@ def drop(
     It stops before a drop that takes nearly all of a row's mass, because the cost of such a drop
     must be freshly computed. If all costs are fresh, that drop is the last.
     """
-    on_cpu = state.error.device.type == "cpu"
     size = f"-DSIZE_OF_CALL={ctypes.sizeof(_Call)}"
-    library = native.library(DROPS_SOURCE, size) if on_cpu else None
-    if library is None:
+    if not state.error.is_cpu or (library := native.library(DROPS_SOURCE, size)) is None:
         return in_torch(state, fixed, count, is_fresh=is_fresh)
     places = torch.empty(len(fixed), count, dtype=torch.int64)
     costs = torch.empty(len(fixed), count, dtype=torch.float64)
     s, fixed = state, fixed.double()
     tensors = [
-        s.value, s.weights, s.mass.clone(), s.error.clone(), s.error_of_others, s.to_kept,
-        s.to_exact, fixed,
+        x.contiguous() for x in (
+            s.value, s.weights, s.mass.clone(), s.error.clone(), s.error_of_others, s.to_kept,
+            s.to_exact, fixed,
+        )
     ]  # fmt: skip
-    tensors = [tensor.contiguous() for tensor in tensors]
     rows, keys = s.weights.shape[-2:]
     call = _Call(
         *(tensor.data_ptr() for tensor in (*tensors, places, costs)),
         len(fixed), s.parts, rows, keys, s.value.shape[-1], count, is_fresh, LEFT[s.error.dtype],
     )  # fmt: skip
-    function = library.drop_float if s.is_single else library.drop_double
-    done = function(ctypes.byref(call))
+    done = (library.drop_float if s.is_single else library.drop_double)(ctypes.byref(call))
     return places[:, :done], costs[:, :done]
 
 

@@ -35,8 +35,7 @@ class ExpectedAttention(CacheMethod):
         spread = torch.einsum("...md,...gde,...me->...gm", key, covariance, key)
         logits = scale * (mean @ key.mT) + scale**2 / 2 * spread
         logits = logits.masked_fill(~available(observed)[..., None, :], -torch.inf)
-        expected = logits.softmax(dim=-1).nan_to_num().mean(dim=-2)
-        return expected * value.norm(dim=-1)
+        return logits.softmax(dim=-1).nan_to_num().mean(dim=-2) * value.norm(dim=-1)
 
     def _statistics(
         self, observed: Observed

@@ -15,13 +15,15 @@ class Groups:
 
     Queries share a cache along dimensions where keys and values have size 1. Grouped-query
     attention is query (B, heads, G, N, D) with key and value (B, heads, 1, M, .).
+
+    Attributes:
+        separate: Dimensions along which caches differ.
+        shared: Dimensions along which queries share one.
     """
 
     leading: tuple[int, ...]
     separate: tuple[int, ...]
-    """Dimensions along which caches differ."""
     shared: tuple[int, ...]
-    """Dimensions along which queries share one."""
 
     @classmethod
     def of(cls, call: Call) -> "Groups":
@@ -31,8 +33,7 @@ class Groups:
             call.key.shape[:-2], call.value.shape[:-2], (1,) * len(leading)
         )
         shared = tuple(d for d, size in enumerate(leading) if size > 1 and caches[d] == 1)
-        separate = tuple(d for d in range(len(leading)) if d not in shared)
-        return cls(leading, separate, shared)
+        return cls(leading, tuple(d for d in range(len(leading)) if d not in shared), shared)
 
     @property
     def _has_last(self) -> bool:
@@ -45,11 +46,12 @@ class Groups:
         if query.shape[:-2] != self.leading:
             query = query.expand(*self.leading, -1, -1)
         mask = None if call.attn_mask is None else self.of_queries(call.attn_mask)
-        grouped = (*self.leading[:-1], 1)
-        if not (self._has_last and key.shape[:-2] == value.shape[:-2] == grouped):
+        if not (self._has_last and key.shape[:-2] == value.shape[:-2] == (*self.leading[:-1], 1)):
             key, value = (self.of_keys(x)[..., None, :, :] for x in (key, value))
-        query, layer = self.of_queries(query), self._layer(call.layer)
-        return replace(call, query=query, key=key, value=value, attn_mask=mask, layer=layer)
+        return replace(
+            call, query=self.of_queries(query), key=key, value=value, attn_mask=mask,
+            layer=self._layer(call.layer),
+        )  # fmt: skip
 
     def _layer(self, layer: Layer) -> Layer:
         """Returns the layer with its heads in the same order."""
@@ -86,13 +88,11 @@ class Groups:
         """Restores the order of the call's leading dimensions."""
         order = [*self.separate, *self.shared]
         x = x.reshape(*(self.leading[d] for d in order), *x.shape[-2:])
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return x.permute(*back, -2, -1)
+        return x.permute(*sorted(range(len(order)), key=order.__getitem__), -2, -1)
 
 
 def visible_pairs(call: Call) -> Bool[Tensor, "*#own #G N M"] | None:
     """Returns the visible pairs of a call, with as many dimensions as its queries; None = all."""
-    visible = call.visible
-    if visible is None:
+    if (visible := call.visible) is None:
         return None
     return visible.reshape(*(1,) * (call.query.ndim - visible.ndim), *visible.shape)

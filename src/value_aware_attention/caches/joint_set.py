@@ -53,16 +53,19 @@ class Rows:
     has its own values (C = B parts); otherwise all rows of a group are one part. Costs contain t^2
     times the rounding of distances; in fp32 this would decide the next drop wherever attention is
     sharp.
+
+    Attributes:
+        log_weights: In the precision of their computation, because they are by far the largest
+            tensor.
+        nothing: The output of a row that sees nothing: 0, relative to the mean.
     """
 
     log_weights: Float[Tensor, "C n M"]
-    """In the precision of their computation, because they are by far the largest tensor"""
     log_beside: Float[Tensor, "C n 1"]
     beside: Float[Tensor, "C n V"]
     value: Float[Tensor, "C M V"]
     output: Float[Tensor, "C n V"]
     nothing: Float[Tensor, "C 1 V"]
-    """The output of a row that sees nothing: 0, relative to the mean."""
     protected: Bool[Tensor, "B M"]
     available: Bool[Tensor, "B M"]
 
@@ -88,14 +91,16 @@ class Rows:
         def measured(x: Float[Tensor, "B N V"] | Float[Tensor, "C N V"]) -> Float[Tensor, "C N E"]:
             if turn is None:
                 return x
-            by_head = x.view(len(value), -1, *x.shape[-2:])  # (B, 1, N, V) or (B, G, N, V)
-            return (by_head @ turn).flatten(0, 1)
+            # (B, 1, N, V) or (B, G, N, V)
+            return (x.view(len(value), -1, *x.shape[-2:]) @ turn).flatten(0, 1)
 
         shift = centre.repeat_interleave(parts, dim=0)
         output = measured(stacked(observed.output) - shift)
-        beside = torch.zeros_like(output)
-        if observed.beside is not None:
-            beside = measured(stacked(observed.beside.output()) - shift)
+        beside = (
+            torch.zeros_like(output)
+            if observed.beside is None
+            else measured(stacked(observed.beside.output()) - shift)
+        )
         return cls(
             log_weights=stacked(observed.log_weights),
             log_beside=stacked(observed.log_beside).double(),
@@ -119,9 +124,11 @@ class Rows:
         keys, costs are always exact, and texts are searched together.
         """
         numbers = torch.arange(len(self.available), device=self.value.device)
-        most = len(numbers)
-        if numbers.device.type == "cpu":
-            most = max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
+        most = (
+            max(1, IN_CACHE // max(1, self.parts * self.log_weights[0].numel()))
+            if numbers.is_cpu
+            else len(numbers)
+        )
         for text in numbers.view(texts if self.available.shape[-1] > UPDATED_KEYS else 1, -1):
             for caches in text.split(most):
                 yield self if len(caches) == len(numbers) else self.take(caches)
@@ -130,15 +137,12 @@ class Rows:
         """Returns some of the caches."""
         numbers = torch.arange(len(self.value), device=caches.device).view(-1, self.parts)
         of_parts = numbers[caches].flatten()
-        by_cache = ("protected", "available")
-        return Rows(
-            **{name: x[caches if name in by_cache else of_parts] for name, x in vars(self).items()}
-        )
+        at = dict.fromkeys(("protected", "available"), caches)
+        return Rows(**{name: x[at.get(name, of_parts)] for name, x in vars(self).items()})
 
     def error(self, chosen: Bool[Tensor, "B M"]) -> Float[Tensor, " B"]:
         """Computes sum_i ||o_i - o~_i||^2 of each set."""
-        slots = max(1, int(chosen.sum(dim=-1).max()))
-        keys = chosen.int().topk(slots, dim=-1).indices
+        keys = chosen.int().topk(max(1, int(chosen.sum(dim=-1).max())), dim=-1).indices
         at = _by_part(keys, self.parts)
         used = _by_part(chosen.gather(-1, keys), self.parts)[:, None]
         log_weights = _columns(self.log_weights, at).to(self.value.dtype)
@@ -168,8 +172,7 @@ class Rows:
         for cost, dropped in zip(*(x.split(1, dim=-1) for x in cheapest), strict=True):
             without = chosen.scatter(-1, dropped, value=False)
             other = self._state(without) if state.empties(dropped) else state.without(dropped)
-            adding = self._adding(other, without)
-            gained, added = adding.min(dim=-1, keepdim=True)
+            gained, added = self._adding(other, without).min(dim=-1, keepdim=True)
             better = cost + gained < lowest
             best = best.where(~better, without.scatter(-1, added, value=True))
             lowest = lowest.where(~better, cost + gained)
@@ -210,25 +213,29 @@ def _by_cache(x: Tensor, parts: int) -> Tensor:
 
 @dataclass
 class State:
-    """Holds the errors of a set and the distances of K keys; drops change it in place."""
+    """Holds the errors of a set and the distances of K keys; drops change it in place.
+
+    Attributes:
+        output: o~ at the last full computation.
+        error_of_others: ||o - o~||^2 without the key of the largest weight, at the last full
+            computation.
+        to_kept: R = ||v_j - o~||^2.
+        to_exact: D = ||v_j - o||^2.
+        parts: Query heads of a cache with separate values.
+    """
 
     value: Float[Tensor, "C K V"]
     log_total: Float[Tensor, "C n 1"]
     weights: Float[Tensor, "C n K"]
     mass: Float[Tensor, "C n 1"]
     output: Float[Tensor, "C n V"]
-    """o~ at the last full computation"""
     exact: Float[Tensor, "C n V"]
     nothing: Float[Tensor, "C 1 V"]
     error: Float[Tensor, "C n 1"]
     error_of_others: Float[Tensor, "C n 1"]
-    """||o - o~||^2 without the key of the largest weight, at the last full computation"""
     to_kept: Float[Tensor, "C n K"]
-    """R = ||v_j - o~||^2"""
     to_exact: Float[Tensor, "C n K"]
-    """D = ||v_j - o||^2"""
     parts: int = 1
-    """Query heads of a cache with separate values"""
 
     @classmethod
     def of(
@@ -292,8 +299,9 @@ class State:
     @property
     def unit(self) -> Float[Tensor, "C 1 1"]:
         """Returns a power of two typical of the values, the same for all parts of a cache."""
-        by_cache = self.value.unflatten(0, (-1, self.parts)).flatten(1, 2)
-        return _by_part(typical_unit(by_cache), self.parts)
+        return _by_part(
+            typical_unit(self.value.unflatten(0, (-1, self.parts)).flatten(1, 2)), self.parts
+        )
 
     def change(self, t: Float[Tensor, "C n K"]) -> Float[Tensor, "B K"]:
         """Computes sum_i t ((1 + t) R - D + ||o - o~||^2)."""

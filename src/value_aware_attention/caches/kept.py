@@ -13,27 +13,32 @@ from value_aware_attention.kernels import Kernel
 
 @dataclass(frozen=True)
 class KeptKeys:
-    """Holds the R slots that a cache keeps for all later queries."""
+    """Holds the R slots that a cache keeps for all later queries.
+
+    Attributes:
+        indices: Keys, ascending and each in range; an unused slot has log-weight -inf.
+        log_weight: Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf =
+            unused.
+        value: Replaces the values of these keys; None = original values.
+        sizes: Number of used slots of each cache, all with log-weight 0, if the host knows it; None
+            = a device has to be asked. `dataclasses.replace` forgets it.
+    """
 
     indices: Int[Tensor, "*batch R"]
-    """Keys, ascending and each in range; an unused slot has log-weight -inf."""
     log_weight: Float[Tensor, "*batch R"]
-    """Added to log kappa of its key: 0 = unchanged, log 2 = counted twice, -inf = unused."""
     value: Float[Tensor, "*batch R V"] | None = None
-    """Replaces the values of these keys; None = original values."""
     sizes: list[int] | None = field(default=None, init=False)
-    """Number of used slots of each cache, all with log-weight 0, if the host knows it; None = a
-    device has to be asked. `dataclasses.replace` forgets it."""
 
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
         """Takes the slots of each text (first dimension) from one of two choices."""
         a, b = self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])
         is_mine = mine.to(a.indices.device).view(-1, *(1,) * (a.indices.ndim - 1))
-        value = None
-        if a.value is not None and b.value is not None:
-            value = a.value.where(is_mine[..., None], b.value)
         return KeptKeys(
-            a.indices.where(is_mine, b.indices), a.log_weight.where(is_mine, b.log_weight), value
+            a.indices.where(is_mine, b.indices),
+            a.log_weight.where(is_mine, b.log_weight),
+            None
+            if a.value is None or b.value is None
+            else a.value.where(is_mine[..., None], b.value),
         )
 
     def padded(self, slots: int) -> "KeptKeys":
@@ -41,8 +46,11 @@ class KeptKeys:
         more = max(0, slots - self.indices.shape[-1])
         value = None if self.value is None else pad(self.value, (0, 0, 0, more))
         last = self.indices[..., -1:].expand(*self.indices.shape[:-1], more)
-        weight = pad(self.log_weight, (0, more), value=-torch.inf)
-        return KeptKeys(torch.cat([self.indices, last], dim=-1), weight, value)
+        return KeptKeys(
+            torch.cat([self.indices, last], dim=-1),
+            pad(self.log_weight, (0, more), value=-torch.inf),
+            value,
+        )
 
 
 def kept_state(

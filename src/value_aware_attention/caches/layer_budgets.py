@@ -113,10 +113,9 @@ class Lava(CacheMethod):
         self, rankings: Sequence[Ranking], total: int, least: int
     ) -> list[Int[Tensor, "B H"]]:
         by_layer = _by_layer(rankings, _preferences(rankings), total, least)
-        pairs = zip(rankings, by_layer, strict=True)
         return [
             _pulled_alike(ranking, count.sum(dim=-1).to(ranking.loss.device), least)
-            for ranking, count in pairs
+            for ranking, count in zip(rankings, by_layer, strict=True)
         ]
 
 

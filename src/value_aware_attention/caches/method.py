@@ -16,22 +16,22 @@ from value_aware_attention.kernels import check_kernel
 
 
 class CacheMethod(nn.Module):
-    """Keeps r keys of a cache, chosen on observed queries; subclasses define `scores` or `keep`."""
+    """Keeps r keys of a cache, chosen on observed queries; subclasses define `scores` or `keep`.
+
+    Attributes:
+        kernels: The supported kernels; empty = all kernels.
+        observes: Whether the choice depends on the queries.
+        refits: Whether keys get new weights and values, so that no later choice can be made among
+            them.
+        is_nested: Whether the order of the keys is the same for every r.
+        scale_free: False: the choice changes where all values are multiplied by one number.
+    """
 
     kernels: tuple[type, ...] = ()
-    """The supported kernels; empty = all kernels."""
-
     observes: bool = True
-    """Whether the choice depends on the queries."""
-
     refits: bool = False
-    """Whether keys get new weights and values, so that no later choice can be made among them."""
-
     is_nested: bool = True
-    """Whether the order of the keys is the same for every r."""
-
     scale_free: bool = True
-    """False: the choice changes where all values are multiplied by one number."""
 
     def __init__(self, r: int) -> None:
         super().__init__()
@@ -79,8 +79,7 @@ class CacheMethod(nn.Module):
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
         """Keeps `counts` keys of each cache by `ranking`, which this method made."""
-        sizes = counts.flatten().tolist()
-        return first_kept(observed, ranking.keys, counts[..., None], sizes)
+        return first_kept(observed, ranking.keys, counts[..., None], counts.flatten().tolist())
 
     def check(self, observed: Observed) -> None:
         """Raises ValueError for an unsupported kernel or number of keys."""
@@ -115,8 +114,8 @@ class CacheMethod(nn.Module):
         largest = torch.finfo(scores.dtype).max
         scores = scores.nan_to_num(nan=-largest, posinf=largest, neginf=-largest)
         if observed.protected is not None:
-            positions = observed.protected.to(scores.device)
-            scores = scores.scatter(-1, positions.expand(*observed.batch, -1), torch.inf)
+            positions = observed.protected.to(scores.device).expand(*observed.batch, -1)
+            scores = scores.scatter(-1, positions, torch.inf)
         if observed.available is not None:
             scores = scores.masked_fill(~available(observed), -torch.inf)
         return scores.sort(dim=-1, descending=True, stable=True)

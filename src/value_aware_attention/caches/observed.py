@@ -35,6 +35,16 @@ class Observed:
 
     The G query heads of a group share the keys of one key-value head; W queries of each are
     observed. All derived tensors are in at least fp32.
+
+    Attributes:
+        visible: The visible pairs; None = all.
+        protected: Positions of keys that must be kept and count towards r; repeats are allowed.
+        projection: The layer's output projection W_o of each head, if known.
+        rotary: Rotates queries to later positions, if the model has rotary positions.
+        positions: The positions of the queries; `rotary` shifts from there.
+        start: Position of the first future query; None = the number of keys.
+        available: False for padding, which is never kept; None = all keys are available.
+        beside: State (G, W) of each query over further keys, which it sees in any case.
     """
 
     query: Float[Tensor, "*batch G W D"]
@@ -42,26 +52,16 @@ class Observed:
     value: Float[Tensor, "*batch M V"]
     kernel: Kernel
     visible: Bool[Tensor, "*#batch #G #W M"] | None = None
-    """The visible pairs; None = all."""
     protected: Int[Tensor, "*#batch P"] | None = None
-    """Positions of keys that must be kept and count towards r; repeats are allowed."""
     projection: Float[Tensor, "*#batch G V E"] | None = None
-    """The layer's output projection W_o of each head, if known."""
     rotary: Rotary | None = None
-    """Rotates queries to later positions, if the model has rotary positions."""
     positions: Int[Tensor, " W"] | None = None
-    """The positions of the queries; `rotary` shifts from there."""
     start: int | None = None
-    """Position of the first future query; None = the number of keys"""
     available: Bool[Tensor, "*#batch M"] | None = None
-    """False for padding, which is never kept; None = all keys are available."""
     beside: AttentionState | None = None
-    """State (G, W) of each query over further keys, which it sees in any case"""
 
     def cache(self, place: tuple[int, ...]) -> "Observed":
         """Returns the queries and keys of a single cache, without leading dimensions."""
-        pairs = (*self.query.shape[:-1], self.keys)
-        groups = (*self.batch, -1, -1, -1)
 
         def at(x: Tensor | None, *shape: int) -> Tensor | None:
             return None if x is None else x.expand(*shape)[place]
@@ -72,9 +72,9 @@ class Observed:
             query=self.query[place],
             key=self.key[place],
             value=self.value[place],
-            visible=at(self.visible, *pairs),
+            visible=at(self.visible, *self.query.shape[:-1], self.keys),
             protected=at(self.protected, *self.batch, -1),
-            projection=at(self.projection, *groups),
+            projection=at(self.projection, *self.batch, -1, -1, -1),
             available=at(self.available, *self.batch, -1),
             beside=None if beside is None else beside.rearranged(lambda x: x[place]),
         )
@@ -106,8 +106,7 @@ class Observed:
     def log_mass_beside(self) -> Float[Tensor, "*batch G W 1"]:
         """Computes the log of the unnormalised mass in `beside`; -inf = none."""
         if self.beside is None:
-            query = working_precision(self.query)
-            return torch.full_like(query[..., :1], -torch.inf)
+            return torch.full_like(working_precision(self.query)[..., :1], -torch.inf)
         return self.beside.total.log() + self.beside.log_scale
 
     @cached_property
@@ -168,8 +167,7 @@ class Observed:
             working_precision(self.query), working_precision(self.key), self._value,
             self.kernel, self.visible, choice,
         )  # fmt: skip
-        approximate = self._with_beside(state).output()
-        return (self.output - approximate).square().sum(dim=(-3, -2, -1))
+        return (self.output - self._with_beside(state).output()).square().sum(dim=(-3, -2, -1))
 
     @property
     def _value(self) -> Float[Tensor, "*batch M V"]:

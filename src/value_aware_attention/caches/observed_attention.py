@@ -73,9 +73,8 @@ def pooled(
     """Takes the mean or maximum of `pool` neighbouring numbers >= 0, with 0 beyond the ends."""
     if pool == 1:
         return x
-    flat = x.reshape(-1, 1, x.shape[-1])
     over = max_pool1d if pooling == "max" else avg_pool1d
-    return over(flat, pool, stride=1, padding=pool // 2).view_as(x)
+    return over(x.reshape(-1, 1, x.shape[-1]), pool, stride=1, padding=pool // 2).view_as(x)
 
 
 def by_layer(observed: Observed, x: Shaped[Tensor, "*batch M"]) -> Shaped[Tensor, "B H M"]:

@@ -73,8 +73,11 @@ def optimal_set(observed: Observed, r: int, *, seconds: float = 60.0) -> Optimal
         raise ValueError(f"optimal_set got {observed.keys} keys; it takes at most {MOST_SOLVED}")
     if not seconds > 0:
         raise ValueError(f"seconds is {seconds!r}; it must be a number above 0")
-    names = ("query", "key", "value", "projection")
-    raised = {name: x.double() for name in names if (x := getattr(observed, name)) is not None}
+    raised = {
+        name: x.double()
+        for name in ("query", "key", "value", "projection")
+        if (x := getattr(observed, name)) is not None
+    }
     beside = observed.beside and observed.beside.rearranged(Tensor.double)
     # outputs and weights in fp64, like errors
     observed = replace(observed, **raised, beside=beside)
@@ -141,8 +144,13 @@ class _Problem:
         cost = _costs_of_heaviest(weights, away @ away.mT, r - 1 + int(sees[:, -1].any()))
         cost = cost.where(sees, (output - rows.nothing[0]).square().sum(dim=-1))  # loses everything
         cost[:, -1] = cost[:, -1].where(sees[:, -1], cost.amax(dim=-1))  # no mass: never heaviest
-        digits = ERROR_ROUNDING * away.square().sum(dim=-1).amax(dim=-1).sum()
-        return cls(r, weights, scaled, cost, float(digits))
+        return cls(
+            r,
+            weights,
+            scaled,
+            cost,
+            float(ERROR_ROUNDING * away.square().sum(dim=-1).amax(dim=-1).sum()),
+        )
 
     def limit(self, error: Float[Tensor, " 1"]) -> float:
         """Returns the error from which another set is no better."""
@@ -180,8 +188,8 @@ class _Problem:
         less = (p - self.cost).clamp_min(0)
         heaviest = (p - less @ parts[..., None]).squeeze(-1)
         per_t = (chord >= heaviest) / t
-        by_square = (2 * per_t[..., None] * moved).flatten(1) @ self.scaled.mT
-        slope = by_square - (per_t * chord * total) @ self.weights
+        slope = (2 * per_t[..., None] * moved).flatten(1) @ self.scaled.mT
+        slope = slope - (per_t * chord * total) @ self.weights
         slope = slope - (less * (chord < heaviest)[..., None]).sum(dim=1)
         return chord.maximum(heaviest).sum(dim=-1), slope[:, :-1]
 

@@ -47,8 +47,7 @@ class AttentionMatching(Refinement):
         if method.r != r:
             raise ValueError(f"r is {r}; the method given keeps {method.r}")
         if method.refits:
-            name = type(method).__name__
-            raise ValueError(f"method is a {name} that refits; one refit is made")
+            raise ValueError(f"method is a {type(method).__name__} that refits; one refit is made")
 
     @torch.no_grad()
     def keep(self, observed: Observed) -> KeptKeys:
@@ -61,8 +60,8 @@ class AttentionMatching(Refinement):
 
     def multiply_adds(self, rows: int, keys: int, head_dim: int, value_dim: int) -> float:
         """Counts one solution of both least squares problems; the refit compares thirteen."""
-        base = self.method.multiply_adds(rows, keys, head_dim, value_dim)
-        return base + 2 * (rows * self.r**2 + self.r**3 / 3)
+        solution = 2 * (rows * self.r**2 + self.r**3 / 3)
+        return self.method.multiply_adds(rows, keys, head_dim, value_dim) + solution
 
 
 def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
@@ -73,8 +72,9 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
     refitted.
     """
     rows, slots = Rows.of(observed), choice.indices.shape[-1]
-    flat = KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
-    fit = _Fit.of(rows, flat)
+    fit = _Fit.of(
+        rows, KeptKeys(choice.indices.reshape(-1, slots), choice.log_weight.reshape(-1, slots))
+    )
     count = fit.weights.shape[1]
     dtype = choice.log_weight.dtype
     if count < 2 * HELD_OUT:  # with values, because texts with more rows have them
@@ -82,8 +82,7 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
         return KeptKeys(choice.indices, choice.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0
     fitted, checked = fit.of_rows(~held_out), fit.of_rows(held_out)
-    errors = [checked.error(*fitted.solve(*how)) for how in CHOICES]
-    best = torch.stack(errors).argmin(dim=0)
+    best = torch.stack([checked.error(*fitted.solve(*how)) for how in CHOICES]).argmin(dim=0)
     factors, change = torch.ones_like(fit.weights[:, 0]), torch.zeros_like(fit.value)
     for number, how in enumerate(CHOICES):
         chosen = best == number
@@ -92,18 +91,24 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
             factors = of_choice.where(chosen[:, None], factors)
             change = moved.where(chosen[:, None, None], change)
     value = (fit.value + change - rows.nothing).view(*choice.indices.shape, -1)
-    bias = factors.log().view(choice.indices.shape)
-    return KeptKeys(choice.indices, choice.log_weight + bias.to(dtype), value.to(dtype))
+    return KeptKeys(
+        choice.indices,
+        choice.log_weight + factors.log().view(choice.indices.shape).to(dtype),
+        value.to(dtype),
+    )
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """Holds the least squares problem of the observed rows, in fp64."""
+    """Holds the least squares problem of the observed rows, in fp64.
+
+    Attributes:
+        weights: alpha of the kept keys.
+        beside: Attention weight on `beside`.
+    """
 
     weights: Float[Tensor, "B n r"]
-    """alpha of the kept keys"""
     beside: Float[Tensor, "B n 1"]
-    """Attention weight on `beside`"""
     output_beside: Float[Tensor, "B n V"]
     output: Float[Tensor, "B n V"]
     value: Float[Tensor, "B r V"]
@@ -111,8 +116,10 @@ class _Fit:
 
     @classmethod
     def of(cls, rows: Rows, choice: KeptKeys) -> "_Fit":
-        at = choice.indices[:, None]
-        log_weights = rows.log_weights.take_along_dim(at, dim=-1) + choice.log_weight[:, None]
+        log_weights = (
+            rows.log_weights.take_along_dim(choice.indices[:, None], dim=-1)
+            + choice.log_weight[:, None]
+        )
         return cls(
             log_weights.double().exp(),
             rows.log_beside.exp(),
@@ -139,8 +146,7 @@ class _Fit:
             factors = factors.clamp(*FACTOR_RANGE)
         if ridge == torch.inf:
             return factors, torch.zeros_like(self.value)
-        weights, left = self._reweighted(factors)
-        return factors, _least_squares(weights, left, ridge)
+        return factors, _least_squares(*self._reweighted(factors), ridge)
 
     def error(
         self, factors: Float[Tensor, "B r"], change: Float[Tensor, "B r V"]
@@ -169,8 +175,7 @@ def _least_squares(
     With fewer rows n than keys r, the n x n system is solved, which has the same solution.
     """
     squares = factor.square().sum(dim=-2)
-    used = (squares > 0).sum(dim=-1).clamp_min(1)
-    pull = ridge * squares.sum(dim=-1) / used
+    pull = ridge * squares.sum(dim=-1) / (squares > 0).sum(dim=-1).clamp_min(1)
     pull = pull.where(pull > 0, 1.0)[:, None, None]  # if all weights are 0, so is x
     rows, keys = factor.shape[-2:]
     small = factor if rows < keys else factor.mT

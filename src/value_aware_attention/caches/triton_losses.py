@@ -39,13 +39,12 @@ def selected(observed: Observed) -> str:
         return ""
     if scores not in SCORES:
         raise ValueError(f"{VARIABLE} is {scores!r}; it must be one of {', '.join(SCORES)}")
-    sizes = observed.query.shape[-1], observed.value.shape[-1]
     is_served = (
         type(observed.kernel) is Exponential
         and observed.visible is None
         and torch.float64 not in (observed.query.dtype, observed.key.dtype, observed.value.dtype)
         and min(observed.query.shape[-2], observed.keys) > 1
-        and max(sizes) <= WIDEST
+        and max(observed.query.shape[-1], observed.value.shape[-1]) <= WIDEST
         and (observed.key.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
     )
     return scores if is_served and _is_right(observed, scores) else ""
@@ -58,9 +57,7 @@ def _is_right(observed: Observed, scores: str) -> bool:
     """Compares one head with the batched form at the first use on a device; warns if it differs."""
     place = (observed.key.device, scores)
     if place not in _CHECKED:
-        head = observed.cache((0,) * len(observed.batch))
-        problem = _difference(head, scores)
-        if problem:
+        if problem := _difference(observed.cache((0,) * len(observed.batch)), scores):
             warnings.warn(
                 f"the Triton kernels do not run as they should on {place[0]} ({problem}); losses "
                 f"of single keys are computed by PyTorch",
@@ -77,11 +74,10 @@ def _difference(observed: Observed, scores: str) -> str:
     except Exception as error:  # a compiler's or a driver's, of any kind
         return f"{type(error).__name__}: {str(error).splitlines()[:1]}"
     exact, exact_outputs = batched_losses(observed)
-    errors = (
+    largest = max(
         float((x - y).abs().max() / y.abs().max().clamp_min(torch.finfo(y.dtype).tiny))
         for x, y in ((losses, exact), (outputs, exact_outputs))
     )
-    largest = max(errors)
     return "" if largest <= LARGEST_ERROR else f"a relative difference of {largest:.1e}"
 
 
@@ -104,10 +100,11 @@ def triton_losses(
         query, key, value, top, number, others, changed, *sizes
     )
     scale = torch.maximum(top, heads.log_mass)
-    of_top, mass = (top - scale).exp_(), (heads.log_mass - scale).exp_()
+    of_top = (top - scale).exp_()
     output, total, lost = heads.joined(
-        None, number.long(), of_top, mass, others * of_top, changed * of_top
-    )
+        None, number.long(), of_top, (heads.log_mass - scale).exp_(), others * of_top,
+        changed * of_top,
+    )  # fmt: skip
     by_head = heads.by_head(output)
     turned = heads.turned(by_head)
     length, norm = (

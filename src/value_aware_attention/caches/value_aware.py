@@ -79,9 +79,10 @@ class ValueAware(CacheMethod):
             self._searched(part_rows, part_starts, self.r)[0]
             for part_rows, part_starts in _parts(rows, starts)
         ]
-        keys = torch.cat(searched).view(1, *observed.batch, -1)
-        counts = torch.full(observed.batch, self.r, device=observed.key.device)
-        choice = self._kept(observed, rows, torch.cat([keys, starts]), counts)
+        orders = torch.cat([torch.cat(searched).view(1, *observed.batch, -1), starts])
+        choice = self._kept(
+            observed, rows, orders, torch.full(observed.batch, self.r, device=observed.key.device)
+        )
         del rows
         return refitted(observed, choice) if self.refit else choice
 
@@ -96,8 +97,11 @@ class ValueAware(CacheMethod):
             for part_rows, part_starts in _parts(rows, starts)
         ]
         keys, costs = (torch.cat(x).view(*observed.batch, -1) for x in zip(*measured, strict=True))
-        norm = observed.squared_layer_output()
-        return Ranking(keys, costs / norm.view(-1, *(1,) * (costs.ndim - 1)), others=starts)
+        return Ranking(
+            keys,
+            costs / observed.squared_layer_output().view(-1, *(1,) * (costs.ndim - 1)),
+            others=starts,
+        )
 
     @torch.no_grad()
     def cut(self, observed: Observed, ranking: Ranking, counts: Int[Tensor, " *batch"]) -> KeptKeys:
@@ -142,8 +146,9 @@ class ValueAware(CacheMethod):
         places = torch.empty_like(others[: len(RANKINGS)])
         places.scatter_(-1, others[: len(RANKINGS)], all_keys.expand_as(places).contiguous())
         union = places.amin(dim=0).argsort(dim=-1, stable=True)
-        first = union[:, :count].sort(dim=-1).values
-        keys, costs = eliminate(rows, first, least, share=DROPPED_SHARE)
+        keys, costs = eliminate(
+            rows, union[:, :count].sort(dim=-1).values, least, share=DROPPED_SHARE
+        )
         return torch.cat([keys, union[:, count:]], dim=-1), costs
 
     def _measured(
@@ -151,16 +156,14 @@ class ValueAware(CacheMethod):
     ) -> tuple[Int[Tensor, "B M"], Float[Tensor, "B M"]]:
         """Ranks the keys by the search; also returns the cost of each."""
         keys, costs = self._searched(rows, others, least)
-        behind = measured_in_order(rows, keys, costs.shape[-1])
-        return keys, torch.cat([costs, behind], dim=-1)
+        return keys, torch.cat([costs, measured_in_order(rows, keys, costs.shape[-1])], dim=-1)
 
     def _best(
         self, rows: Rows, orders: Int[Tensor, "S B M"], counts: Int[Tensor, " B"]
     ) -> Bool[Tensor, "B M"]:
         """Returns the set of least error among the first keys of each order, or a better set."""
         starts = [first_of(keys, counts) for keys in orders]
-        free = counts - rows.protected.sum(dim=-1)
-        if (free == 1).any() or self.search == "best":
+        if (counts - rows.protected.sum(dim=-1) == 1).any() or self.search == "best":
             starts.append(extend(rows, counts))
         sets = torch.stack(starts)
         errors = torch.stack([rows.error(start) for start in starts])
@@ -179,8 +182,7 @@ class ValueAware(CacheMethod):
         This is for `search` "default" without a refit; the scores of `STARTS` are not counted.
         """
         searched = min(keys, PRESELECTED * self.r)
-        drops = searched - min(self.r, searched)
-        pairs = rows * drops * (searched + self.r) / 2
+        pairs = rows * (searched - min(self.r, searched)) * (searched + self.r) / 2
         return rows * keys * (head_dim + 2 * value_dim) + 9 * pairs
 
 

@@ -18,21 +18,25 @@ ELSEWHERE = 2**26
 
 @dataclass(frozen=True)
 class Choice:
-    """Holds a choice among a pool of keys, made before the queries `served` arrive."""
+    """Holds a choice among a pool of keys, made before the queries `served` arrive.
+
+    Attributes:
+        call: query (*own, G, N, D), key (*own, 1, M, D).
+        start: Position of the first later key; such keys are kept for every query.
+        own_past: State of each past query over the keys up to its own, heads in any shape; None =
+            unknown.
+        shared: Tensors that are the same in all layers of a prompt, by what they depend on.
+    """
 
     call: Call
-    """query (*own, G, N, D), key (*own, 1, M, D)"""
     pool: Int[Tensor, "*own K"]
     past: range
     served: range
     start: int
-    """Position of the first later key; such keys are kept for every query"""
     rows: int
     seed: int = 0
     own_past: AttentionState | None = None
-    """State of each past query over the keys up to its own, heads in any shape; None = unknown"""
     shared: dict[Hashable, Tensor] = field(default_factory=dict)
-    """Tensors that are the same in all layers of a prompt, by what they depend on"""
 
     def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Returns a tensor that is made for the first layer."""
@@ -64,8 +68,7 @@ class Choice:
 
 def last(choice: Choice) -> Arguments:
     """Takes the last past queries; they attend as in the text."""
-    rows = choice.past[-choice.rows :]
-    return choice.attending(torch.tensor(rows, device=choice.pool.device))
+    return choice.attending(torch.tensor(choice.past[-choice.rows :], device=choice.pool.device))
 
 
 def causal(choice: Choice) -> Arguments:
@@ -102,10 +105,11 @@ def continued(choice: Choice) -> Arguments:
     """
     rows, call = choice.spaced(choice.past), choice.call
     query = call.query[..., rows, :]
-    if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]:
-        beside = choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
-    else:
-        beside = own_past(choice, query, call.key, call.value, rows)
+    beside = (
+        choice.own_past.rearranged(lambda x: x.reshape(*query.shape[:-1], -1))
+        if choice.own_past is not None and len(rows) == choice.own_past.total.shape[-2]
+        else own_past(choice, query, call.key, call.value, rows)
+    )
     return noncausal(choice, rows) | {"beside": beside}
 
 
@@ -119,8 +123,9 @@ def own_past(
     most, whole, shape = key.shape[1], None, query.shape[:-1]
     weights, near = AT_ONCE.get(key.device.type, ELSEWHERE), (key, value)
     at_once = max(1, weights // max(1, shape[:-1].numel() * most))
-    blocks = zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
-    for number, (block, at) in enumerate(blocks):
+    for number, (block, at) in enumerate(
+        zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
+    ):
         if len(at) < len(rows):  # they ascend; where they are all rows, nothing asks the device
             last_row = number * at_once + len(at) - 1 if len(rows) == most else int(at[-1])
             near = key[:, : last_row + 1], value[:, : last_row + 1]
@@ -174,5 +179,5 @@ def hindsight(choice: Choice) -> Arguments:
     scores = call.kernel.log_similarity(call.query, call.key[..., choice.start :, :])
     pairs = visible_pairs(call)
     visible = None if pairs is None else pairs[..., choice.start :]
-    later = call.value[..., choice.start :, :]
-    return queries | {"beside": attention_state(scores, later, visible)}
+    beside = attention_state(scores, call.value[..., choice.start :, :], visible)
+    return queries | {"beside": beside}

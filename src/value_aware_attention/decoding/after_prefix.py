@@ -11,12 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
-from value_aware_attention.arguments import (
-    arguments_shown,
-    check_at_least,
-    check_choice,
-    check_seed,
-)
+from value_aware_attention.arguments import check_at_least, check_choice, check_seed
 from value_aware_attention.attention import (
     AttentionState,
     attention,
@@ -103,8 +98,7 @@ class AfterPrefix(Approximation):
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
 
-    shares_keys = True
-    """Tells the adapter to pass the model's key-value heads unrepeated, and its `Layer`."""
+    shares_keys = True  # tells the adapter to pass key-value heads unrepeated, and its `Layer`
 
     def __init__(
         self,
@@ -169,9 +163,11 @@ class AfterPrefix(Approximation):
             )
 
     def _check_growing(self) -> None:
-        name = type(self.method).__name__
         if self.method.refits:
-            raise ValueError(f"every is {self.every}; {name} refits values, so it chooses once")
+            raise ValueError(
+                f"every is {self.every}; {type(self.method).__name__} refits values, so it chooses "
+                f"once"
+            )
         if self.observed == "repeat":
             raise ValueError(f"every is {self.every}; repeated queries are recorded once")
         if self.observed == "continued":
@@ -295,8 +291,9 @@ class AfterPrefix(Approximation):
                 "tensors have none"
             )
         if self.prefix is None:
-            kept = self._choose(grouped, pool, call.keys)
-            return groups.restored(_served(grouped, kept, call.keys))
+            return groups.restored(
+                _served(grouped, self._choose(grouped, pool, call.keys), call.keys)
+            )
         exact = _exact(call.take(slice(0, self.prefix)))
         if self.prefix == call.keys:
             return exact
@@ -342,16 +339,16 @@ class AfterPrefix(Approximation):
                 f"replace_attention, whose layers are read first"
             )
         ranking = self.method.rank(observed)
-        total = self.method.r * ranking.keys.shape[1:-1].numel()
-        (counts,) = self.method.share([ranking], total, self._least)
+        (counts,) = self.method.share(
+            [ranking], self.method.r * ranking.keys.shape[1:-1].numel(), self._least
+        )
         return self.method.cut(observed, ranking, counts.view(ranking.keys.shape[:-1]))
 
     def _all_kept(self, observed: Observed) -> KeptKeys:
         """Keeps all keys of a text with fewer than r."""
         choice = CacheMethod.pack(observed, torch.ones_like(available(observed)))
-        if self.method.refits:
-            return replace(choice, value=working_precision(observed.value))
-        return choice
+        value = working_precision(observed.value) if self.method.refits else choice.value
+        return replace(choice, value=value)
 
     @property
     def _least(self) -> int:
@@ -372,25 +369,21 @@ class AfterPrefix(Approximation):
     def choose_ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
         """Like `choose`. With the pool "checked" it also returns r keys of every head."""
         with torch.autocast(next(iter(calls))["query"].device.type, enabled=False):
-            return self._ways(calls)
-
-    def _ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
-        parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
-        if self.pool not in OF_MODEL:
-            pairs = zip(parts, cuts, strict=True)
-            return [
-                [
-                    texts.joined([self.choose_part(*texts_call) for texts_call in cut])
-                    for texts, cut in pairs
+            parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
+            if self.pool not in OF_MODEL:
+                return [
+                    [
+                        texts.joined([self.choose_part(*texts_call) for texts_call in cut])
+                        for texts, cut in zip(parts, cuts, strict=True)
+                    ]
                 ]
-            ]
-        chosen = []
-        for layers in zip(*cuts, strict=True):
-            ways = self.choose_model(
-                [self.ranked(self.observe_part(*texts_call)) for texts_call in layers]
-            )
-            pools = [pool for _, pool, _ in layers]
-            chosen.append([list(map(_placed, way, pools)) for way in ways])
+            chosen = []
+            for layers in zip(*cuts, strict=True):
+                ways = self.choose_model(
+                    [self.ranked(self.observe_part(*texts_call)) for texts_call in layers]
+                )
+                pools = [pool for _, pool, _ in layers]
+                chosen.append([list(map(_placed, way, pools)) for way in ways])
         return [
             [texts.joined([choice[way][n] for choice in chosen]) for n, texts in enumerate(parts)]
             for way in range(2 if self.pool == "checked" else 1)
@@ -508,9 +501,6 @@ class AfterPrefix(Approximation):
         choices = 1 if self.every is None else -(-after // self.every)
         return (keys * sizes.one_key + choices * chosen) / sizes.queries
 
-    def extra_repr(self) -> str:
-        return arguments_shown(self)
-
 
 def _every_key(call: Call) -> Int[Tensor, "*own M"]:
     return torch.arange(call.keys, device=call.key.device).expand(*call.key.shape[:-3], -1)
@@ -532,9 +522,9 @@ def _exact(call: Call) -> Float[Tensor, "*batch N V"]:
     if len(call.batch) > 2:
         tensors = [x.expand(*call.batch, -1, -1).flatten(1, -3) for x in tensors]
         if mask is not None and mask.ndim > 3:
-            heads = call.batch[-(mask.ndim - 2) :]
-            is_shared = all(size == 1 for size in mask.shape[1:-2])
-            mask = (mask if is_shared else mask.expand(*heads, -1, -1)).flatten(1, -3)
+            if any(size != 1 for size in mask.shape[1:-2]):
+                mask = mask.expand(*call.batch[-(mask.ndim - 2) :], -1, -1)
+            mask = mask.flatten(1, -3)
     output = attention(*tensors, kernel=call.kernel, attn_mask=mask, is_causal=call.is_causal)
     return output.view(*call.batch, *output.shape[-2:])
 

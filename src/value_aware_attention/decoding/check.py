@@ -24,11 +24,15 @@ Reader = Callable[[Int[Tensor, "B 1"], int], Float[Tensor, "B 1 E"]]
 
 @dataclass(frozen=True)
 class CacheCheck:
-    """Holds the differences between a cache's logits and those of one pass over the kept keys."""
+    """Holds the differences between a cache's logits and those of one pass over the kept keys.
+
+    Attributes:
+        differences: Largest difference of a logit, relative to the largest logit, by text and later
+            token.
+    """
 
     prefix: int
     differences: Float[Tensor, "B N"]
-    """Largest difference of a logit, relative to the largest logit, by text and later token"""
     tolerance: float
 
     @property

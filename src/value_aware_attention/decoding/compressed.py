@@ -8,6 +8,7 @@ from inspect import signature
 from threading import current_thread
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -17,10 +18,12 @@ from transformers import (
 )
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateOutput
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from value_aware_attention.arguments import check_share, described
+from value_aware_attention.attention import AttentionState
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.call import uncompiled
 from value_aware_attention.decoding.filling import (
@@ -31,7 +34,6 @@ from value_aware_attention.decoding.filling import (
     Prompt,
 )
 from value_aware_attention.decoding.kept_layer import KeptLayer
-from value_aware_attention.decoding.prompt_attention import attention_and_state
 from value_aware_attention.decoding.refusals import (
     cache_argument,
     check_continued,
@@ -42,7 +44,7 @@ from value_aware_attention.decoding.refusals import (
     refuse_assistance,
     warning_of_padding,
 )
-from value_aware_attention.hugging_face.attending import OWN, set_implementation
+from value_aware_attention.hugging_face.attending import OWN, repeated, set_implementation
 from value_aware_attention.hugging_face.contexts import named_attention
 from value_aware_attention.hugging_face.layers import attention_layers, check_call, layer_kernel
 from value_aware_attention.hugging_face.masks import split_mask
@@ -112,8 +114,11 @@ class _Compression(Context):
 
     def __init__(self, model: PreTrainedModel, choices: Choices) -> None:
         check_decoder(model)
-        numbers = {module: number for number, module in enumerate(attention_layers(model))}
-        super().__init__(choices, numbers, traits_of(model))
+        super().__init__(
+            choices,
+            {module: number for number, module in enumerate(attention_layers(model))},
+            traits_of(model),
+        )
         attention = model.config._attn_implementation
         self.model, self.attention = model, "sdpa" if attention in FUSED else attention
         self.report = CompressedCaches()
@@ -143,12 +148,14 @@ class _Compression(Context):
     def _follow(self, restored: ExitStack) -> None:
         """Tracks the caches of the model's calls until the context is restored."""
         for module in self.numbers:
-            see = partial(self._see_cache, str(cache_argument(module)))
-            restored.callback(module.register_forward_pre_hook(see, with_kwargs=True).remove)
+            restored.callback(
+                module.register_forward_pre_hook(
+                    partial(self._see_cache, str(cache_argument(module))), with_kwargs=True
+                ).remove
+            )
         for module in (self.model.base_model, self.model):  # some models bypass the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
-            check = module.register_forward_pre_hook(check_mask, with_kwargs=True)
-            restored.callback(check.remove)
+            restored.callback(module.register_forward_pre_hook(check_mask, with_kwargs=True).remove)
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", warning_of_padding),
@@ -249,17 +256,17 @@ class _Compression(Context):
                 mask = None if attention_mask is None else attention_mask[..., -layer.later :]
                 visible, _ = split_mask(mask, query, key[:, :, layer.slots :], is_causal=True)
                 self.last = call, visible, (attention_mask, options)
-            output = layer.serve(query, kernel, self.last[1])
-            return output.transpose(1, 2).contiguous(), None
-        outputs, state = attention_and_state(
+            return layer.serve(query, kernel, self.last[1]).transpose(1, 2).contiguous(), None
+        outputs, state = _attention_and_state(
             _attention_of(module, self.attention), module, query, key, value, attention_mask,
             scaling=scaling, dropout=dropout, **options,
         )  # fmt: skip
         if not isinstance(layer, DynamicSlidingWindowLayer):
             check_call(dropout, options)
             check_layer(module, layer, key, value, options.get("sliding_window"))
-            prompt = self.filling.prompts.setdefault(place, Prompt(self, module, kernel))
-            prompt.read(query, key, attention_mask, state)
+            self.filling.prompts.setdefault(place, Prompt(self, module, kernel)).read(
+                query, key, attention_mask, state
+            )
             if not self.is_chunked:
                 self.filling.observe(place)
         return outputs
@@ -267,9 +274,47 @@ class _Compression(Context):
 
 def _attention_of(module: nn.Module, name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Returns the attention function that the module's own code finds under this name."""
-    homes = (sys.modules[kind.__module__] for kind in type(module).__mro__)
-    eager = (getattr(home, "eager_attention_forward", None) for home in homes)
+    eager = (
+        getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
+        for kind in type(module).__mro__
+    )
     return ALL_ATTENTION_FUNCTIONS.get(name, next(filter(None, eager), None))
+
+
+def _attention_and_state(
+    function: Callable[..., tuple[Tensor, Tensor | None]], module: nn.Module, query: Tensor,
+    key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None, dropout: float,
+    **options: Any,
+) -> tuple[tuple[Tensor, Tensor | None], AttentionState | None]:  # fmt: skip
+    """Calls an attention function of transformers; also returns each query's state over its past.
+
+    PyTorch's fused attention on a CPU returns the log of its normaliser, which the function drops.
+    The state is None where that kernel does not compute the call: on other devices, below fp32,
+    with a mask or gradients, for parts of a prompt and for other attention functions.
+    """
+    tensors = (query, key, value)
+    if (
+        function is not sdpa_attention_forward
+        or mask is not None
+        or not getattr(module, "is_causal", False)
+        or options.get("is_causal") is False
+        or query.shape[2] != key.shape[2]
+        or len({x.shape[-1] for x in tensors}) > 1
+        or any(x.device.type != "cpu" or x.dtype != torch.float32 for x in tensors)
+        or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+        or torch.is_autocast_enabled("cpu")
+    ):
+        return (
+            function(module, query, key, value, mask, scaling=scaling, dropout=dropout, **options),
+            None,
+        )
+    check_call(dropout, options)
+    output, log_total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, *repeated(query, key, value), 0.0, True, scale=scaling
+    )
+    log_total = log_total[..., None]
+    state = AttentionState(output, torch.ones_like(log_total), log_total)
+    return (output.transpose(1, 2).contiguous(), None), state
 
 
 class CompressedGeneration:

@@ -39,43 +39,51 @@ OBSERVED_IN_ONE_PASS = ("last", "causal", "noncausal", "continued")
 
 @dataclass
 class CompressedCache:
-    """Reports what one cache kept of its prompt."""
+    """Reports what one cache kept of its prompt.
+
+    Attributes:
+        tokens: Length of the prompt, including padding.
+        keys: Keys kept by layer and key-value head, averaged over texts; padding is not counted.
+        slots: Slots for the kept keys of all texts, layers and heads, including unused ones.
+        bytes_before: Bytes of the prompt's keys and values in the compressed layers.
+        bytes_after: Bytes of what these layers hold now.
+        bytes_of_queries: Bytes of the prompt's queries that are held for later choices.
+        seconds: Time for choosing and copying keys, including later choices.
+        layers: Numbers of the compressed layers, as in `attention_layers`.
+        bytes_of_others: Bytes of keys and values in layers with windows, which are not compressed.
+        was_read: Whether any token was read over the kept keys.
+    """
 
     tokens: int
-    """Length of the prompt, including padding"""
     keys: Float[Tensor, "L H"]
-    """Keys kept by layer and key-value head, averaged over texts; padding is not counted"""
     slots: int
-    """Slots for the kept keys of all texts, layers and heads, including unused ones"""
     bytes_before: int
-    """Bytes of the prompt's keys and values in the compressed layers"""
     bytes_after: int
     bytes_of_queries: int
-    """Bytes of the prompt's queries that are held for later choices"""
     seconds: float
-    """Time for choosing and copying keys, including later choices"""
     layers: list[int]
-    """Numbers of the compressed layers, as in `attention_layers`"""
     bytes_of_others: int
-    """Bytes of keys and values in layers with windows, which are not compressed"""
     was_read: bool = False
-    """Whether any token was read over the kept keys"""
 
     def __str__(self) -> str:
-        mib, heads = 2**20, [[f"{x:6,.0f}" for x in row] for row in self.keys.tolist()]
+        mib = 2**20
         lines = [
             f"{self.tokens:,} tokens: {self.keys.mean():,.1f} keys a head, "
             f"{self.bytes_before / mib:.1f} MiB -> {self.bytes_after / mib:.1f} MiB "
             f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s"
         ]
         if self.bytes_of_others:
-            others = f"{self.bytes_of_others / mib:.1f} MiB in layers with windows"
-            lines.append(f"{len(self.layers)} layers are compressed; {others} stay as they are")
+            lines.append(
+                f"{len(self.layers)} layers are compressed; {self.bytes_of_others / mib:.1f} MiB "
+                f"in layers with windows stay as they are"
+            )
         if not self.was_read:
             lines.append("no token was read over these keys: all logits are the exact model's")
         if (self.keys != self.keys[0, 0]).any():
-            rows = zip(self.layers, heads, strict=True)
-            lines += [f"keys of layer {number}: {' '.join(row)}" for number, row in rows]
+            lines += [
+                f"keys of layer {number}: {' '.join(f'{count:6,.0f}' for count in counts)}"
+                for number, counts in zip(self.layers, self.keys.tolist(), strict=True)
+            ]
         return "\n".join(lines)
 
 
@@ -103,8 +111,7 @@ class CompressedCaches:
 
 def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
     """Returns the cache method that `method` builds for r keys; ValueError if it builds none."""
-    is_function = callable(method) and not isinstance(method, nn.Module)
-    cache_method = method(r) if is_function else None
+    cache_method = method(r) if callable(method) and not isinstance(method, nn.Module) else None
     if not isinstance(cache_method, CacheMethod):
         raise ValueError(
             f"method is {described(method)}; it must be a function from a number of keys to a "
@@ -115,12 +122,11 @@ def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
 
 @dataclass(frozen=True)
 class Choices:
-    """Holds the method and the share of keys, for prompts of any length."""
+    """Holds the method, the share of keys and `AfterPrefix`'s options, for prompts of any size."""
 
     method: Callable[[int], CacheMethod]
     keep: float
     options: Arguments
-    """Options of `AfterPrefix`"""
 
     def __post_init__(self) -> None:
         for name, again, others in (
@@ -183,16 +189,19 @@ class Choices:
 
 @dataclass(eq=False)
 class Context:
-    """Holds the state that a model's layers share within a `compressed_cache`."""
+    """Holds the state that a model's layers share within a `compressed_cache`.
+
+    Attributes:
+        numbers: The index of each layer in the model.
+        filling: The cache that a pass is filling or has filled; None between passes.
+        is_chunked: True while `generate` reads a prompt in chunks.
+    """
 
     choices: Choices
     numbers: Mapping[nn.Module, int]
-    """The index of each layer in the model"""
     traits: Mapping[nn.Module, Traits]
     filling: "Filling | None" = None
-    """The cache that a pass is filling or has filled; None between passes"""
     is_chunked: bool = False
-    """True while `generate` reads a prompt in chunks"""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # copies of a cache are read in the same context
@@ -206,22 +215,26 @@ class Context:
 
 @dataclass
 class Prompt:
-    """Holds what one layer has read of a prompt, and makes later choices among its keys."""
+    """Holds what one layer has read of a prompt, and makes later choices among its keys.
+
+    Attributes:
+        visible: The keys that the last query sees (all except padding); None = all.
+        state: State (B, heads, N, V) of its queries over their own past; None = the attention gave
+            none.
+        parts: Its texts without padding.
+        ranked: Rankings of each part, if the keys of all layers are chosen together.
+        report: Report of the layer's cache, once keys are chosen.
+    """
 
     context: Context
     module: nn.Module
     kernel: Kernel
     queries: list[Tensor] = field(default_factory=list)
     visible: Tensor | None = None
-    """The keys that the last query sees (all except padding); None = all"""
     state: AttentionState | None = None
-    """State (B, heads, N, V) of its queries over their own past; None = the attention gave none"""
     parts: Parts | None = None
-    """Its texts without padding"""
     ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)
-    """Rankings of each part, if the keys of all layers are chosen together"""
     report: CompressedCache | None = None
-    """Report of the layer's cache, once keys are chosen"""
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Prompt":
         return self  # copies of a cache share the model
@@ -262,10 +275,9 @@ class Prompt:
 
     def call(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Arguments:
         """Returns the arguments of an `AfterPrefix` for this layer."""
-        traits, layer = self.context.traits[self.module], Layer(number=self.number)
         return grouped(
-            self.module, traits, layer, query, key, value, kernel=self.kernel, attn_mask=visible,
-            is_causal=True,
+            self.module, self.context.traits[self.module], Layer(number=self.number), query, key,
+            value, kernel=self.kernel, attn_mask=visible, is_causal=True,
         )  # fmt: skip
 
     def choose_again(
@@ -281,8 +293,12 @@ class Prompt:
             parts, cut = next(iter(after.values())).parted(
                 pool=pool, share=share, **self.call(query, key, value, visible)
             )
-            of_parts = zip(parts.of_first(share), cut, strict=True)
-            choice = parts.joined([after[r].choose_part(*texts) for r, texts in of_parts])
+            choice = parts.joined(
+                [
+                    after[r].choose_part(*texts)
+                    for r, texts in zip(parts.of_first(share), cut, strict=True)
+                ]
+            )
         assert self.report is not None
         self.report.seconds += seconds_now() - begun
         return choice
@@ -369,9 +385,10 @@ class Filling:
                 self._choose_model()
         layers = list(self.kept.values())
         others = [x for x in self.cache.layers if isinstance(x, DynamicSlidingWindowLayer)]
+        counts = torch.stack([x.counts.to(layers[0].counts.device) for x in layers])
         report = CompressedCache(
             tokens=layers[0].prefix,
-            keys=_means([layer.counts for layer in layers]),
+            keys=counts.float().mean(dim=1).cpu(),  # read all at once
             slots=sum(layer.held for layer in layers),
             bytes_before=self.bytes_before,
             bytes_after=sum(layer.nbytes for layer in layers),
@@ -394,8 +411,3 @@ class Filling:
         for number, (place, prompt) in enumerate(self.prompts.items()):
             assert prompt.parts is not None
             self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))
-
-
-def _means(counts: Sequence[Int[Tensor, "B H"]]) -> Float[Tensor, "L H"]:
-    """Averages the numbers of keys over texts; all are read at once."""
-    return torch.stack([count.to(counts[0].device) for count in counts]).float().mean(dim=1).cpu()

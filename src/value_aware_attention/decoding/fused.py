@@ -82,9 +82,9 @@ def padded(
         if pairs is not None:
             mask[..., -pairs.shape[-1] :].masked_fill_(~pairs, hidden)
         mask = mask.unflatten(1, (heads, -1)).flatten(2, 3)
-    scale = kernel.scale_for(query.shape[-1])
-    output = scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
-    return output.reshape(*shape, -1)
+    return scaled_dot_product_attention(
+        rows, key, value, attn_mask=mask, scale=kernel.scale_for(query.shape[-1])
+    ).reshape(*shape, -1)
 
 
 def of_sequences(
@@ -110,10 +110,10 @@ def of_sequences(
     groups = query.shape[:2].numel() // caches
     places = torch.arange(0, 2 * caches * groups + 1, groups, device=query.device)
     used = torch.cat([counts, counts.new_full((caches,), later)])
-    most = max(room.pages.slots, room.later_key.shape[2])
     output, log_totals = varlen.varlen_attn(
         query.reshape(-1, 1, query.shape[-1]).repeat(2, 1, 1), room.key[:, None],
-        room.value[:, None], places.int(), room.bounds, groups, most, seqused_k=used.int(),
+        room.value[:, None], places.int(), room.bounds, groups,
+        max(room.pages.slots, room.later_key.shape[2]), seqused_k=used.int(),
         return_aux=varlen.AuxRequest(lse=True), scale=kernel.scale_for(query.shape[-1]),
     )  # fmt: skip
     paged, after = output.float().view(2, caches, groups, -1)

@@ -83,8 +83,9 @@ class KeptLayer(DynamicLayer):
         key, value = filled(self)
         length, tokens = key.shape[2], key_states.shape[2]
         if self.room is None or not self.room.has(key, tokens):
-            spare = tokens + max(ROOM, (length - self.slots) // 4)
-            self.room = Room.of(key, value, self.pages, spare)
+            self.room = Room.of(
+                key, value, self.pages, tokens + max(ROOM, (length - self.slots) // 4)
+            )
             self.pages = self.room.pages
         self.keys, self.values = self.room.append(length, key_states, value_states)
         return self.keys, self.values
@@ -147,13 +148,12 @@ class KeptLayer(DynamicLayer):
         pairs: Bool[Tensor, "B heads N L"] | None,
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention by states of the pages and of the other keys, in at least fp32."""
-        grouped = working_precision(query).unflatten(1, (self.counts.shape[1], -1))
-        grouped = grouped.flatten(0, 1).flatten(1, 2)  # (C, G N, D)
+        heads = query.unflatten(1, (self.counts.shape[1], -1))
+        grouped = working_precision(heads.flatten(0, 1).flatten(1, 2))  # (C, G N, D)
         key, value = (working_precision(x.flatten(0, 1)) for x in (key, value))
         scores = kernel.log_similarity(grouped, key)
         if self.bias is not None:
-            bias = self.bias.flatten(0, 1)[:, None].to(scores.dtype)
-            scores[..., : self.slots].add_(bias)
+            scores[..., : self.slots].add_(self.bias.flatten(0, 1)[:, None].to(scores.dtype))
         if pairs is not None:
             scores[..., self.slots :].masked_fill_(
                 ~pairs.reshape(*scores.shape[:2], -1), -torch.inf
@@ -249,10 +249,9 @@ class GrowingLayer(KeptLayer):
         """Starts with the first choice; holds the last `rows` queries."""
         super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
         self.every, self.choose, self.rows = every, choose, rows
+        # the positions of the kept keys
         self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
-        """The positions of the kept keys"""
-        self.visible = visible
-        """The keys of the prefix that are not padding; None = all"""
+        self.visible = visible  # the keys of the prefix that are not padding; None = all
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
 
     def is_even(self, counts: Sequence[int], slots: int) -> bool:
@@ -288,8 +287,7 @@ class GrowingLayer(KeptLayer):
         rows = tokens if self.rows is None else self.rows
         if self.visible is None:
             return max(0, tokens - rows)
-        tokens_from = self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1)
-        return int((tokens_from > rows).all(dim=0).sum())
+        return int((self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1) > rows).all(dim=0).sum())
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
         """Chooses among the kept keys and the next `every` ones; `visible` is False for padding."""

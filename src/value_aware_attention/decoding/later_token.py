@@ -84,11 +84,10 @@ def attend(
 
 def _is_served(kernel: Kernel, query: Tensor, *others: Tensor) -> TypeGuard[Exponential]:
     """Returns whether the compiled code computes attention of these tensors."""
-    dtypes = {x.dtype for x in (query, *others)}
     return (
         type(kernel) is Exponential
         and query.shape[2] <= LARGEST_CALL
         and query.is_cpu
-        and dtypes == {torch.float32}
+        and {x.dtype for x in (query, *others)} == {torch.float32}
         and not (torch.is_grad_enabled() and any([x.requires_grad for x in (query, *others)]))
     )

@@ -16,12 +16,16 @@ Part = tuple[Call, Int[Tensor, "*part K"], int]
 
 @dataclass(frozen=True)
 class Parts:
-    """Splits a call (`Groups.call`) into groups of texts with tokens at the same positions."""
+    """Splits a call (`Groups.call`) into groups of texts with tokens at the same positions.
 
-    is_token: Bool[Tensor, "*own M"] | None  # None = all
+    Attributes:
+        is_token: None = all.
+        places: Texts, their token positions, and how many of these precede `start`, for each part;
+            None = a single part without padding.
+    """
+
+    is_token: Bool[Tensor, "*own M"] | None
     places: Sequence[tuple[Int[Tensor, " T"], Int[Tensor, " n"], int]] | None
-    """Texts, their token positions, and how many of these precede `start`, for each part; None = a
-    single part without padding"""
 
     @classmethod
     def of(cls, call: Call, start: int, share: Int[Tensor, " B"] | None = None) -> "Parts":
@@ -32,8 +36,11 @@ class Parts:
         """
         if call.attn_mask is None and share is None:  # asks a GPU nothing
             return cls(None, None)
-        all_keys = call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
-        visible = all_keys if call.attn_mask is None else call.attn_mask
+        visible = (
+            call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
+            if call.attn_mask is None
+            else call.attn_mask
+        )
         is_token = visible.any(dim=(-3, -2)).expand(*call.key.shape[:-3], -1)
         texts = is_token.shape[:-1][:1].numel()  # 1 without leading dimensions
         kind = is_token.reshape(texts, -1, call.keys).any(dim=1).long()
@@ -68,8 +75,9 @@ class Parts:
 
     def of_first(self, x: Int[Tensor, " B"]) -> list[int]:
         """Returns the entry of each part's first text."""
-        firsts = [0] if self.places is None else [int(texts[0]) for texts, *_ in self.places]
-        return [int(x[text]) for text in firsts]
+        if self.places is None:
+            return [int(x[0])]
+        return [int(x[int(texts[0])]) for texts, *_ in self.places]
 
     def joined(self, choices: Sequence[KeptKeys]) -> KeptKeys:
         """Joins the choices of all parts in the order of texts; unused slots point to padding."""

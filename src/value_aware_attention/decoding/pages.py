@@ -27,16 +27,19 @@ class Pages:
 
     A cache has as many pages as it needs, so memory and time are proportional to its kept keys. Its
     pages lie one after another, and only the last slots of its last page are unused.
+
+    Attributes:
+        bias: Added to log kappa: the log-weight of a key, -inf in an unused slot; None = all 0.
+        cache: The cache of each page, ascending.
+        is_weighted: Whether a key has a log-weight other than 0.
     """
 
     key: Float[Tensor, "P S D"]
     value: Float[Tensor, "P S V"]
     bias: Float[Tensor, "P S"] | None
-    """Added to log kappa: the log-weight of a key, -inf in an unused slot; None = all 0."""
     cache: Int[Tensor, " P"]
-    """The cache of each page, ascending"""
     caches: int
-    is_weighted: bool  # whether a key has a log-weight other than 0
+    is_weighted: bool
 
     @classmethod
     def of(cls, held: "Slots") -> Self:
@@ -65,10 +68,9 @@ class Pages:
         at = torch.cat(of_text)
         cache = self.cache[at] % heads
         cache += torch.arange(len(texts), device=at.device).repeat_interleave(sizes) * heads
-        bias = None if self.bias is None else self.bias[at]
         return replace(
-            self, key=self.key[at], value=self.value[at], bias=bias, cache=cache,
-            caches=len(texts) * heads,
+            self, key=self.key[at], value=self.value[at], cache=cache, caches=len(texts) * heads,
+            bias=None if self.bias is None else self.bias[at],
         )  # fmt: skip
 
     def state(self, query: Float[Tensor, "C N D"], kernel: Kernel) -> AttentionState:
@@ -76,8 +78,9 @@ class Pages:
         scores = kernel.log_similarity(query[self.cache], working_precision(self.key))
         if self.bias is not None:
             scores = scores + self.bias[:, None].to(scores.dtype)
-        state = attention_state(scores, working_precision(self.value))
-        return _summed(state, self.cache, self.caches)
+        return _summed(
+            attention_state(scores, working_precision(self.value)), self.cache, self.caches
+        )
 
     @cached_property
     def spans(self) -> Int[Tensor, "2 C"]:
@@ -173,13 +176,17 @@ class Room:
 
 @dataclass(frozen=True)
 class Slots:
-    """Holds copies of the kept keys of a layer's caches, in R slots each."""
+    """Holds copies of the kept keys of a layer's caches, in R slots each.
+
+    Attributes:
+        bias: Added to log kappa: the log-weight of a key, -inf in an unused slot.
+        sizes: Those of `KeptKeys`.
+    """
 
     key: Float[Tensor, "B H R D"]
     value: Float[Tensor, "B H R V"]
     bias: Float[Tensor, "B H R"]
-    """Added to log kappa: the log-weight of a key, -inf in an unused slot"""
-    sizes: list[int] | None = None  # of KeptKeys
+    sizes: list[int] | None = None
 
     @classmethod
     def of(
@@ -212,8 +219,9 @@ class Slots:
         if self.sizes is not None:
             return self.sizes, False
         is_weighted = ((self.bias != 0) & self.used).any()
-        counts = self.used.flatten(0, 1).sum(dim=-1)
-        *numbers, weighted = torch.cat([counts, is_weighted[None].long()]).tolist()
+        *numbers, weighted = torch.cat(
+            [self.used.flatten(0, 1).sum(dim=-1), is_weighted[None].long()]
+        ).tolist()
         return numbers, bool(weighted)
 
 
@@ -223,14 +231,13 @@ def _refuse_gradient(_: Tensor) -> None:
 
 def _summed(state: AttentionState, cache: Int[Tensor, " P"], caches: int) -> AttentionState:
     """Merges the states of the pages of each cache."""
-    shape = (caches, *state.log_scale.shape[1:])
-    largest = state.log_scale.new_full(shape, -torch.inf)
+    largest = state.log_scale.new_full((caches, *state.log_scale.shape[1:]), -torch.inf)
     at = cache[:, None, None].expand_as(state.log_scale)
     largest = largest.scatter_reduce(0, at, state.log_scale, "amax")
     factor = (state.log_scale - finite(largest)[cache]).exp()
-    values = state.values.new_zeros(caches, *state.values.shape[1:])
+    none = state.values.new_zeros(caches, *state.values.shape[1:])
     return AttentionState(
-        values.index_add(0, cache, factor * state.values),
+        none.index_add(0, cache, factor * state.values),
         torch.zeros_like(largest).index_add(0, cache, factor * state.total),
         largest,
     )

@@ -80,11 +80,13 @@ def _attending(
     first: FirstReadings,
 ) -> dict[nn.Module, Callable[..., Tensor]]:
     """Returns the attention function of each module of a model."""
-    layers = (*attention_layers(model), *cross_attention_layers(model))
-    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(layers, Exact())
+    attending: dict[nn.Module, Callable[..., Tensor]] = dict.fromkeys(
+        (*attention_layers(model), *cross_attention_layers(model)), Exact()
+    )
     for layer, method in methods.items():
-        attending[layer] = method
-        if shares_keys(method):
-            traits = traits_of(model)[layer]
-            attending[layer] = SharedKeys(method, layer, numbers[layer], traits, first)
+        attending[layer] = (
+            SharedKeys(method, layer, numbers[layer], traits_of(model)[layer], first)
+            if shares_keys(method)
+            else method
+        )
     return attending

@@ -153,9 +153,7 @@ def _in_its_text(
     """
     queries, keys = query.shape[2], key.shape[2]
     pattern_of, is_whole = getattr(method, "pattern", None), queries == keys
-    if is_whole and (attn_mask is None or (is_causal and pattern_of is None)):
-        return method, is_causal
-    if pattern_of is None and not is_whole:
+    if (is_whole and attn_mask is None) or (pattern_of is None and (is_causal or not is_whole)):
         return method, is_causal
     past, shown = causal_pairs(queries, keys, query.device), attn_mask is None or attn_mask
     visible = past & shown
@@ -164,10 +162,8 @@ def _in_its_text(
         return method, not shows_later
     place = positions_in_texts(visible) if positions is None else positions[..., :keys]
     last = place.where(visible, 0).amax(dim=-1, keepdim=True)  # the query's position
-    if is_whole or positions is not None:
-        is_told = visible.sum(dim=-1, keepdim=True) <= last + 1
-    else:
-        is_told = visible == past
+    is_counted = is_whole or positions is not None
+    is_told = visible.sum(dim=-1, keepdim=True) <= last + 1 if is_counted else visible == past
     if shows_later or not is_told.all():
         raise ValueError(
             f"the attention mask does not tell the positions within texts, by which "
@@ -177,8 +173,11 @@ def _in_its_text(
     if is_whole and bool(stands.all()):  # each visible key's index is its position in the text
         return method, True
     pattern = pattern_of(int(last.max()) + 1, is_causal=True)
-    rows = [pattern(x, place) for x in last.split(PATTERN_ROWS, dim=-2)]
-    pairs = {"attn_mask": visible & torch.cat(rows, dim=-2), "is_causal": False}
+    pairs = {
+        "attn_mask": visible
+        & torch.cat([pattern(x, place) for x in last.split(PATTERN_ROWS, dim=-2)], dim=-2),
+        "is_causal": False,
+    }
     return lambda *inputs, **options: Exact()(*inputs, **options | pairs), is_causal
 
 
@@ -198,8 +197,9 @@ def _in_heads(
     mask = options["attn_mask"]
     if mask is not None and mask.ndim > 2 and mask.shape[-3] > 1:
         options["attn_mask"] = mask.index_select(-3, chosen)
-    outputs = method(*(x.index_select(1, chosen) for x in inputs), **options)
-    return output.index_copy(1, chosen, outputs.to(output.dtype))
+    return output.index_copy(
+        1, chosen, method(*(x.index_select(1, chosen) for x in inputs), **options).to(output.dtype)
+    )
 
 
 def hooks(model: PreTrainedModel) -> list[RemovableHandle]:

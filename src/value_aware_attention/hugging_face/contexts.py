@@ -39,13 +39,15 @@ class _Context:
     """Holds an open `replace_attention`: its thread, and the attention each config named before.
 
     Contexts of a config form a chain: it names the innermost, and each holds the next name.
+
+    Attributes:
+        alone: Whether no other context of its model may be open.
     """
 
     name: str
     before: list[tuple[PreTrainedConfig, str | None]]
     model: PreTrainedModel
     alone: bool = False
-    """Whether no other context of its model may be open."""
     thread: Thread = field(default_factory=current_thread)
 
 
@@ -128,8 +130,7 @@ def _close(context: _Context) -> None:
         for other in _OPEN:
             other.before = [(config, restored(config, name)) for config, name in other.before]
         # All are read before any is set: setting an outer config also sets its sub-configs.
-        now = [(x, restored(x, x._attn_implementation)) for x, _ in context.before]
-        for config, name in now:
+        for config, name in [(x, restored(x, x._attn_implementation)) for x, _ in context.before]:
             config._attn_implementation = name
 
 

@@ -1,6 +1,6 @@
 """Finds the attention modules of a model, and refuses options that methods do not support."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from inspect import unwrap
 
 import torch
@@ -13,9 +13,6 @@ from value_aware_attention.kernels import Exponential, Kernel
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """Global where transformers' modelling code looks up the attention function"""
-
-CROSS_ATTENTION = ("cross", "encoder_attn", "encdec")
-"""Words in transformers' names for modules that attend to another sequence"""
 
 
 def attention_layers(model: nn.Module) -> list[nn.Module]:
@@ -85,19 +82,15 @@ def _callers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in model.named_modules()
-        if INTERFACE in _names_used(type(module).forward)
+        if (code := getattr(unwrap(type(module).forward), "__code__", None))
+        and INTERFACE in code.co_names
     ]
-
-
-def _names_used(function: Callable[..., object]) -> tuple[str, ...]:
-    code = getattr(unwrap(function), "__code__", None)
-    return code.co_names if code else ()
 
 
 def _is_cross_attention(name: str, module: nn.Module) -> bool:
     # bert: layer.0.crossattention.self, gpt2: h.0.crossattention, bart: layers.0.encoder_attn
     words = ".".join([*name.split(".")[-2:], type(module).__name__]).lower()
-    return any(word in words for word in CROSS_ATTENTION)
+    return any(word in words for word in ("cross", "encoder_attn", "encdec"))
 
 
 ATTRIBUTES = {
@@ -191,9 +184,7 @@ def check_call(dropout: float, options: Mapping[str, object]) -> None:
             f"attention dropout is {dropout}; call model.eval() first, or train without it"
         )
     for name, value in options.items():
-        if _is_absent(value):
-            continue
-        if name in OPTIONS:
+        if name in OPTIONS and not _is_absent(value):
             raise ValueError(f"the model passes {OPTIONS[name]}: {_CANNOT}")
         if _may_change_scores(value):
             raise ValueError(f"the model passes {name}, which is not known here: {_CANNOT}")
@@ -211,9 +202,9 @@ def _is_absent(value: object) -> bool:
 
 def _may_change_scores(value: object) -> bool:
     """Returns whether a value may be a mask or bias: floats or booleans, not integers."""
-    if isinstance(value, Tensor):
-        return value.is_floating_point() or value.dtype == torch.bool
-    return isinstance(value, float)
+    return isinstance(value, float) or (
+        isinstance(value, Tensor) and (value.is_floating_point() or value.dtype == torch.bool)
+    )
 
 
 _CANNOT = "approximations and compressed caches cannot honour it"

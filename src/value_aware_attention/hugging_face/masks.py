@@ -18,8 +18,9 @@ def additive_mask(
     queries see the same keys, their rows share memory. Its attribute `positions` counts the tokens
     before each key in its text, including those that the layer hides or a cache has dropped.
     """
-    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    visible: Any = sdpa_mask(*sizes, **(options | skips))
+    visible: Any = sdpa_mask(
+        *sizes, **(options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    )
     first = visible[..., :1, :]
     rows = first if bool((visible == first).all()) else visible
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=rows.device)
@@ -91,8 +92,9 @@ def split_mask(
             return None, is_causal and queries > 1
         return causal_pairs(queries, keys, query.device), False
     visible = _visible(attention_mask)
-    if _rows_agree(attention_mask, visible):
-        return _unless_all(visible[..., :1, :]), False
+    first = visible[..., :1, :]
+    if _rows_share_memory(attention_mask) or bool((visible == first).all()):
+        return _unless_all(first), False
     if queries == keys:
         padding = visible[..., -1:, :]  # the last query sees all keys except padding
         if bool((visible == padding & causal_pairs(queries, keys, visible.device)).all()):
@@ -109,12 +111,6 @@ def _visible(attention_mask: Tensor) -> Bool[Tensor, "..."]:
     if not (visible | (attention_mask < -1e4)).all():
         raise ValueError("the model adds a bias to its scores: approximations cannot honour it")
     return visible
-
-
-def _rows_agree(attention_mask: Tensor, visible: Tensor) -> bool:
-    if attention_mask.shape[-2] == 1 or _rows_share_memory(attention_mask):
-        return True
-    return bool((visible == visible[..., :1, :]).all())
 
 
 def _rows_share_memory(mask: Tensor) -> bool:

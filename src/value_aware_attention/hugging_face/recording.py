@@ -47,9 +47,10 @@ def recording(
     recorders: dict[int, _Recorder] = {}
     calls: list[Call] = []
 
-    def recorder(layer: int) -> nn.Module:
-        return recorders.setdefault(layer, _Recorder(shares_keys, repeated))
-
-    with replace_attention(model, recorder, kernel=kernel):
+    with replace_attention(
+        model,
+        lambda layer: recorders.setdefault(layer, _Recorder(shares_keys, repeated)),
+        kernel=kernel,
+    ):
         yield calls
     calls += [call for layer in sorted(recorders) for call in recorders[layer].calls]

@@ -121,7 +121,6 @@ def why_not(name: str | Path, error: Exception) -> str:
     )
 
 
-DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer_config.json")
 BUFFERS = (".masked_bias", ".attn.bias", ".attention.bias", ".inv_freq", ".causal_mask")
 """Suffixes of buffers that older layers saved with their weights: masks and frequencies"""
 
@@ -138,7 +137,7 @@ def check_files(folder: Path, remedy: str = "make it again") -> None:
             for file in load_json(index, "weight_map")["weight_map"].values():
                 if Path(file).is_absolute() or ".." in Path(file).parts:
                     raise ValueError(f"{index} names {file}, which lies outside its folder")
-    for name in DESCRIPTIONS:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         if (folder / name).exists():
             load_json(folder / name, remedy=remedy)
     for file in sorted(folder.glob("*.safetensors")):
@@ -170,24 +169,23 @@ def check_weights(
     `report` is transformers' loading report. Modules named in `drawn` may lack weights. A
     checkpoint may have a head that the model lacks, and buffers of older versions.
     """
-    missing = [key for key in report["missing_keys"] if not {*key.split(".")} & {*drawn}]
-    if missing:
+    if missing := [key for key in report["missing_keys"] if not {*key.split(".")} & {*drawn}]:
         raise ValueError(f"{name} lacks weights of its config: {_some(missing)}: give a whole one")
     if other := [
         f"{key} ({list(has)}, not {list(to_be)})" for key, has, to_be in report["mismatched_keys"]
     ]:
         raise ValueError(f"{name} has weights of other sizes than its config: {_some(other)}")
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
-    unused = [key for key in report["unexpected_keys"] if _is_in_layers(key, lists)]
-    if unused:
+    if unused := [key for key in report["unexpected_keys"] if _is_in_layers(key, lists)]:
         raise ValueError(f"{name} has weights that its config has no place for: {_some(unused)}")
 
 
 def _is_in_layers(key: str, lists: Sequence[str]) -> bool:
     """Returns whether a weight belongs to a layer, with any model prefix in its name."""
     above = re.split(r"\.\d+\.", key)[0]
-    pairs = [(f".{above}", f".{layers}") for layers in lists]
-    ours = any(a.endswith(b) or b.endswith(a) for a, b in pairs)
+    ours = any(
+        a.endswith(b) or b.endswith(a) for a, b in [(f".{above}", f".{layers}") for layers in lists]
+    )
     return ours and above != key and not key.endswith(BUFFERS)
 
 
@@ -205,5 +203,4 @@ def saved_tokenizer(folder: Path | str, remedy: str = "make it again") -> PreTra
         raise FileNotFoundError(f"{file} is missing: {remedy}")
     check_files(file.parent, remedy)
     with reading(file, remedy):
-        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(file.parent)
-    return loaded
+        return PreTrainedTokenizerFast.from_pretrained(file.parent)

@@ -48,19 +48,15 @@ def shares_keys(method: object) -> TypeGuard[SharingMethod]:
 def check_pooled(methods: Sequence[nn.Module], layers: int, heads: Collection[int] | None) -> None:
     """Raises ValueError if heads that share a budget of keys do not have the same method."""
     pools = [method.pool if shares_keys(method) else None for method in methods]
-    if set(pools) == {None}:
-        return
-    if heads is not None:
+    if heads is not None and any(pools):
         raise ValueError(f"heads are {sorted(heads)}; with pool all heads share the keys kept")
     of_model = [pool for pool in pools if pool in ("model", "checked")]
-    if not of_model:
-        return
-    if len(methods) < layers:
+    if of_model and len(methods) < layers:
         raise ValueError(
             f"pool is {of_model[0]!r} and {len(methods)} of {layers} layers are replaced; all "
             f"layers share the keys kept"
         )
-    if any(method is not methods[0] for method in methods):
+    if of_model and any(method is not methods[0] for method in methods):
         raise ValueError(
             f"pool is {of_model[0]!r} and layers have methods of their own; give one to all"
         )
@@ -80,8 +76,7 @@ class FirstReadings:
         if len(prefixes) > 1:
             raise ValueError(f"prefixes are {sorted(map(str, prefixes))}; one prefix is repeated")
         self.prefix = next(iter(prefixes), None)
-        pooling = (method for method in sharing if method.pool in ("model", "checked"))
-        self.pooled = next(pooling, None)
+        self.pooled = next((m for m in sharing if m.pool in ("model", "checked")), None)
         self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, Arguments] = {}
         self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
@@ -140,8 +135,9 @@ class FirstReadings:
         try:
             for choices in (first, second):
                 self.kept = dict(zip(layers, choices, strict=True))
-                output = model(**twice)[0][:, prefix:]
-                far.append(_divergence(output, exact, twice.get("attention_mask")))
+                far.append(
+                    _divergence(model(**twice)[0][:, prefix:], exact, twice.get("attention_mask"))
+                )
         finally:
             self.is_checking = False
         is_nearer = far[0] < far[1]
@@ -168,9 +164,11 @@ def _repeating(model: PreTrainedModel, arguments: Arguments, prefix: int) -> Arg
     """Returns the inputs of a pass over the prefix followed by itself."""
     if arguments.get("input_ids") is None:
         raise ValueError("a prefix is read once more; the model must be given input_ids")
-    names = ("input_ids", "attention_mask", "position_ids")
-    inputs = {name: arguments[name] for name in names if arguments.get(name) is not None}
-    twice = {name: _twice(model, x, prefix) for name, x in inputs.items()}
+    twice = {
+        name: _twice(model, arguments[name], prefix)
+        for name in ("input_ids", "attention_mask", "position_ids")
+        if arguments.get(name) is not None
+    }
     mask = twice.get("attention_mask", torch.ones_like(twice["input_ids"]))[:, :prefix]
     if not mask.all():
         if getattr(model.config.get_text_config(), "sliding_window", None):

@@ -1,7 +1,7 @@
 """Finds how a model's layers rotate their queries and project their heads."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,6 @@ from value_aware_attention.hugging_face.attending import exact
 from value_aware_attention.hugging_face.contexts import attending_by
 from value_aware_attention.hugging_face.layers import attention_layers, cross_attention_layers
 
-PROJECTIONS = ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output")
-"""Names of the output projection in attention modules"""
 TENSORS = ("query", "key", "value")
 ROTATED = 256
 """Queries rotated at once, in fp64"""
@@ -37,16 +35,12 @@ def output_projection(
     Returns None if the module has none, or one of another input width than its heads. A module may
     gate or normalise the heads before it; `Traits.projects` is then False.
     """
-    for name in PROJECTIONS:
+    for name in ("o_proj", "out_proj", "dense", "c_proj", "wo", "Wo", "output"):
         module = getattr(layer, name, None)
-        if isinstance(module, nn.Linear):
-            weight = module.weight.T
-        elif isinstance(module, Conv1D):
-            weight = module.weight
-        else:
-            continue
-        if weight.shape[0] == heads[0] * heads[1] * value_dim:
-            return weight.detach().unflatten(0, (*heads, value_dim))
+        if isinstance(module, nn.Linear | Conv1D):
+            weight = module.weight if isinstance(module, Conv1D) else module.weight.T
+            if weight.shape[0] == heads[0] * heads[1] * value_dim:
+                return weight.detach().unflatten(0, (*heads, value_dim))
     return None
 
 
@@ -78,13 +72,12 @@ def is_rotary(module: nn.Module) -> bool:
     return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
 
 
-def rotations(model: nn.Module) -> list[Rotary]:
-    """Lists the rotations that a model's layers may apply to queries.
+def rotations(model: nn.Module) -> Iterator[Rotary]:
+    """Yields the rotations that a model's layers may apply to queries.
 
     They use the model's own rotary embeddings and functions. Unknown kinds are left out, and those
     that depend on the length of the text.
     """
-    found: list[Rotary] = []
     for module in filter(is_rotary, model.modules()):
         apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
         kinds = getattr(module, "rope_type", "default")
@@ -97,8 +90,7 @@ def rotations(model: nn.Module) -> list[Rotary]:
                 ways = {}
         for layer_type, kind in ways.items():
             if apply is not None and not _changes(module, layer_type, kind):
-                found.append(partial(_rotated, module, layer_type, apply))
-    return found
+                yield partial(_rotated, module, layer_type, apply)
 
 
 def _changes(module: Any, layer_type: str, kind: str) -> bool:
@@ -159,15 +151,17 @@ def traits_of(model: PreTrainedModel) -> dict[nn.Module, Traits]:
     if set(layers) == set(_TRAITS.get(model, ())):
         return _TRAITS[model]
     is_turning = any(map(is_rotary, model.modules()))
-    rotaries, refused = rotations(model), partial(refuse_rotation, type(model).__name__)
+    rotaries, refused = [*rotations(model)], partial(refuse_rotation, type(model).__name__)
     try:
         readings = [_reading(model, shift) for shift in ((0, SHIFTED) if is_turning else (None,))]
     except Exception:  # models raise errors of all kinds for unsupported inputs
         return dict.fromkeys(layers, Traits(refused if is_turning else None))
     traits = {}
     for layer, *calls in zip(layers, *readings, strict=True):
-        rotary = _nearest(rotaries, refused, *(call.query for call, _ in calls))
-        traits[layer] = Traits(rotary, _projects(layer, *calls[0]))
+        traits[layer] = Traits(
+            _nearest(rotaries, refused, *(call.query for call, _ in calls)),
+            _projects(layer, *calls[0]),
+        )
     _TRAITS[model] = traits
     return traits
 
@@ -194,9 +188,10 @@ def _reading(model: PreTrainedModel, shift: int | None) -> list[tuple[Call, Tens
         calls[layer] = Call.of(*tensors, **options)
         return exact(calls[layer])
 
-    methods: dict[nn.Module, Callable[..., Tensor]]
-    methods = {layer: partial(recorded, layer) for layer in layers}
-    methods |= dict.fromkeys(cross_attention_layers(model), Exact())
+    methods: dict[nn.Module, Callable[..., Tensor]] = {
+        **{layer: partial(recorded, layer) for layer in layers},
+        **dict.fromkeys(cross_attention_layers(model), Exact()),
+    }
     try:
         with attending_by(model, methods):
             model(**inputs)
@@ -224,8 +219,7 @@ def _nearest(rotaries: Sequence[Rotary], refused: Rotary, *queries: Tensor) -> R
 
 def _projects(layer: nn.Module, call: Call, output: Tensor) -> bool:
     """Returns whether the output is the layer's output projection of the heads."""
-    groups = (call.query.shape[1], 1)
-    projection = output_projection(layer, groups, call.value.shape[-1])
+    projection = output_projection(layer, (call.query.shape[1], 1), call.value.shape[-1])
     if projection is None:
         return False
     mixed = torch.einsum("bhnv,hve->bne", exact(call).float(), projection[:, 0].float())

@@ -34,8 +34,6 @@ from value_aware_attention.records.cache_record import (
 )
 from value_aware_attention.records.estimate import Array, mean
 
-LEAST_KL = 1e-12
-"""KL divergence, in nats, below which caches are not told apart"""
 Build = Callable[[int, int], AfterPrefix]
 """(r, prefix) -> how r keys of a prompt are chosen"""
 Numbers = dict[str, list[Any]]
@@ -136,8 +134,9 @@ def measure_caches(
     by_text = []
     for text in Progress(task.texts, postfix="caches", disable=not progress, leave=False):
         tokens, _ = text.take(range(len(text.inputs)))
-        reading = _Reading(task.model, tokens.to(task.device), settings, layers=True)
-        by_text.append(reading.measured(settings))
+        by_text.append(
+            _Reading(task.model, tokens.to(task.device), settings, layers=True).measured()
+        )
     return _record(
         by_text, settings, model=model_name, task=task_name, text="", description=description,
         prefix=first.prefix, length=task.length, run_on=run_on(task.device.type),
@@ -170,11 +169,10 @@ def measure_prompts(
 
     @torch.no_grad()
     def measured(prompt: Prompt) -> list[Numbers]:
-        tokens = prompt.tokens[None].to(model.device)
-        reading = _Reading(
-            model, tokens, settings, layers=gaps, answer=prompt.answer, decoded=decoded
-        )
-        return reading.measured(settings)
+        return _Reading(
+            model, prompt.tokens[None].to(model.device), settings, layers=gaps,
+            answer=prompt.answer, decoded=decoded,
+        ).measured()  # fmt: skip
 
     by_text = []
     for prompt in Progress(prompts, postfix=f"{task}, {prefix} tokens"):
@@ -204,7 +202,7 @@ class _Reading:
         settings: Sequence[CacheSetting], *, layers: bool, answer: int | None = None,
         decoded: int = 0,
     ) -> None:  # fmt: skip
-        like = settings[0].after
+        self.settings, like = settings, settings[0].after
         repeats = any(setting.after.observed == "repeat" for setting in settings)
         self.shared = SharedReading(model, tokens, like.prefix, repeated=repeats)
         self.served = ServedQueries.of(self.shared.calls, like) if layers else None
@@ -214,28 +212,29 @@ class _Reading:
         if answer is not None:
             places = places[answer - 1 - start : -1]
         elif like.prefix is None:
-            call = self.shared.calls[0]
-            observed = observed_places(call, like.like(like.method, observed="noncausal"))
-            places = places[~torch.isin(places, observed)]
+            after = like.like(like.method, observed="noncausal")
+            places = places[~torch.isin(places, observed_places(self.shared.calls[0], after))]
         self.rows, self.labels = places - start, None if answer is None else tokens[:, answer:]
-        output = self.shared.output() if layers else self.shared.logits
-        self.exact = output[:, self.rows].float()
+        self.exact = (self.shared.output() if layers else self.shared.logits)[:, self.rows].float()
 
-    def measured(self, settings: Sequence[CacheSetting]) -> list[Numbers]:
+    def measured(self) -> list[Numbers]:
         """Measures the full cache, then the settings."""
         full = self._losses(self.exact)
         if self.decoded:
             prefix = self.shared.prefix or 0
             full |= self._decoding(self.shared.choose(AfterPrefix(Recent(prefix), prefix=prefix)))
-        results = [full, *(self._measured(setting) for setting in settings)]
-        return [{name: x.double().tolist() for name, x in row.items()} for row in results]
+        return [
+            {name: x.double().tolist() for name, x in row.items()}
+            for row in [full, *map(self._measured, self.settings)]
+        ]
 
     def _measured(self, setting: CacheSetting) -> dict[str, Tensor]:
         choices = self.shared.choose(setting.after)
-        if self.served is None:
-            numbers = self._losses(self.shared.continued(choices)[:, self.rows].float())
-        else:
-            numbers = self._in_layers(self.served, setting, choices)
+        numbers = (
+            self._losses(self.shared.continued(choices)[:, self.rows].float())
+            if self.served is None
+            else self._in_layers(self.served, setting, choices)
+        )
         return numbers | (self._decoding(choices) if self.decoded else {})
 
     def _in_layers(
@@ -266,7 +265,8 @@ class _Reading:
         """Compares predictions, or hidden states, with the exact model's, for each text."""
         if output.shape[-1] != vocabulary_size(self.shared.model):
             return {"cosine_distance": 1 - cosine_similarity(output, self.exact, dim=-1).mean(-1)}
-        losses = {"kl": kl_from_exact(output, self.exact).mean(-1).clamp_min(LEAST_KL)}
+        # below 1e-12 nats caches are not told apart
+        losses = {"kl": kl_from_exact(output, self.exact).mean(-1).clamp_min(1e-12)}
         if self.labels is not None:
             logs = output.log_softmax(dim=-1)
             losses["nats"] = -logs.gather(-1, self.labels[..., None])[..., 0].mean(-1)
@@ -306,8 +306,9 @@ def _record(
         )  # fmt: skip
         if setting.gaps:
             norm = _mean_norm(units)[:, None]
-            relative = {name: units[name] / norm for name in ("method", *REFERENCES)}
-            gaps += gaps_of_errors(relative, **setting.named)
+            gaps += gaps_of_errors(
+                {name: units[name] / norm for name in ("method", *REFERENCES)}, **setting.named
+            )
     return CacheRecord(cells=tuple(cells), gaps=tuple(gaps), **facts)
 
 

@@ -29,8 +29,7 @@ def random_weights(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         made = type(model)(deepcopy(model.config))
-    made.to(device=model.device, dtype=model.dtype)  # type: ignore[call-arg]
-    return made.eval()
+    return made.to(device=model.device, dtype=model.dtype).eval()  # type: ignore[call-arg]
 
 
 def control(task: Task, measured: Callable[[Task], Record], seed: int = 0) -> Record | None:
@@ -60,9 +59,6 @@ class ZeroOutput(nn.Module):
         return value.new_zeros(*query.shape[:-1], value.shape[-1])
 
 
-CHANCE = "chance"
-
-
 def chance(task: Task, exact: EndMetric) -> dict[str, Baseline]:
     """Scores a guess on the targets of `exact`, paired with it; {} for a cosine, without a guess.
 
@@ -78,4 +74,4 @@ def chance(task: Task, exact: EndMetric) -> dict[str, Baseline]:
         losses = [float((row != likeliest).sum()) for row in targets]
     sums = UnitSums(np.array(losses), np.array(exact.unit_counts))
     measured = UnitSums(np.array(exact.unit_totals), sums.counts)
-    return {CHANCE: Baseline(**end_metric(sums, measured, task.metric))}
+    return {"chance": Baseline(**end_metric(sums, measured, task.metric))}

@@ -52,11 +52,14 @@ class ServedQueries:
     @classmethod
     def of(cls, calls: Sequence[Call], like: AfterPrefix) -> "ServedQueries":
         """Takes at most `SERVED` queries after a prefix; in an encoder as many as are observed."""
-        length, rows = calls[0].query.shape[-2], like.rows
-        if like.prefix is not None:
-            rows = min(SERVED, length - like.prefix)
-        oracle = like.like(Recent(like.method.r), observed="hindsight", rows=rows)
-        places = observed_places(calls[0], oracle)
+        rows = (
+            like.rows
+            if like.prefix is None
+            else min(SERVED, calls[0].query.shape[-2] - like.prefix)
+        )
+        places = observed_places(
+            calls[0], like.like(Recent(like.method.r), observed="hindsight", rows=rows)
+        )
         return cls([ExactRows.served(call, places) for call in calls])
 
     def norms(self) -> Sums:
@@ -83,8 +86,10 @@ class ServedQueries:
         alone = f"alone {(r, after.sinks, after.recent)}"
         if alone not in self.best:
             self.best[alone] = _stacked([alone_errors(layer, after) for layer in self.layers])
-        errors = {name: self.best[repr(method)] for name, method in methods.items()}
-        return errors | {"alone": self.best[alone]}
+        return {
+            **{name: self.best[repr(method)] for name, method in methods.items()},
+            "alone": self.best[alone],
+        }
 
 
 @torch.inference_mode()

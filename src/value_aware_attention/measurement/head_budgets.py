@@ -47,8 +47,9 @@ class HeadBudgets(nn.Module):
         for r, method in zip(self.sizes, self.methods, strict=True):
             heads = [head for head, count in enumerate(self.counts) if count == r]
             mask = attn_mask[:, heads] if attn_mask is not None and by_head else attn_mask
-            tensors = (x[:, heads] for x in (query, key, value))
-            output[:, heads] = method(*tensors, attn_mask=mask, **options)
+            output[:, heads] = method(
+                *(x[:, heads] for x in (query, key, value)), attn_mask=mask, **options
+            )
         return output
 
     def extra_repr(self) -> str:

@@ -68,8 +68,8 @@ def matching_keys(oblivious: Array, aware: Array, squared_norm: Array) -> dict[s
 
 def _counts(ends: Sequence[Array], share: float) -> dict[str, int | None]:
     """Counts the keys that an error and the ends of its interval need, as fields of `KeyCount`."""
-    names = ("keys", "low", "high")
-    return {name: keys_needed(curve, share) for name, curve in zip(names, ends, strict=True)}
+    keys, low, high = (keys_needed(curve, share) for curve in ends)
+    return {"keys": keys, "low": low, "high": high}
 
 
 def matching_keys_of_queries(
@@ -87,10 +87,10 @@ def matching_keys_of_queries(
 
 def skewness(call: Call) -> dict[str, float]:
     """Computes `skewness_of` the rows for measuring a layer's errors, block by block."""
-    shapes, rows = [], []
-    for block in error_rows(call).blocks():
-        shapes.append(skewness_of(block.weights))
-        rows.append(block.query.shape[-2])
+    shapes, rows = zip(
+        *((skewness_of(b.weights), b.query.shape[-2]) for b in error_rows(call).blocks()),
+        strict=True,
+    )
     return {
         name: sum(n / sum(rows) * shape[name] for n, shape in zip(rows, shapes, strict=True))
         for name in shapes[0]
@@ -197,8 +197,9 @@ def _between(rows: Call, largest: int) -> dict[str, Float[Tensor, "B H N R"]]:
     """Computes the errors of methods between the two optimal choices, and Maurey's bound."""
     paths = {KEYS_ONLY: ValueAwareKeysAttentionWeights(largest).path(**rows.arguments())}
     for name, method in BETWEEN.items():
-        errors = [method(r).select(**rows.arguments()).error for r in _powers(largest)]
-        paths[name] = torch.stack(errors, dim=-1)
+        paths[name] = torch.stack(
+            [method(r).select(**rows.arguments()).error for r in _powers(largest)], dim=-1
+        )
     sizes = torch.tensor(_powers(rows.key.shape[-2]), device=rows.value.device)
     # Var_alpha = sum_i alpha_i ||v_i||^2 - ||o||^2, with values centred per head
     value = rows.value - rows.value.mean(dim=-2, keepdim=True)
@@ -213,11 +214,12 @@ def _matches(
 ) -> dict[str, NDArray[np.int64]]:  # fmt: skip
     """Counts `matching_keys_of_queries` of every row, for each size below the exact ones."""
     units, keys = oblivious.shape[0], oblivious.shape[-1]
-    visible = torch.full(oblivious.shape[:-1], keys)
-    if rows.visible is not None:
-        visible = rows.visible.sum(dim=-1)
     by_weight, few = (x.flatten(0, 2).cpu().numpy() for x in (oblivious, aware))
-    counts = visible.flatten().cpu().numpy()
+    counts = (
+        np.full(len(few), keys)
+        if rows.visible is None
+        else rows.visible.sum(dim=-1).flatten().cpu().numpy()
+    )
     return {
         str(r): matching_keys_of_queries(by_weight, few[:, r - 1], counts).reshape(units, -1)
         for r in matched
@@ -232,15 +234,16 @@ def oblivious_path(rows: Call, largest: int | None = None) -> Float[Tensor, "B H
     S, so one sort serves all sizes. Tied keys keep their order.
     """
     weights = rows.weights
-    ranked = weights.sort(dim=-1, descending=True, stable=True)
-    mass, order = (x[..., :largest].flatten(0, 2) for x in ranked)
+    mass, order = (
+        x[..., :largest].flatten(0, 2) for x in weights.sort(dim=-1, descending=True, stable=True)
+    )
     output = (weights @ rows.value).flatten(0, 2)
     value = rows.value.flatten(0, 1)
     number = torch.arange(len(order), device=order.device)
     head = number // weights.shape[-2]
     errors = []
-    held = max_elements() // 4  # gathered in fp64: half of the memory of an fp32 matrix
-    for block in number.split(max(1, held // (order.shape[-1] * value.shape[-1]))):
+    # a quarter, gathered in fp64: half of the memory of an fp32 matrix
+    for block in number.split(max(1, max_elements() // 4 // (order.shape[-1] * value.shape[-1]))):
         offset = value[head[block, None], order[block]] - output[block, None]
         error = (mass[block, :, None] * offset).cumsum(dim=-2).square().sum(dim=-1)
         errors.append(error / mass[block].cumsum(dim=-1).square())
@@ -256,13 +259,17 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
     scores = rows.kernel.log_similarity(rows.query, rows.key).expand(*rows.batch, -1, -1)
     if rows.visible is not None:
         scores = scores.masked_fill(~rows.visible, -torch.inf)
-    ranked = scores.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    logs, order = (x.flatten(0, 2) for x in ranked)
+    logs, order = (
+        x.flatten(0, 2)
+        for x in scores.log_softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    )
     total, query = (x.flatten(0, 2) for x in (scores.logsumexp(dim=-1), rows.query))
     head = torch.arange(len(order), device=order.device) // rows.query.shape[-2]
-    held = max_elements() // 8  # keys and values are gathered in fp64
     errors = []
-    for block in torch.arange(len(order)).split(max(1, held // rows.value[0, 0].numel())):
+    # an eighth: keys and values are gathered in fp64
+    for block in torch.arange(len(order)).split(
+        max(1, max_elements() // 8 // rows.value[0, 0].numel())
+    ):
         at, log = (head[block, None], order[block]), logs[block]
         others = log.isfinite().flip(-1).cumsum(dim=-1).flip(-1)  # visible keys from each place on
         value, key = (x.flatten(0, 1)[at] for x in (rows.value, rows.key))
@@ -275,9 +282,8 @@ def slot_path(rows: Call, mass: str) -> Float[Tensor, "B H N M"]:
             slot = (similar + others.clamp_min(1).log() - total[block, None]).exp()
         slot = slot.where(others > 0, 0.0)[..., None]
         sums = terms.cumsum(dim=-2) - terms + slot * _means_of_others(value, others)
-        approximate = sums / (largest[..., None] + slot)
-        exact = terms.sum(dim=-2, keepdim=True)
-        errors.append((approximate - exact).square().sum(dim=-1))
+        offset = sums / (largest[..., None] + slot) - terms.sum(dim=-2, keepdim=True)
+        errors.append(offset.square().sum(dim=-1))
     return torch.cat(errors).view(*rows.query.shape[:-1], -1)
 
 
@@ -307,10 +313,9 @@ def _first_token(
         "lengths": torch.stack([length[..., 0].mean(1), length.mean(dim=(1, 2))], dim=-1),
         "norm": torch.stack(summed(norm), dim=-1),
     }
-    for method in (OBLIVIOUS, AWARE):
-        for r in AT_FIRST_TOKEN:
-            error = paths[method][..., min(r, paths[method].shape[-1]) - 1]
-            sums[f"{method} {r}"] = torch.stack(summed(error), dim=-1)
+    for method, r in product((OBLIVIOUS, AWARE), AT_FIRST_TOKEN):
+        error = paths[method][..., min(r, paths[method].shape[-1]) - 1]
+        sums[f"{method} {r}"] = torch.stack(summed(error), dim=-1)
     return {name: numbers.double().cpu().numpy() for name, numbers in sums.items()}
 
 
@@ -370,9 +375,8 @@ PooledCurve = tuple[int | None, int | None, str, list[Array]]
 def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
     """Pools errors (units, layers, heads, sizes) relative to ||o||^2, which has one size."""
     for axes in POOLS:
-        norm = norms.sum(axis=axes)
         for method in (OBLIVIOUS, AWARE):
-            ends = ratio_of_sums(paths[method].sum(axis=axes), norm)
+            ends = ratio_of_sums(paths[method].sum(axis=axes), norms.sum(axis=axes))
             for place in np.ndindex(ends[0].shape[:-1]):
                 layer, head = (*place, None, None)[:2]
                 yield layer, head, method, [curve[place] for curve in ends]
@@ -381,8 +385,7 @@ def _curves(norms: Array, paths: Mapping[str, Array]) -> Iterator[PooledCurve]:
 def _keys_needed(curves: Sequence[PooledCurve]) -> Iterator[KeysNeeded]:
     """Counts the keys needed for each of `SHARES`."""
     for (layer, head, method, ends), share in product(curves, SHARES):
-        counts = _counts(ends, share)
-        yield KeysNeeded(layer=layer, head=head, method=method, share=share, **counts)
+        yield KeysNeeded(layer=layer, head=head, method=method, share=share, **_counts(ends, share))
 
 
 def _errors(curves: Sequence[PooledCurve], sizes: Sequence[int]) -> Iterator[ErrorAtSize]:
@@ -398,8 +401,9 @@ def _matching(layers: Sequence[LayerErrors]) -> Iterator[MatchingKeys]:
     """Counts `matching_keys` of all layers pooled, then of each, with quartiles over queries."""
     for layer, pool, _, r, counts in _matched(layers, {"weight": OBLIVIOUS}):
         by_query = np.concatenate([errors.matches[str(r)].ravel() for errors in pool])
-        quartiles = np.quantile(by_query, (0.25, 0.5, 0.75), method="inverted_cdf")
-        lower, median, upper = map(int, quartiles)
+        lower, median, upper = map(
+            int, np.quantile(by_query, (0.25, 0.5, 0.75), method="inverted_cdf")
+        )
         yield MatchingKeys(
             layer=layer, r=r, lower_quartile=lower, median=median, upper_quartile=upper, **counts
         )
@@ -412,12 +416,14 @@ def _matching_slots(layers: Sequence[LayerErrors]) -> Iterator[MatchingSlots]:
         yield MatchingSlots(layer=layer, r=r, mass=mass, **counts)
 
 
-Matched = tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | None]]
-"""Layer (None = all), its errors, choice, number of value-aware keys, and the counts that match"""
+def _matched(
+    layers: Sequence[LayerErrors], choices: Mapping[str, str]
+) -> Iterator[tuple[int | None, Sequence[LayerErrors], str, int, dict[str, int | None]]]:
+    """Counts `matching_keys` of each choice (name -> path), in all layers pooled, then in each.
 
-
-def _matched(layers: Sequence[LayerErrors], choices: Mapping[str, str]) -> Iterator[Matched]:
-    """Counts `matching_keys` of each choice (name -> path), in all layers pooled, then in each."""
+    Yields the layer (None = all), its errors, the choice, the number of value-aware keys, and the
+    counts that match.
+    """
     pools = [(None, layers), *((number, [layer]) for number, layer in enumerate(layers))]
     for (layer, pool), (name, path) in product(pools, choices.items()):
         few, aware, norm = (
@@ -463,11 +469,6 @@ def _known(number: float) -> float | None:
     return None if np.isnan(number) else rounded(float(number))
 
 
-DEGREES = (0, 2, 4, 6)
-ERROR_SIZES = (1, 4, 16)
-SHAPE = ("largest_weight", "effective_keys", "rows_over_half")
-
-
 @torch.inference_mode()
 def skewness_gap(
     calls: Sequence[Call], *, rows: int, search: str = "default", seed: int = 0
@@ -488,24 +489,27 @@ def skewness_gap(
 
     def measured(layer: int) -> list[GapCell]:
         model = _shuffled(sample_rows(calls[layer], count), seed + layer)
-        post_hoc = [replace(model, kernel=Polynomial(degree)) for degree in DEGREES]
+        post_hoc = [replace(model, kernel=Polynomial(degree)) for degree in (0, 2, 4, 6)]
         return [_cell(layer, rows, search, is_own=rows is model) for rows in (model, *post_hoc)]
 
-    cells = chain.from_iterable(shared_map(measured, range(len(calls))))
-    return SkewnessGap(rows=sample_rows(calls[0], count).rows.numel(), cells=tuple(cells))
+    return SkewnessGap(
+        rows=sample_rows(calls[0], count).rows.numel(),
+        cells=tuple(chain.from_iterable(shared_map(measured, range(len(calls))))),
+    )
 
 
 def _shuffled(rows: Call, seed: int) -> Call:
     generator = torch.Generator().manual_seed(seed)
-    order = torch.rand(rows.key.shape[:-1], generator=generator).argsort(dim=-1)
-    order = order.to(rows.key.device)
+    order = torch.rand(rows.key.shape[:-1], generator=generator).argsort(dim=-1).to(rows.key.device)
     key, value = (
         x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1]))
         for x in (rows.key, rows.value)
     )
-    visible = rows.visible
-    if visible is not None:
-        visible = visible.gather(3, order[:, :, None].expand_as(visible))
+    visible = (
+        None
+        if rows.visible is None
+        else rows.visible.gather(3, order[:, :, None].expand_as(rows.visible))
+    )
     return replace(rows, key=key, value=value, attn_mask=visible)
 
 
@@ -513,8 +517,7 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
     weights = rows.weights
     shape = skewness_of(weights)
     first = OptimalValueAware(1).select(**rows.arguments()).indices[..., 0]
-    same = first == weights.argmax(dim=-1)
-    sizes = [r for r in ERROR_SIZES if r <= rows.key.shape[-2]]
+    sizes = [r for r in (1, 4, 16) if r <= rows.key.shape[-2]]
     norm = (weights @ rows.value).square().sum().item()
     aware = OptimalValueAware(sizes[-1], search).path(**rows.arguments())
     degree = rows.kernel.degree if isinstance(rows.kernel, Polynomial) else None
@@ -523,10 +526,12 @@ def _cell(layer: int, rows: Call, search: str, *, is_own: bool) -> GapCell:
         kernel=type(rows.kernel).__name__.lower(),
         degree=degree,
         own=is_own,
-        **{name: rounded(shape[name]) for name in SHAPE},
+        largest_weight=rounded(shape["largest_weight"]),
+        effective_keys=rounded(shape["effective_keys"]),
+        rows_over_half=rounded(shape["rows_over_half"]),
         oblivious=_relative(oblivious_path(rows, sizes[-1]), norm, sizes),
         aware=_relative(aware, norm, sizes),
-        same_first_key=_share(same),
+        same_first_key=_share(first == weights.argmax(dim=-1)),
         **(_uniform(rows, first) if degree == 0 else {}),
     )
 

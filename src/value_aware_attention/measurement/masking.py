@@ -31,8 +31,7 @@ def mask_tokens(
     drawn = torch.rand(tokens.shape, generator=generator)
     rounding = torch.rand(tokens.shape[:-1], generator=generator)
     counts = (fraction * ordinary.sum(-1) + rounding).floor()
-    ranks = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1)
-    chosen = ranks < counts[..., None]
+    chosen = drawn.masked_fill(~ordinary, 2.0).argsort(-1).argsort(-1) < counts[..., None]
     labels = torch.where(chosen, tokens, IGNORED)
     kind = torch.rand(tokens.shape, generator=generator)
     replacements = torch.arange(vocabulary_size)

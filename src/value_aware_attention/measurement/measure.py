@@ -60,13 +60,10 @@ from value_aware_attention.records.record import (
     read,
 )
 
-INTERVAL_ENDS = ("low", "high", "difference_low", "difference_high")
 RECORDED = 8
 """Most parts of a task for measuring output errors of whole methods"""
 MOST_NATS = 700.0
 """Largest logarithm of a reported perplexity: a float holds no more than exp(709)"""
-SCALES = {"error": 100.0, "cosine": 1.0}
-"""Factors, and so largest values, of the metrics that are means over targets"""
 
 
 JsonObject = dict[str, Any]
@@ -86,8 +83,9 @@ class Setting:
 
 def cell_error(build: Layerwise, layers: Sequence[ExactRows]) -> CellError:
     """Measures a method's relative output error over all `layers` and in each of them."""
-    numbers = range(len(layers))
-    results = shared_map(lambda layer: _layer_errors(build(layer), layers[layer]), numbers)
+    results = shared_map(
+        lambda layer: _layer_errors(build(layer), layers[layer]), range(len(layers))
+    )
     errors = np.array([layer.pop("squared_error") for layer in results])
     norms = np.array([layer.squared_norm().tolist() for layer in layers])
     relative, low, high = ratio_of_sums(errors.sum(axis=0), norms.sum(axis=0))
@@ -113,15 +111,16 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     """
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         output = layer.approximated(method)
-        errors = layer.squared_error_of(output).tolist()
-        return {"squared_error": errors, **layer.direction(output)}
+        return {
+            "squared_error": layer.squared_error_of(output).tolist(),
+            **layer.direction(output),
+        }
     chosen: SparseWeights = method.select(**layer.rows.arguments())
     longest = layer.rows.value.float().norm(dim=-1).max()
     largest = chosen.error.max().sqrt() / longest.where(longest > 0, 1.0)  # 0 for zero values
-    output = chosen.output(layer.rows.value)
     return {
         "squared_error": chosen.error.double().sum(dim=(1, 2)).tolist(),
-        **layer.direction(output),
+        **layer.direction(chosen.output(layer.rows.value)),
         "largest_support": int(chosen.support().max()),
         "largest_error": largest.item(),
     }
@@ -142,7 +141,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
             baseline * math.exp(min(max(end + beyond, -MOST_NATS), most)) for end in ends
         )
     else:
-        scale = SCALES[metric]
+        scale = 100.0 if metric == "error" else 1.0  # also the largest value
         baseline = scale * exact.mean()
         least = -1.0 if metric == "cosine" else 0.0
         value, low, high = (min(max(baseline + scale * end, least), scale) for end in ends)
@@ -155,7 +154,7 @@ def end_metric(sums: UnitSums, exact: UnitSums, metric: str) -> dict[str, Any]:
         "difference_high": high - baseline,
     }
     if len(sums.counts) < 2:
-        measured |= dict.fromkeys(INTERVAL_ENDS)
+        measured |= dict.fromkeys(("low", "high", "difference_low", "difference_high"))
     return measured | {
         "count": int(sums.counts.sum()),
         "unit_totals": tuple(sums.totals.tolist()),
@@ -229,8 +228,14 @@ def measure(
     with work.progress(methods, layers, draws=progress and is_first()):
         attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
-    kernel = type(task.kernel).__name__.lower()
-    return _record(task, cells, name, description, kernel=kernel, attention=attention)
+    return _record(
+        task,
+        cells,
+        name,
+        description,
+        kernel=type(task.kernel).__name__.lower(),
+        attention=attention,
+    )
 
 
 def measure_own(task: Task, *, name: str, description: str = "") -> Record:
@@ -319,11 +324,7 @@ class _Measurement:
                 for of_layer in zip(*(text["errors"] for text in texts), strict=True)
             ]
             shapes = zip(*(text["skewness"] for text in texts), strict=True)
-            gap = None
-            if options.skewness_gap and kernel is None:
-                gap = skewness_gap(
-                    self.calls, rows=options.rows, search=options.search, seed=options.seed
-                )
+            gap = partial(skewness_gap, rows=options.rows, search=options.search, seed=options.seed)
             yield Attention(
                 kernel=type(weighed).__name__.lower(),
                 post_hoc=type(weighed) is not trained,
@@ -337,7 +338,7 @@ class _Measurement:
                     )
                     for layer, of_texts in enumerate(shapes)
                 ),
-                skewness_gap=gap,
+                skewness_gap=gap(self.calls) if options.skewness_gap and kernel is None else None,
             )
 
     def _layers(
@@ -353,12 +354,17 @@ class _Measurement:
             calls = self.first if number == 0 else self.task.layer_calls(number)
             weighed = [replace(call, kernel=kernel or call.kernel) for call in calls]
             errors = shared_map(partial(layer_errors, **how), weighed)
-            shapes = shared_map(skewness, weighed)
-            return {"errors": [jsonable(layer) for layer in errors], "skewness": shapes}
+            return {
+                "errors": [jsonable(layer) for layer in errors],
+                "skewness": shared_map(skewness, weighed),
+            }
 
-        key = {"layers": how | {"kernel": repr(kernel)}}
         with self._named("layers"):
-            return self._by_text(key, compute, work=_layer_work(options.rows, self.first))
+            return self._by_text(
+                {"layers": how | {"kernel": repr(kernel)}},
+                compute,
+                work=_layer_work(options.rows, self.first),
+            )
 
     def cells(self, settings: Sequence[Setting], errors: bool) -> Iterator[Cell]:
         """Measures exact attention, then every setting."""
@@ -384,18 +390,21 @@ class _Measurement:
             yield cell
 
     def _sums(self, setting: Setting) -> UnitSums:
-        def compute(number: int) -> JsonObject:
-            return jsonable(self.task.run(setting.build, number))
-
-        key = self._key(setting) | {"measured": "end metric"}
-        sums = self._by_text(key, compute, work=_work_of(setting.build(0)))
+        sums = self._by_text(
+            self._key(setting) | {"measured": "end metric"},
+            lambda number: jsonable(self.task.run(setting.build, number)),
+            work=_work_of(setting.build(0)),
+        )
         return joined([UnitSums(**arrays(of_text)) for of_text in sums])
 
     def _error(self, setting: Setting) -> CellError:
-        digests = [self.task.digest(number) for number in self.recorded]
-        key = self._key(setting) | {"measured": "output error", "parts": digests}
-        error = self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
-        return read(CellError, error)
+        key = self._key(setting) | {
+            "measured": "output error",
+            "parts": [self.task.digest(number) for number in self.recorded],
+        }
+        return read(
+            CellError, self._get(key, lambda: asdict(cell_error(setting.build, self.exact_rows)))
+        )
 
     def _key(self, setting: Setting) -> dict[str, object]:
         return setting_key(setting, len(attention_layers(self.task.model)))
@@ -406,8 +415,9 @@ class _Measurement:
         """Reads or computes the result of every text."""
         results = []
         for number in range(self.task.parts):
-            of_text = {**key, "part": self.task.digest(number)}
-            results.append(self._get(of_text, partial(compute, number)))
+            results.append(
+                self._get({**key, "part": self.task.digest(number)}, partial(compute, number))
+            )
             self.bar.update(work)
         return results
 
@@ -452,8 +462,7 @@ def _work_of(method: nn.Module) -> float:
 
 
 def _layer_work(rows: int, calls: Sequence[Call]) -> float:
-    share = min(1.0, rows / calls[0].query.shape[-2])
-    return 1 + share * (calls[0].value.shape[-1] + 2)
+    return 1 + min(1.0, rows / calls[0].query.shape[-2]) * (calls[0].value.shape[-1] + 2)
 
 
 def _identity(task: Task, weights: str | None) -> dict[str, object]:
@@ -472,6 +481,6 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = sha256(model.config.to_json_string().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        digest.update(flat.view(torch.uint8).numpy().tobytes())
+        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(flat.numpy().tobytes())
     return digest.hexdigest()

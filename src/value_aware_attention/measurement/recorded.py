@@ -106,5 +106,6 @@ class ExactRows:
             return method(**self.rows.arguments())
         options = {"layer": self.call.layer} if getattr(method, "shares_keys", False) else {}
         output: Tensor = method(**self.call.arguments(), **options)
-        rows = self.rows.rows[..., None].expand(*output.shape[:-2], -1, -1)
-        return output.take_along_dim(rows, dim=-2)
+        return output.take_along_dim(
+            self.rows.rows[..., None].expand(*output.shape[:-2], -1, -1), dim=-2
+        )

@@ -12,9 +12,6 @@ from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.distributed import processes
 from value_aware_attention.records.record import RunOn
 
-CPUINFO = Path("/proc/cpuinfo")
-VERSIONED_PACKAGES = ("torch", "transformers", "pytorch-lightning", "datasets", "numpy")
-
 
 def run_on(device: str = "cpu") -> RunOn:
     """Describes hardware and versions, without naming a machine or a time.
@@ -23,7 +20,7 @@ def run_on(device: str = "cpu") -> RunOn:
     """
     used = processor()
     versions = {"python": platform.python_version()}
-    for name in VERSIONED_PACKAGES:
+    for name in ("torch", "transformers", "pytorch-lightning", "datasets", "numpy"):
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return RunOn(
@@ -36,15 +33,18 @@ def run_on(device: str = "cpu") -> RunOn:
     )
 
 
-def processor(cpuinfo: Path = CPUINFO) -> dict[str, str | None]:
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str | None]:
     """Finds the CPU's name, family and model, and the instruction set of PyTorch's vectors.
 
     Processors of one name can differ in the rest, and sums over vectors of another width round
     differently. None stands for an unknown fact.
     """
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    fields = (line.partition(":") for line in reversed(lines))  # so that the first core wins
-    told = {name.strip(): value.strip() for name, _, value in fields}
+    # so that the first core wins
+    told = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in reversed(lines))
+    }
     return {
         "name": told.get("model name") or platform.processor() or platform.machine(),
         "family": told.get("cpu family"),

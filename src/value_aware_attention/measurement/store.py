@@ -15,7 +15,6 @@ from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.files import load_json, save_json, to_json
 
 LIBRARY = (__name__.partition(".")[0],)
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @cache
@@ -25,11 +24,8 @@ def source_hash(*modules: str, packages: tuple[str, ...] = LIBRARY) -> str:
     It depends only on the result of `code_hashes`. Within a process it stays the same, like the
     imported code.
     """
-    hashes = code_hashes(*modules, packages=packages)
-    return sha256(repr(sorted(hashes.items())).encode()).hexdigest()
-
-
-NATIVE = ("*.cpp", "*.h")
+    hashes = sorted(code_hashes(*modules, packages=packages).items())
+    return sha256(repr(hashes).encode()).hexdigest()
 
 
 def code_hashes(
@@ -42,7 +38,9 @@ def code_hashes(
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
     folders = {file.parent for file in files.values()}
-    beside = {source for folder in folders for kind in NATIVE for source in folder.glob(kind)}
+    beside = {
+        source for folder in folders for kind in ("*.cpp", "*.h") for source in folder.glob(kind)
+    }
     return hashes | {source.name: sha256(source.read_bytes()).hexdigest() for source in beside}
 
 
@@ -50,7 +48,7 @@ def code_hashes(
 def _tree_hash(source: bytes) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, DOCUMENTED):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [statement for statement in node.body if not _is_text(statement)]
     return sha256(ast.dump(tree).encode()).hexdigest()
 
@@ -160,8 +158,7 @@ class RecordCache:
         A file that changed after writing is removed, with a line in the log, and its record is
         computed again. Raises ValueError, storing nothing, for a record with NaN or infinity.
         """
-        text = json.dumps(self.identity | dict(key), sort_keys=True)
-        name = sha256(text.encode()).hexdigest()
+        name = sha256(json.dumps(self.identity | dict(key), sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}.json"
         records: list[Content] = broadcast(lambda: _read(path))
         if records:

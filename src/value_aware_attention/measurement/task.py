@@ -68,8 +68,9 @@ class _ScoredRows(nn.Module):
         count = max(1, int(self.asked.sum(dim=1).max()))  # methods need at least one query
         position = first[:, None, :count].expand(-1, query.shape[1], -1)
         output = self.method(**call.at(position).arguments())
-        place = position[..., None].expand_as(output)
-        return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(2, place, output)
+        return value.new_zeros(*query.shape[:-1], value.shape[-1]).scatter(
+            2, position[..., None].expand_as(output), output
+        )
 
 
 Result = TypeVar("Result")
@@ -188,8 +189,9 @@ METRICS = {"perplexity": nats, "error": wrong, "cosine": cosine}
 
 def kl_from_exact(output: Float[Tensor, "*S C"], exact: Float[Tensor, "*S C"]) -> Tensor:
     """Computes KL(exact || output) of each prediction, in nats."""
-    logs = output.log_softmax(-1), exact.log_softmax(-1)
-    return kl_div(*logs, reduction="none", log_target=True).sum(-1)
+    return kl_div(
+        output.log_softmax(-1), exact.log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
 
 
 def same_top_token(output: Float[Tensor, "S C"], exact: Float[Tensor, "S C"]) -> Tensor:
@@ -208,9 +210,7 @@ def output_at(
 ) -> Float[Tensor, "S C"]:
     """Reads logits, or hidden states of a model without a head, at some positions."""
     # A model might take tokens for padding and hide them; texts have no padding.
-    mask = torch.ones_like(tokens)
-    output: Tensor = model(input_ids=tokens, attention_mask=mask, **options)[0]
-    return output[asked]
+    return model(input_ids=tokens, attention_mask=torch.ones_like(tokens), **options)[0][asked]
 
 
 class Task:
@@ -274,24 +274,30 @@ class Task:
         batches = list(text.batches(self.batch_size))
         replaced: AbstractContextManager[object] = nullcontext()
         if method is not None:
-            layers = len(attention_layers(self.model))
-            chosen = scored.in_last_layer(method, layers) if self.scored_rows else method
-            replaced = replace_attention(self.model, chosen, kernel=self.given_kernel)
+            if self.scored_rows:
+                method = scored.in_last_layer(method, len(attention_layers(self.model)))
+            replaced = replace_attention(self.model, method, kernel=self.given_kernel)
 
         def losses_of(rows: list[int]) -> NDArray[np.float64]:
             inputs, labels = (x.to(self.device) for x in text.take(rows))
             scored.asked = labels >= 0
             output = self.read(self.model, inputs, scored.asked)
-            target = labels[scored.asked]
-            if self.metric == "cosine":
-                target = self._exact_output(number, rows[0], inputs, scored.asked)
+            target = (
+                self._exact_output(number, rows[0], inputs, scored.asked)
+                if self.metric == "cosine"
+                else labels[scored.asked]
+            )
             losses = [METRICS[self.metric](output, target)]
             if self.compared:
                 exact = self._exact_output(number, rows[0], inputs, scored.asked)
                 losses += [_compared(measure, output, exact) for measure in self.compared.values()]
             each = torch.stack([x.double().cpu() for x in losses])
-            by_row = each.split((labels >= 0).sum(dim=1).tolist(), dim=1)
-            return np.array([of_row.sum(dim=1).numpy() for of_row in by_row])
+            return np.array(
+                [
+                    of_row.sum(dim=1).numpy()
+                    for of_row in each.split((labels >= 0).sum(dim=1).tolist(), dim=1)
+                ]
+            )
 
         with replaced:
             by_batch = shared_map(losses_of, batches)
@@ -299,8 +305,9 @@ class Task:
         for rows, losses in zip(batches, by_batch, strict=True):
             totals[rows] = losses
         counts = np.array([float((labels >= 0).sum()) for labels in text.labels])
-        units, *compared = (x.reshape(-1, text.pieces).sum(axis=1) for x in (*totals.T, counts))
-        *compared, counts = compared
+        units, *compared, counts = (
+            x.reshape(-1, text.pieces).sum(axis=1) for x in (*totals.T, counts)
+        )
         return UnitSums(units, counts, dict(zip(self.compared, compared, strict=True)))
 
     def _exact_output(
@@ -343,8 +350,10 @@ class Task:
                     f"attention overflow, or weights are no numbers"
                 )
             layers.append(calls)
-        joined = map(Call.joined, zip(*layers, strict=True))
-        return [replace(call, first_row=self.first_row) for call in joined]
+        return [
+            replace(Call.joined(calls), first_row=self.first_row)
+            for calls in zip(*layers, strict=True)
+        ]
 
     def first_tokens(self, count: int, unit: int = 0) -> list[int]:
         """Returns the first tokens of one of the recorded rows."""
@@ -353,8 +362,12 @@ class Task:
     def digest(self, number: int) -> str:
         """Hashes the tokens and labels of a text, and its recorded rows."""
         text = self.texts[number]
-        recorded = self.recorded_rows(number), self.first_row
-        facts = (self.metric, recorded, text.pieces, [len(row) for row in text.inputs])
+        facts = (
+            self.metric,
+            (self.recorded_rows(number), self.first_row),
+            text.pieces,
+            [len(row) for row in text.inputs],
+        )
         digest = sha256(repr(facts).encode())
         for row in (*text.inputs, *text.labels):
             digest.update(row.cpu().numpy().tobytes())

@@ -84,8 +84,11 @@ def text_windows(
     read = length - len(before) - len(after)
     if read < 1:
         raise ValueError(f"length is {length}; it must be above {length - read}, special tokens")
-    encoded = [tokenizer(text, add_special_tokens=False, verbose=False) for text in texts]
-    tokens = list(chain.from_iterable(encoding["input_ids"] for encoding in encoded))
+    tokens = list(
+        chain.from_iterable(
+            tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts
+        )
+    )
     available = len(tokens) // read
     if not available:
         raise ValueError(
@@ -125,9 +128,6 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     return [], []
 
 
-MASKED_FRACTION = 0.15
-
-
 def windows_task(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -156,8 +156,10 @@ def windows_task(
         if tokenizer.mask_token_id is None:
             raise ValueError("the tokenizer has no mask token; a masked language model needs one")
         size = min(len(tokenizer), vocabulary_size(model))
-        pairs = zip(rows, windows.places, strict=True)
-        texts = [Text(*_masked(row, place, tokenizer, size, seed)) for row, place in pairs]
+        texts = [
+            Text(*_masked(row, place, tokenizer, size, seed))
+            for row, place in zip(rows, windows.places, strict=True)
+        ]
     return Task(
         model, texts, metric, kernel=kernel, first_row=context, scored_rows=context > 0,
         predictions=context > 0,
@@ -175,7 +177,6 @@ def _masked(
         mask_token=tokenizer.mask_token_id,
         special_tokens=tokenizer.all_special_ids,
         vocabulary_size=size,
-        fraction=MASKED_FRACTION,
     )
     return inputs[None], labels[None]
 
@@ -192,8 +193,9 @@ def metric_of(model: PreTrainedModel) -> str:
             f"{type(model).__name__} is an encoder with a decoder; give a masked or a causal "
             f"language model, or an encoder alone"
         )
-    metrics = {AutoModelForMaskedLM: "error", AutoModelForCausalLM: "perplexity"}
-    return metrics.get(auto_class(model.config, type(model).__name__), "cosine")
+    return {AutoModelForMaskedLM: "error", AutoModelForCausalLM: "perplexity"}.get(
+        auto_class(model.config, type(model).__name__), "cosine"
+    )
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:

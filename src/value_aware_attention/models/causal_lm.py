@@ -56,8 +56,10 @@ class CausalLanguageModelConfig(PreTrainedConfig):
         self.vocabulary_size = vocabulary_size
         self.layers, self.width, self.heads, self.feedforward = layers, width, heads, feedforward
         if not isinstance(kernel, Mapping):
-            arguments = asdict(kernel)  # type: ignore[call-overload]
-            kernel = {"name": type(kernel).__name__, "arguments": arguments}
+            kernel = {
+                "name": type(kernel).__name__,
+                "arguments": asdict(kernel),  # type: ignore[call-overload]
+            }
         self.kernel = kernel
         self.dropout = dropout
         if isinstance(trained_attention, TrainedAttention):
@@ -115,9 +117,11 @@ class CausalLanguageModel(PreTrainedModel):
         positions = sinusoidal_positions(input_ids.shape[1], width, device=weight.device)
         x = self.embedding(input_ids) * math.sqrt(width)
         x = self.dropout(x + positions.to(weight.dtype))
-        mask = None  # a causal mask needs no matrix
-        if attention_mask is not None:
-            mask = create_causal_mask(self.config, x, attention_mask, past_key_values=None)
+        mask = (
+            None  # a causal mask needs no matrix
+            if attention_mask is None
+            else create_causal_mask(self.config, x, attention_mask, past_key_values=None)
+        )
         for layer in self.layers:
             x = layer(x, mask)
         return self.final_norm(x)
@@ -132,8 +136,11 @@ class CausalLanguageModel(PreTrainedModel):
 
         `attention_mask` is (batch, N) with 0 = padding, as in transformers. There is no cache.
         """
-        hidden = self.hidden(input_ids, attention_mask)
-        return CausalLMOutput(logits=nn.functional.linear(hidden, self.embedding.weight))
+        return CausalLMOutput(
+            logits=nn.functional.linear(
+                self.hidden(input_ids, attention_mask), self.embedding.weight
+            )
+        )
 
     def init_weights(self) -> None:
         """Does nothing: the modules' constructors have initialised the weights."""
@@ -179,8 +186,9 @@ class _CausalAttention(nn.Module):
         self.approximation: nn.Module = attention(index) if attention else Exact()
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        heads = self.query_key_value(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        query, key, value = (
+            self.query_key_value(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, own_attention
         )

@@ -40,8 +40,6 @@ CLASSES = {
     AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
 }
 """Kinds of models and transformers' classes of each kind, by config"""
-VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
-"""Files in a folder with a tokenizer, at least one of them"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -64,8 +62,7 @@ def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedMode
             model, report = load_gguf(file, dtype or torch.float32)
         check_weights(file, model, report)
         return cast(PreTrainedModel, model)
-    folder = local_folder(name)
-    if folder is not None:
+    if folder := local_folder(name):
         check_files(folder)
     options: dict[str, Any] = {"local_files_only": only_local(name), "trust_remote_code": False}
     with _loading(name):
@@ -95,9 +92,11 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
             from value_aware_attention.models.gguf_tokenizers import load_gguf_tokenizer
 
             return load_gguf_tokenizer(file)
-    folder = local_folder(name)
-    if folder is not None:
-        if not any(any(folder.glob(file)) for file in VOCABULARIES):
+    if folder := local_folder(name):
+        if not any(
+            any(folder.glob(file))
+            for file in ("tokenizer.json", "vocab.*", "*.model", "tekken.json")
+        ):
             raise FileNotFoundError(
                 f"{name} has no tokenizer: give a folder that has one (option tokenizer)"
             )
@@ -134,8 +133,11 @@ def _architecture(name: str, config: PreTrainedConfig) -> str:
     """Returns the class name in the config; ValueError if there is none."""
     saved = config.architectures
     first = saved[0] if isinstance(saved, list) and saved else None
-    mappings = (*CLASSES.values(), MODEL_MAPPING)
-    names = [model for mapping in mappings for model in _classes(mapping, config)]
+    names = [
+        model
+        for mapping in (*CLASSES.values(), MODEL_MAPPING)
+        for model in _classes(mapping, config)
+    ]
     other = getattr(transformers, first, None) if isinstance(first, str) else None
     if first not in names and getattr(other, "config_class", None) is not type(config):
         raise ValueError(
@@ -156,8 +158,10 @@ def checkpoint_files(name: str) -> list[Path]:
 
 def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
     """Returns the AutoModel class for which transformers lists this architecture."""
-    kinds = (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config))
-    return next(kinds, AutoModel)
+    return next(
+        (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config)),
+        AutoModel,
+    )
 
 
 def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:

@@ -211,8 +211,7 @@ def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]
     if architecture in LOCAL:
         settings |= _local(architecture, keys, settings)
     neutral = NEUTRAL | dict.fromkeys(HEAD_SIZES, head_dim) | {"attention.head_count_kv": heads}
-    left = sorted(key for key in keys.keys() - HARMLESS if neutral.get(key) != keys[key])
-    if left:
+    if left := sorted(key for key in keys.keys() - HARMLESS if neutral.get(key) != keys[key]):
         listed = ", ".join(f"{start}{key} = {keys[key]}" for key in left[:3])
         raise ValueError(f"{listed} may change what the model computes, and is not read")
     biased = {name.split(".")[-2] for name in packed if name.endswith(".bias")}
@@ -223,9 +222,11 @@ def _config(architecture: str, values: dict[str, Any], packed: dict[str, Packed]
     tokens = {
         name: values.get(f"tokenizer.ggml.{key}_token_id") for name, key in TOKEN_KEYS.items()
     }
-    rows = len(packed.get("token_embd.weight", (0, [0]))[1])
-    tied = "output.weight" not in packed
-    return build(**settings, **flags, **tokens, vocab_size=rows, tie_word_embeddings=tied)
+    return build(
+        **settings, **flags, **tokens,
+        vocab_size=len(packed.get("token_embd.weight", (0, [0]))[1]),
+        tie_word_embeddings="output.weight" not in packed,
+    )  # fmt: skip
 
 
 def _local(architecture: str, keys: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:

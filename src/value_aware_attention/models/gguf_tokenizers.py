@@ -60,8 +60,9 @@ def _of_bytes(keys: dict[str, Any]) -> Tokenizer:
     if keys["pre"] == "qwen2":
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in cuts]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -78,8 +79,9 @@ def _of_pieces(keys: dict[str, Any]) -> Tokenizer:
     ]
     unknown = tokens[keys.get("unknown_token_id", 0)]
     backend = Tokenizer(BPE(places, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    blanks = [normalizers.Prepend(BLANK)] * begins + [normalizers.Replace(" ", BLANK)]
-    backend.normalizer = normalizers.Sequence(blanks)
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(BLANK)] * begins + [normalizers.Replace(" ", BLANK)]
+    )
     steps = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * begins)
     return backend

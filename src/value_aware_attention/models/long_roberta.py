@@ -57,8 +57,7 @@ class BlockPositions(nn.Module):
     def table(self) -> Float[Tensor, "rows width"]:
         """Returns R + Q as an ordinary table of `reserved + length` rows with the same values."""
         reserved, within = self.within.tensor_split([self.reserved])
-        positions = (self.blocks[:, None] + within).flatten(0, 1)[: self.length]
-        return torch.cat([reserved, positions])
+        return torch.cat([reserved, (self.blocks[:, None] + within).flatten(0, 1)[: self.length]])
 
     def forward(self, position_ids: Int[Tensor, "batch N"]) -> Float[Tensor, "batch N width"]:
         return embedding(position_ids, self.table(), padding_idx=self.reserved - 1)
@@ -158,8 +157,10 @@ def read_config(checkpoint: str | Path) -> RobertaConfig:
     config = _saved_config(installed(checkpoint))
     if isinstance(config, BertConfig):
         rows = config.max_position_embeddings + (config.pad_token_id or 0) + 1
-        changed = {"max_position_embeddings": rows, "type_vocab_size": 1, "model_type": "roberta"}
-        return RobertaConfig.from_dict(config.to_dict() | changed)
+        return RobertaConfig.from_dict(
+            config.to_dict()
+            | {"max_position_embeddings": rows, "type_vocab_size": 1, "model_type": "roberta"}
+        )
     if not isinstance(config, RobertaConfig):
         raise ValueError(f"{checkpoint} is a {config.model_type}, neither a roberta nor a bert")
     return config
@@ -170,8 +171,9 @@ def _saved_config(checkpoint: str | Path) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(checkpoint, local_files_only=offline)
     except (OSError, ValueError) as error:
-        reason = why_not(checkpoint, error)
-        raise FileNotFoundError(f"no trained RoBERTa at {checkpoint}: {reason}") from None
+        raise FileNotFoundError(
+            f"no trained RoBERTa at {checkpoint}: {why_not(checkpoint, error)}"
+        ) from None
 
 
 def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMaskedLM:
@@ -189,8 +191,9 @@ def _read_weights(checkpoint: str | Path, config: RobertaConfig) -> RobertaForMa
                 output_loading_info=True, **options,
             )  # fmt: skip
     except (OSError, SafetensorError) as error:
-        reason = why_not(checkpoint, error)
-        raise OSError(f"the weights at {checkpoint} cannot be loaded: {reason}") from None
+        raise OSError(
+            f"the weights at {checkpoint} cannot be loaded: {why_not(checkpoint, error)}"
+        ) from None
     drawn = ("lm_head", "pooler") if is_bert or HEAD in report["missing_keys"] else ()
     report["unexpected_keys"] = []  # weights of another attention are dropped
     check_weights(checkpoint, model, report, drawn=drawn)
@@ -222,9 +225,8 @@ def _lengthen(model: RobertaForMaskedLM, length: int, block: int) -> RobertaForM
         raise ValueError(f"the model has {positions} positions, {min(length, block)} are needed")
     if length <= block:
         return model
-    table = embeddings.position_embeddings.weight
     embeddings.position_embeddings = BlockPositions(  # type: ignore[assignment]
-        table, reserved=reserved, block=block, length=length
+        embeddings.position_embeddings.weight, reserved=reserved, block=block, length=length
     )
     rows = reserved + length
     model.config.max_position_embeddings = rows

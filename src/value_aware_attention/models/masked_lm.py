@@ -27,8 +27,10 @@ def attend_with(model: RobertaForMaskedLM, attention: TrainedAttention) -> Rober
         set_attention(model, attention, kernel=masked_kernel(attention))
         return model
     for index, layer in enumerate(model.roberta.encoder.layer):
-        mixing, norm = attention(index), layer.get_submodule("attention.output.LayerNorm")
-        layer.attention = MixingSublayer(mixing, norm)  # type: ignore[arg-type]
+        layer.attention = MixingSublayer(
+            attention(index),  # type: ignore[arg-type]
+            layer.get_submodule("attention.output.LayerNorm"),  # type: ignore[arg-type]
+        )
     return model
 
 
@@ -43,12 +45,11 @@ def save_masked(model: RobertaForMaskedLM, folder: Path) -> None:
 
     Parameters of a trained attention, which is not ordinary, go to attention.safetensors in it.
     """
-    methods = [
-        name
+    prefixes = tuple(
+        f"{name}."
         for name, module in model.named_modules()
         if isinstance(module, (Approximation, Mixing))
-    ]
-    prefixes = tuple(f"{name}." for name in methods)
+    )
     state = model.state_dict()
     of_methods = {name: state[name].contiguous() for name in state if name.startswith(prefixes)}
     save_folded(model, folder, without=of_methods)
@@ -69,9 +70,10 @@ def load_masked(folder: Path | str) -> RobertaForMaskedLM:
         return RobertaForMaskedLM.from_pretrained(folder, use_safetensors=True)
     # from_pretrained would report weights that a mixing does not have as missing.
     model = attend_with(RobertaForMaskedLM(config), attention)
-    files = (Path(folder) / MODEL_FILE, Path(folder) / METHOD_WEIGHTS)
-    state = {name: value for file in files for name, value in load_file(file).items()}
-    missing, unexpected = model.load_state_dict(state, strict=False)
+    missing, unexpected = model.load_state_dict(
+        load_file(Path(folder) / MODEL_FILE) | load_file(Path(folder) / METHOD_WEIGHTS),
+        strict=False,
+    )
     absent = set(missing) - set(model.all_tied_weights_keys)
     if absent or unexpected:
         names = ", ".join(sorted(absent | set(unexpected)))

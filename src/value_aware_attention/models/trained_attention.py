@@ -86,8 +86,9 @@ class TrainedAttention:
                 raise ValueError(f"{self.name} lets every position see all others: never causal")
             return
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(3, 1, 1, length, head_dim, generator=generator)
-        query, key, value = (x.requires_grad_() for x in inputs)
+        query, key, value = (
+            x.requires_grad_() for x in torch.randn(3, 1, 1, length, head_dim, generator=generator)
+        )
         output = self(0)(query, key, value, kernel=kernel, is_causal=is_causal)
         gradients = torch.autograd.grad(output.square().sum(), (query, key), allow_unused=True)
         if all(gradient is None for gradient in gradients):

@@ -25,7 +25,6 @@ reach. Only safetensors are read, and no code of a model's folder is run.
 """
 
 
-PRECISIONS = ("float32", "bfloat16", "float16")
 COMMANDS = "value_aware.commands"
 """Entry points through which an installed package adds commands"""
 
@@ -51,8 +50,7 @@ def value_aware() -> None:
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
     given = made.parse_args()
     try:
-        run_command = commands[given.command]()
-        run_command(given.options, f"value-aware {given.command}")
+        commands[given.command]()(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         hint = (
             "; in a checkout: pip install -e '.[study]'"
@@ -72,9 +70,8 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware probe") ->
 
     Reports an unfit model or text in one line and exits.
     """
-    options = parser(prog).parse_args(arguments)
     try:
-        run(options)
+        run(parser(prog).parse_args(arguments))
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
 
@@ -100,7 +97,10 @@ def parser(prog: str) -> ArgumentParser:
     made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
     made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--dtype", choices=PRECISIONS, help="of the weights (the checkpoint's own)")
+    made.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"),
+        help="of the weights (the checkpoint's own)",
+    )  # fmt: skip
     made.add_argument("--no-control", action="store_true", help="leave out random weights")
     made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
     made.add_argument("--cache", metavar="FOLDER", help="keeps numbers: a stopped probe goes on")

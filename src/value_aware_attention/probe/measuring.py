@@ -89,8 +89,7 @@ class Report:
 
 def _measured(share: float) -> float:
     """Returns the measured share that equals a number up to rounding, such as 1 - 0.95."""
-    near = (measured for measured in SHARES if isclose(measured, share))
-    return check_choice(SHARES, share=next(near, share))
+    return check_choice(SHARES, share=next((x for x in SHARES if isclose(x, share)), share))
 
 
 SINKS = 4
@@ -104,15 +103,15 @@ def default_methods(search: str = "default", *, causal: bool = False) -> dict[st
     weights with a slot for the mean of the others, and a sliding window. In a `causal` model the
     window also has the first tokens, at most `SINKS` of its r keys.
     """
-    windows: dict[str, Method] = {WINDOW: lambda r, layer: SlidingWindow(r)}
-    if causal:
-        windows = {SINKS_AND_WINDOW: lambda r, layer: SlidingWindow(r, min(SINKS, r - 1))}
+    sinks = SINKS if causal else 0
     return {
         OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r),
         SLOT: lambda r, layer: MeanValueSlot(r),
         AWARE: lambda r, layer: OptimalValueAware(r, search),
         WITH_MEAN: lambda r, layer: OptimalValueAware(r, search, mean=True),
-        **windows,
+        SINKS_AND_WINDOW if causal else WINDOW: lambda r, layer: SlidingWindow(
+            r, min(sinks, r - 1)
+        ),
     }
 
 
@@ -199,10 +198,13 @@ def _report(
     )  # fmt: skip
     if control:
         plain = replace(layers, kernels=(), between=False, skewness_gap=False)
-        random = measure_control(task, partial(run, methods=settings, layers=plain), layers.seed)
-        record = replace(record, control=random)
-    bos = record.text.begins_with_bos
-    report = Report(record, losses and replace(losses, begins_with_bos=bos))
+        record = replace(
+            record,
+            control=measure_control(
+                task, partial(run, methods=settings, layers=plain), layers.seed
+            ),
+        )
+    report = Report(record, losses and replace(losses, begins_with_bos=record.text.begins_with_bos))
     if show is not None:
         for line in report.tables():
             show(line)
@@ -298,11 +300,11 @@ def _cache_losses(
         )
     task.layer_calls()  # rejects outputs that are not numbers
     prefix = half if causal else None
-    observed = [f"last {min(LAST, rows)}", "noncausal", "repeat", "hindsight"]
+    past = [f"last {min(LAST, rows)}", "noncausal", "repeat"] if causal else ["noncausal"]
     settings = cache_settings(
         default_cache_methods() if methods is None else methods,
         sizes=[max(1, (prefix or task.length) // share) for share in parts],
-        observed=observed if causal else ["noncausal", "hindsight"],
+        observed=[*past, "hindsight"],
         gaps_of=[GAPS_OF],
         pools={JOINT: {"model": ["repeat"]}} if causal else {},
         prefix=prefix,

@@ -140,6 +140,5 @@ class CacheRecord(JsonRecord):
     def ratio(self, cell: CacheCell, other: CacheCell) -> Estimate:
         """Computes the geometric mean of KL over another cache's KL, paired over texts."""
         logs = np.log(np.array(cell.kl)) - np.log(np.array(other.kl))
-        log = estimate(logs, np.ones_like(logs))
-        ends = {end: None if x is None else float(np.exp(x)) for end, x in vars(log).items()}
-        return Estimate(**ends)
+        log = vars(estimate(logs, np.ones_like(logs)))
+        return Estimate(**{end: None if x is None else float(np.exp(x)) for end, x in log.items()})

@@ -80,11 +80,13 @@ def with_interval(
     high: float | None,
     digits: int = 1,
     text: Writer = number,
-    form: str = "{} ({} to {})",
+    *,
+    brackets: bool = False,
 ) -> str:
-    """Writes "69 (65 to 76)"; the value alone if its interval is unknown."""
+    """Writes "69 (65 to 76)", or "69 [65, 76]"; the value alone if its interval is unknown."""
     if not (_is_known(low) and _is_known(high)):
         return text(value, digits)
+    form = "{} [{}, {}]" if brackets else "{} ({} to {})"
     return form.format(text(value, digits), text(low, digits), text(high, digits))
 
 
@@ -122,8 +124,9 @@ class Estimate:
         A unit in brackets gives "30.50 [30.40, 30.60]".
         """
         text, digits = UNITS[unit.strip("[]")]
-        form = "{} [{}, {}]" if unit.startswith("[") else "{} ({} to {})"
-        return with_interval(self.value, self.low, self.high, digits, text, form)
+        return with_interval(
+            self.value, self.low, self.high, digits, text, brackets=unit.startswith("[")
+        )
 
 
 def estimate(
@@ -160,7 +163,6 @@ def ratio_of_sums(totals: Array, counts: Array) -> tuple[Array, Array, Array]:
         if units < 2:
             unknown = np.full_like(ratio, np.nan)
             return ratio, unknown, unknown
-        deviation = totals - ratio * counts
-        error = np.sqrt(units / (units - 1) * (deviation**2).sum(axis=0)) / count
+        error = np.sqrt(units / (units - 1) * ((totals - ratio * counts) ** 2).sum(axis=0)) / count
     margin = float(stdtrit(units - 1, (1 + CONFIDENCE) / 2)) * error
     return ratio, ratio - margin, ratio + margin

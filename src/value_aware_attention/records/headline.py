@@ -79,9 +79,10 @@ def with_ratio(record: Record, cell: EndMetric, *, brackets: bool = False) -> st
     """
     if record.metric != "perplexity":
         return format(cell, f"[{record.metric}]" if brackets else record.metric)
-    ratio, form = vars(exact_ratio(record, cell)), "{} [{}, {}]" if brackets else "{} ({} to {})"
-    value = f"{number(cell.value, 2)}{'' if brackets else ','}"
-    return f"{value} × {with_interval(**ratio, digits=2, text=factor, form=form)}"
+    ratio = with_interval(
+        **vars(exact_ratio(record, cell)), digits=2, text=factor, brackets=brackets
+    )
+    return f"{number(cell.value, 2)}{'' if brackets else ','} × {ratio}"
 
 
 def factor(value: float | None, digits: int) -> str:
@@ -99,8 +100,10 @@ def warning(record: Record) -> str:
     exact = f"exact attention's {in_unit(record.cells[0].value, metric)}"
     guess = record.baselines.get("chance")
     if guess is not None and ends_of(guess)[0] <= ROUNDING:
-        blind = f"a guess without reading has {in_unit(guess.value, metric)}"
-        return f"the {metric} cannot tell what keys do: {exact} is no better than chance, {blind}"
+        return (
+            f"the {metric} cannot tell what keys do: {exact} is no better than chance, a guess "
+            f"without reading has {in_unit(guess.value, metric)}"
+        )
     differences = [ends_of(cell) for cell in with_keys(record, r).values()]
     if differences and all(low <= ROUNDING and high >= -ROUNDING for low, high in differences):
         return (
@@ -144,14 +147,16 @@ def _loss(record: Record) -> str:
             f"; with random weights {with_ratio(record.control, cells[AWARE])} and "
             f"{with_ratio(record.control, cells[OBLIVIOUS])}{_exact(record.control)}"
         )
-    with_mean = ""
-    if WITH_MEAN in trained:
-        with_mean = f", or {with_ratio(record, trained[WITH_MEAN])} if the mean may be one of them"
-    slot = ""
-    if SLOT in trained and r > 1:
-        slot = (
-            f"; {r - 1} by weight with the mean of the others {with_ratio(record, trained[SLOT])}"
-        )
+    with_mean = (
+        f", or {with_ratio(record, trained[WITH_MEAN])} if the mean may be one of them"
+        if WITH_MEAN in trained
+        else ""
+    )
+    slot = (
+        f"; {r - 1} by weight with the mean of the others {with_ratio(record, trained[SLOT])}"
+        if SLOT in trained and r > 1
+        else ""
+    )
     keys, slots = (end_matches(record, r, by=by) for by in (OBLIVIOUS, SLOT))
     beside = f", or {slots!s} with that mean as the last one" if slots else ""
     matching = keys and f"By weight it takes {keys!s} keys to do as well in this metric{beside}."
@@ -165,8 +170,9 @@ def _loss(record: Record) -> str:
 
 def _exact(record: Record) -> str:
     """Writes exact attention's end metric after others; "" for a cosine, where it is 1."""
-    metric = record.metric
-    return "" if metric == "cosine" else f"; exact {in_unit(record.cells[0].value, metric)}"
+    if record.metric == "cosine":
+        return ""
+    return f"; exact {in_unit(record.cells[0].value, record.metric)}"
 
 
 def _matches(record: Record) -> Iterator[str]:
@@ -186,17 +192,16 @@ def _matches(record: Record) -> Iterator[str]:
 
 def visible_keys(measured: OutputError) -> str:
     """Writes how many keys a query sees; for a causal query, which sees its past, the average."""
-    average = f"the {(measured.keys + 1) // 2:,} that a query sees on average"
-    return average if measured.causal else f"{measured.keys:,}"
+    if measured.causal:
+        return f"the {(measured.keys + 1) // 2:,} that a query sees on average"
+    return f"{measured.keys:,}"
 
 
 def matches_at_random(record: Record) -> str:
     """Reports how many keys match with random weights, and whether training affects that."""
-    random = _matching(layers_of(record.control)) if record.control else {}
-    if record.control is None or not random:
+    if record.control is None or not (random := _matching(layers_of(record.control))):
         return ""
-    trained = _matching(layers_of(record))
-    pairs = [(count, random[r]) for r, count in trained.items()]
+    pairs = [(count, random[r]) for r, count in _matching(layers_of(record)).items()]
     counts = [count_text(count, layers_of(record.control)) for _, count in pairs]
     alike = all(_is_narrow(*pair) and (pair[0].low or 0) <= (pair[1].high or 0) for pair in pairs)
     not_fewer = ", no fewer as far as the intervals tell: these counts do not come from training"
@@ -221,8 +226,11 @@ def matches(measured: OutputError) -> str:
         return ""
     first, *others = counts
     more = "".join(f", {count.r} match {count_text(count, measured)}" for count in others)
-    rows = [row for row in measured.matching_keys if row.layer is not None and row.r == first.r]
-    layers = [row.keys for row in rows if row.keys is not None]
+    layers = [
+        row.keys
+        for row in measured.matching_keys
+        if row.r == first.r and row.layer is not None and row.keys is not None
+    ]
     apart = f"; by layer {min(layers):,} to {max(layers):,}" if layers else ""
     return (
         f"{first.r} value-aware keys match {count_text(first, measured)}{more} keys chosen by "
@@ -252,10 +260,12 @@ def by_layer(record: Record) -> str:
     """Names the layers where training adds most and least keys by weight for 5% error."""
     if record.control is None:
         return ""
-    nets = (record, record.control)
     pairs = sorted(
         (
-            [needed(layers_of(net), OBLIVIOUS, share=FIVE_PERCENT, layer=layer) for net in nets]
+            [
+                needed(layers_of(net), OBLIVIOUS, share=FIVE_PERCENT, layer=layer)
+                for net in (record, record.control)
+            ]
             for layer in range(layers_of(record).layers)
         ),
         key=lambda pair: (pair[0].keys or 0) - (pair[1].keys or 0),
@@ -275,8 +285,7 @@ def match(measured: OutputError, r: int, layer: int | None = None) -> MatchingKe
 
     The interval is cut at r: fewer keys by weight cannot match, even if few units suggest it.
     """
-    rows = (row for row in measured.matching_keys if (row.r, row.layer) == (r, layer))
-    row = next(rows, None)
+    row = next((row for row in measured.matching_keys if (row.r, row.layer) == (r, layer)), None)
     return row and replace(row, low=row.low and max(row.low, min(r, row.keys or r)))
 
 
@@ -285,8 +294,9 @@ def needed(
 ) -> KeysNeeded:
     """Finds the keys that a method needs for an error of `share`, in a layer or (None) in all."""
     place = (method, share, layer, None)
-    rows = measured.keys_needed
-    return next(row for row in rows if (row.method, row.share, row.layer, row.head) == place)
+    return next(
+        row for row in measured.keys_needed if (row.method, row.share, row.layer, row.head) == place
+    )
 
 
 def keys_by_head(measured: OutputError, method: str, share: float) -> list[list[int]]:
@@ -296,7 +306,7 @@ def keys_by_head(measured: OutputError, method: str, share: float) -> list[list[
     """
     counts = [[1] * measured.heads for _ in range(measured.layers)]
     for row in measured.keys_needed:
-        of_head = row.layer is not None and row.head is not None
-        if of_head and (row.method, row.share) == (method, share):
-            counts[row.layer][row.head] = row.keys or 1  # type: ignore[index]
+        is_asked = (row.method, row.share) == (method, share)
+        if is_asked and row.layer is not None and row.head is not None:
+            counts[row.layer][row.head] = row.keys or 1
     return counts

@@ -71,8 +71,7 @@ def end_matches(record: Record, r: int, *, by: str = OBLIVIOUS) -> EndMatch | No
     low, high = max(min(value, logs[-1]) - margin, least), value + margin
     if max(high, *left_out) > logs[-1]:
         high = math.inf
-    ends = {"value": value, "low": low, "high": high}
-    return EndMatch(**{name: _keys(log) for name, log in ends.items()}, most=sizes[-1])
+    return EndMatch(value=_keys(value), low=_keys(low), high=_keys(high), most=sizes[-1])
 
 
 def _first_enough(logs: Array, losses: Array) -> float:

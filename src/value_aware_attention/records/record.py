@@ -15,9 +15,9 @@ from value_aware_attention.records.estimate import ratio_of_sums as ratio_of_sum
 TASK_OF_METRIC = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task of the models that it measures"""
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
+"""Names of the two optimal choices in records"""
 WITH_MEAN = "optimal_v_aware_mean"
 """The value-aware optimum that may use the mean of the visible values"""
-"""Names of the two optimal choices in records"""
 SLOTS = {"mean_key": "mean_value_slot_mean_key", "exact": "mean_value_slot_exact"}
 """Mass of a `MeanValueSlot`'s slot -> its name among a layer's curves"""
 SHARES = (0.01, 0.05, 0.1)
@@ -25,8 +25,6 @@ SHARES = (0.01, 0.05, 0.1)
 Numbers = tuple[float, ...]
 Parameters = Mapping[str, Any]
 """Arguments of a method by name"""
-NUMBER_TYPES = {float: (float, int)}
-"""Types of JSON that are read as a number"""
 
 
 class JsonRecord:
@@ -42,11 +40,8 @@ class JsonRecord:
 
     def to_json(self) -> str:
         """Returns JSON with sorted keys. Raises ValueError for NaN and infinity."""
-        content = {
-            "version": self.version,
-            **asdict(self, dict_factory=_written),  # type: ignore[call-overload]
-        }
-        return to_json(content, indent=1, sort_keys=True) + "\n"
+        content = asdict(self, dict_factory=_written)  # type: ignore[call-overload]
+        return to_json(content | {"version": self.version}, indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str, name: str = "the record") -> Self:
@@ -559,7 +554,9 @@ def read(kind: Any, content: Any, name: str = "it") -> Any:
         return tuple(read(kinds[0], item, f"{name}.{i}") for i, item in enumerate(content))
     if origin is Mapping and isinstance(content, dict):
         return {key: read(kinds[1], item, f"{name}.{key}") for key, item in content.items()}
-    if kind is not Any and not isinstance(content, NUMBER_TYPES.get(kind, origin or kind)):
+    if kind is not Any and not isinstance(
+        content, (float, int) if kind is float else origin or kind
+    ):
         allowed = "list" if origin is tuple else getattr(origin or kind, "__name__", kind)
         raise ValueError(f"{name} is {content!r:.80}; it must be a {allowed}")
     return content

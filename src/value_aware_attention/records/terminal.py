@@ -58,8 +58,7 @@ def tables(record: Record) -> Iterator[str]:
 
 def _first_token_lines(record: Record) -> Iterator[str]:
     """Reports the attention to a window's first token, over all layers and in the highest one."""
-    layers = layers_of(record).first_token
-    if layers:
+    if layers := layers_of(record).first_token:
         most = max(layers, key=lambda layer: layer.mass)
         mass, top = (fmean(getattr(layer, name) for layer in layers) for name in ("mass", "top"))
         yield (
@@ -95,15 +94,12 @@ def _budget_lines(record: Record) -> Iterator[str]:
     for cell in record.budgets:
         share, count = cell.parameters["share"], cell.parameters["keys"]
         keys = f"{count:,.1f} of {available:,} ({count / available:.0%})"
+        alike = ", all alike" if cell.parameters["each"] == "equal" else ""
+        chosen = f"{_shown(cell.approximation)}{alike}"
         value = with_ratio(record, cell, brackets=True)
-        yield f"{share:>6.0%}  {keys:>22}  {_chosen(cell):<30}{value:>{COLUMN}}"
+        yield f"{share:>6.0%}  {keys:>22}  {chosen:<30}{value:>{COLUMN}}"
     if not warning(record):
         yield _affordable(record)
-
-
-def _chosen(cell: Cell) -> str:
-    name = _shown(cell.approximation)
-    return f"{name}, all alike" if cell.parameters["each"] == "equal" else name
 
 
 def _shown(method: str) -> str:
@@ -154,11 +150,10 @@ def _end_lines(record: Record, of: str) -> Iterator[str]:
 
 def _match_lines(record: Record) -> Iterator[str]:
     """Tabulates the keys that lose as little of the end metric as value-aware ones."""
-    columns = {OBLIVIOUS: "by weight", SLOT: "by weight + mean slot"}
     sizes = [c.parameters["r"] for c in whole_cells(record) if c.approximation == AWARE]
     matches = {
-        title: [str(keys) for r in sizes if (keys := end_matches(record, r, by=by))]
-        for by, title in columns.items()
+        METHOD_NAMES[by]: [str(keys) for r in sizes if (keys := end_matches(record, r, by=by))]
+        for by in (OBLIVIOUS, SLOT)
     }
     counted_sizes = {"r": [f"{r:,}" for r in sizes]} | {t: m for t, m in matches.items() if m}
     if len(counted_sizes) > 1 and not warning(record):
@@ -177,8 +172,9 @@ def _layer_lines(record: Record) -> Iterator[str]:
             [needed(layers_of(of), m, share=share, layer=layer).keys for m in (OBLIVIOUS, AWARE)]
             for share in SHARES
         ]
-        cells = (f"{counted(a):>{COLUMN - 13}}{counted(b):>13}" for a, b in counts)
-        yield f"{name:<12}" + "".join(cells)
+        yield f"{name:<12}" + "".join(
+            f"{counted(a):>{COLUMN - 13}}{counted(b):>13}" for a, b in counts
+        )
     yield from filter(None, [by_layer(record)])
 
 
@@ -224,8 +220,10 @@ def _losses(cell: CacheCell, distance: str) -> str:
 
 def _method(cell: CacheCell) -> tuple[str, str]:
     budget = f", budget: {cell.pool}" if cell.pool else ""
-    queries = "oracle: the later" if cell.observed == "hindsight" else cell.observed
-    return f"{cell.cache}{budget}", queries
+    return (
+        f"{cell.cache}{budget}",
+        "oracle: the later" if cell.observed == "hindsight" else cell.observed,
+    )
 
 
 def side_by_side(records: Sequence[Record]) -> Iterator[str]:
@@ -246,10 +244,9 @@ def _aligned(rows: Sequence[Sequence[str]], names: int) -> Iterator[str]:
     """Yields the lines of a table: the first `names` columns are left-aligned, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = zip(row, widths, strict=True)
         yield "  ".join(
             cell.ljust(width) if place < names else cell.rjust(width)
-            for place, (cell, width) in enumerate(cells)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
 
 
@@ -267,11 +264,15 @@ def _column(record: Record) -> Iterator[tuple[str, str]]:
         if net is None:
             continue
         for method, choice in ((OBLIVIOUS, "by weight"), (AWARE, "value-aware")):
-            count = needed(layers_of(net), method, share=FIVE_PERCENT)
-            yield f"keys {choice} for {FIVE_PERCENT:.0%} error{name}", str(count)
+            yield (
+                f"keys {choice} for {FIVE_PERCENT:.0%} error{name}",
+                str(needed(layers_of(net), method, share=FIVE_PERCENT)),
+            )
         if match_of_4 := match(layers_of(net), 4):
-            row = f"keys by weight that match 4 value-aware{name}"
-            yield row, count_text(match_of_4, layers_of(net))
+            yield (
+                f"keys by weight that match 4 value-aware{name}",
+                count_text(match_of_4, layers_of(net)),
+            )
     for cell in own_budgets(record):
         share = f"{cell.parameters['share']:.0%}"
         yield f"keys a head by weight, {share} error in each", f"{cell.parameters['keys']:,.1f}"
