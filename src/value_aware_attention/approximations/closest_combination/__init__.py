@@ -72,9 +72,11 @@ def solve(
         _finish(problem, indices, weights, undone)
     spare = min(r, keys) - slots
     indices, weights = pad(indices, (0, spare)), pad(weights, (0, spare))
-    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
-        (chosen,), (mass,) = solve(rows_in_fp64, r, search, engine)
-        indices[head, rows], weights[head, rows] = chosen, mass.to(weights.dtype)
+    for at, exact in problem.in_fp64(undone):
+        chosen, mass = solve(exact, r, search, engine)
+        again = undone[at][..., None]
+        indices[at] = chosen.where(again, indices[at])
+        weights[at] = mass.to(weights.dtype).where(again, weights[at])
     return indices, weights
 
 
@@ -100,8 +102,9 @@ def solve_path(
     unit = problem.unit[:, None, None]
     errors = errors * unit * unit  # unit^2 may overflow although the error does not
     errors = torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
-    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
-        errors[head, rows] = solve_path(rows_in_fp64, r, search, engine)[0].to(errors.dtype)
+    for at, exact in problem.in_fp64(undone):
+        solved = solve_path(exact, r, search, engine).to(errors.dtype)
+        errors[at] = solved.where(undone[at][..., None], errors[at])
     return errors
 
 
@@ -127,9 +130,9 @@ def optimal_weights(
 ) -> Float[Tensor, "H N R"]:
     """Solves for the closest weights on given keys; hidden or repeated keys get weight 0."""
     weights, undone = _engine(problem, engine).weigh(problem, indices)
-    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
-        solved = optimal_weights(rows_in_fp64, indices[head, rows][None], engine)[0]
-        weights[head, rows] = solved.to(weights.dtype)
+    for at, exact in problem.in_fp64(undone):
+        solved = optimal_weights(exact, indices[at], engine).to(weights.dtype)
+        weights[at] = solved.where(undone[at][..., None], weights[at])
     return weights
 
 
