@@ -40,6 +40,7 @@ ROWS_AT_ONCE = 2048
 """Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
 """Number of values nearest to o whose distances are recomputed, to remove rounding"""
+APART = 1e-6
 ROUNDS = 8
 """Most rounds before the host asks whether rows are still live"""
 
@@ -51,9 +52,9 @@ class _ActiveSets:
     Attributes:
         basis: [Q | R_inverse], where Q = R_inverse @ the lifted atoms has orthonormal rows. An
             empty slot has a row of zeros, and a column of zeros in R_inverse.
-        residual: [residual of the lifted target | minus the least squares solution]: the target
-            minus its projection onto the basis. The solution is neither normalised nor bounded
-            at 0.
+        residual: o - x, times the sum of the unconstrained weights: the first coordinates of the
+            lifted target minus its projection onto the basis.
+        solution: Minus the unconstrained weights, which are neither normalised nor bounded at 0.
         target: [0, lift | 0].
         frame: [-o, lift | 0]; [v, 0 | 0] + frame is the atom of a value.
         mass: The weights beta.
@@ -69,7 +70,8 @@ class _ActiveSets:
     """
 
     basis: Float[Tensor, "B K X"]
-    residual: Float[Tensor, "B 1 X"]
+    residual: Float[Tensor, "B 1 V"]
+    solution: Float[Tensor, "B 1 K"]
     target: Float[Tensor, "B 1 X"]
     frame: Float[Tensor, "B 1 X"]
     keys: Int[Tensor, "B 1 K"]
@@ -99,7 +101,7 @@ class _ActiveSets:
         target = torch.cat([torch.zeros_like(atom), lift, zero], dim=-1)
         frame = torch.cat([-rows.output, lift, zero], dim=-1)
         sets = cls(
-            basis, target, target, frame, key, zero + 1, zero, none, lift, rows.zero,
+            basis, atom, zero, target, frame, key, zero + 1, zero, none, lift, rows.zero,
             zero + torch.inf, none + 1, none, none, none == 0, live,
         )  # fmt: skip
         sets.project()
@@ -111,7 +113,7 @@ class _ActiveSets:
 
     def put(self, rows: Tensor, sets: "_ActiveSets") -> None:
         """Replaces the sets of some rows."""
-        for name in ("basis", "residual", "keys", "mass", "empty"):
+        for name in ("basis", "residual", "solution", "keys", "mass", "empty"):
             getattr(self, name)[rows] = getattr(sets, name)
 
     def reserve(self, slots: int) -> None:
@@ -120,27 +122,53 @@ class _ActiveSets:
         if more[1] > 0:
             self.basis = pad(self.basis, more + more)
             self.empty, self.place = pad(self.empty, more, value=1), pad(self.place, more, value=-1)
-            for name in ("residual", "target", "frame", "keys", "mass"):
+            for name in ("solution", "target", "frame", "keys", "mass"):
                 setattr(self, name, pad(getattr(self, name), more))
 
     def size(self) -> Int[Tensor, "B 1 1"]:
         return (self.empty == 0).sum(-1, keepdim=True)
 
+    def start(self, atoms: Float[Tensor, "B C V"], usable: Bool[Tensor, "B 1 C"]) -> None:
+        """Replaces sets by all usable atoms at once, less those of negative weight.
+
+        A row whose atoms are nearly dependent keeps its set. C is the number of slots.
+        """
+        lift = self.lift.expand(-1, atoms.shape[1], 1)
+        lifted, used = torch.cat([atoms, lift], dim=-1).double(), usable
+        one = torch.eye(atoms.shape[1], dtype=lifted.dtype, device=lifted.device)
+        factor = _factor(lifted, used, one)
+        squared = lifted.square().sum(-1)[:, None]
+        apart = factor.diagonal(dim1=1, dim2=2).square()[:, None] > APART * squared
+        weights = torch.cholesky_solve(used.mT.double(), factor).mT
+        independent = (apart | ~used).all(-1, keepdim=True)
+        used = used & (weights > 0)
+        basis = torch.cat([lifted, one.expand(len(lifted), -1, -1)], dim=-1) * used.mT
+        for _ in range(2):  # the second time for what rounding left
+            factor = _factor(basis[..., : lifted.shape[-1]], used, one)
+            basis = torch.linalg.solve_triangular(factor, basis, upper=False)
+        weights = weights * used
+        keys = _each(atoms[0])
+        for name, x in (
+            ("basis", basis),
+            ("keys", keys),
+            ("mass", weights / weights.sum(-1, keepdim=True)),
+            ("empty", ~used),
+        ):
+            old = getattr(self, name)
+            setattr(self, name, x.to(old.dtype).where(independent, old))
+        self.project()
+
     def project(self) -> None:
-        """Recomputes the residual: projects the target onto the span of Q."""
-        last = self.residual.shape[-1] - self.keys.shape[-1] - 1
-        step = (self.basis[:, :, last, None] * self.lift).mT
-        self.residual = torch.baddbmm(self.target, step, self.basis, alpha=-1)
+        """Recomputes residual and solution: projects the target onto the span of Q."""
+        width, slots = self.residual.shape[-1], self.keys.shape[-1]
+        step = self.basis.narrow(2, width, 1).mT * self.lift
+        left = torch.baddbmm(self.target, step, self.basis, alpha=-1)
+        self.residual, _, self.solution = left.split([width, 1, slots], dim=-1)
 
     def measure(self) -> tuple[Float[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
-        """Returns ||o - x||^2 and minus the sum of the unconstrained weights.
-
-        The lifted residual is o - x times this sum.
-        """
-        slots = self.keys.shape[-1]
-        total = self.residual[..., -slots:].sum(-1, keepdim=True)
-        lifted = self.residual[..., : -slots - 1]
-        return (vector_norm(lifted, dim=-1, keepdim=True) / total).square_(), total
+        """Returns ||o - x||^2 and minus the sum of the unconstrained weights."""
+        total = self.solution.sum(-1, keepdim=True)
+        return (vector_norm(self.residual, dim=-1, keepdim=True) / total).square_(), total
 
     def approach(self, total: Tensor) -> tuple[Int[Tensor, "B 1 1"], Bool[Tensor, "B 1 1"]]:
         """Moves the weights towards the unconstrained ones until one of them reaches zero.
@@ -148,7 +176,7 @@ class _ActiveSets:
         Returns the slot of that weight, and whether there is one. The inner loop of Lawson & Hanson
         drops its atom and repeats this.
         """
-        share = self.residual[..., -self.keys.shape[-1] :] / total
+        share = self.solution / total
         reachable = self.mass / (self.mass - share).clamp_min_(_tiny(share))
         reachable = reachable.masked_fill_((share + self.empty) > 0, torch.inf)
         reach, slot = reachable.min(dim=-1, keepdim=True)
@@ -189,7 +217,7 @@ class _ActiveSets:
         largest = torch.where(drop, share.abs().argmax(-1, keepdim=True), slot)
         row, pivot = slot.expand_as(rest), share.gather(-1, largest)
         largest = largest.expand_as(rest)
-        turned = basis.gather(1, largest).mul_(torch.ones_like(pivot).copysign_(pivot)).sub_(rest)
+        turned = basis.gather(1, largest).mul_(pivot.sign()).sub_(rest)
         share.mul_(drop / pivot.abs_().add_(1))
         basis.addcmul_(share.mT, turned, value=-1)
         basis.scatter_(2, column.expand(-1, slots, 1), 0.0)
@@ -218,13 +246,19 @@ class _ActiveSets:
         """
         slots = self.keys.shape[-1]
         column = vector_norm(self.basis[..., -slots:], dim=1, keepdim=True)
-        cost = (self.residual[..., -slots:] / column.clamp_min_(_tiny(total))).square_()
+        cost = (self.solution / column.clamp_min_(_tiny(total))).square_()
         spared = (self.place < 0) | ((self.place == size - 1) & self.added)
         least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
         lift = self.lift.square()
         left = -(total + least / lift)
         error = lift * (1 / left - 1)
         return slot, error.masked_fill_((left <= 0) | (error <= 0), torch.inf)
+
+
+def _factor(atoms: Tensor, used: Tensor, one: Tensor) -> Tensor:
+    """Factors the Gram matrix of the used atoms; others are orthonormal to them."""
+    gram = torch.where(used & used.mT, torch.bmm(atoms, atoms.mT), one)
+    return torch.linalg.cholesky_ex(gram).L
 
 
 def _tiny(x: Tensor) -> float:
@@ -327,11 +361,11 @@ class _Rows:
 
     def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns the values of the keys of each row."""
+        if self.mean is None:
+            return torch.embedding(self.flat, keys + self.first).squeeze(1)
         last = self.transposed.shape[-1] - 1
-        index = (keys.clamp_max(last) + self.first).flatten()
-        values = self.flat.index_select(0, index)
-        values = values.view(len(keys), keys.shape[-1], values.shape[-1])
-        return values if self.mean is None else self.mean.where(keys.mT > last, values)
+        values = torch.embedding(self.flat, keys.clamp_max(last) + self.first).squeeze(1)
+        return self.mean.where(keys.mT > last, values)
 
     def atoms(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns v - o for the keys of each row."""
@@ -357,7 +391,7 @@ class _Rows:
 
     def descents(self, sets: _ActiveSets, error: Tensor, total: Tensor) -> Float[Tensor, "B 1 P"]:
         """Computes <v - x, o - x> of every value, times the sum of the unconstrained weights."""
-        residual = sets.residual[..., : self.output.shape[-1]]
+        residual = sets.residual
         shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
         shape = self.heads, self.queries, -1
         product = torch.baddbmm(shift.view(shape), residual.view(shape), self.transposed, beta=-1)
@@ -525,41 +559,28 @@ def _grow(
     best: _BestSets,
     reach: int,
     effort: str,
-    enough: Float[Tensor, "B 1 1"] | None = None,
+    may_stall: bool = True,
 ) -> None:
     """Adds keys one by one; unless the search is "fast", each step is followed by removals.
 
-    A fast search for one size records the last set alone, which is the best. If `enough` is given,
-    the search is for the best weights on all keys: a row stops only where a hyperplane proves that
-    its error is at least that, and stalled rows go on for a number of rounds.
+    A fast search for one size records the last set alone, which is the best. `may_stall` ends rows
+    whose error hardly falls; without it, rows go on for a number of rounds.
     """
     often, slots, rounds = effort != "fast" or best.sizes > 1, 1, 0
-    count, limit = min(reach + 1, ROUNDS), 8 * reach + 16
-    while enough is None or rounds < limit:
+    count, limit = min(reach, ROUNDS) if may_stall else 1, 8 * reach + 16
+    while may_stall or rounds < limit:
         slots = min(slots + count, reach + 1)
         sets.reserve(slots)
         for _ in range(count):
-            error = _round(rows, sets, best if often else None, reach, effort, enough is None)
+            error = _round(rows, sets, best if often else None, reach, effort, may_stall)
         if not often:
             best.record(rows.row, ~sets.live, sets, error)
-        if enough is not None:
-            _give_up(rows, sets, best, enough)
         most = int(sets.live.view(rows.heads, -1).sum(1).max())  # live rows of the fullest head
         if not most:
             return
         if most < 0.7 * rows.queries:
             sets = sets.take(rows.keep(sets.live, most))
         rounds, count = rounds + count, ROUNDS // 2
-
-
-def _give_up(rows: _Rows, sets: _ActiveSets, best: _BestSets, enough: Tensor) -> None:
-    """Ends rows where a hyperplane proves that no weights leave an error below `enough`."""
-    error, total = sets.measure()
-    descent = rows.descents(sets, error, total).masked_fill(rows.inverse <= 0, -torch.inf)
-    left = error + descent.amax(-1, keepdim=True) / total
-    hopeless = sets.live & (left > 0) & (left.square() >= enough * error)
-    sets.live = sets.live & ~hopeless
-    best.best.masked_fill_(hopeless[..., 0], -torch.inf)  # the weights now are of another error
 
 
 def _round(
@@ -574,7 +595,7 @@ def _round(
     error, total = sets.measure()
     slot, blocked = sets.approach(total)
     drop = sets.live & blocked
-    insert = sets.live & ~blocked
+    insert = sets.live ^ drop
     if may_stall:
         stuck = error > (1 - 1e-4) * sets.before
         sets.stalled = torch.where(insert & sets.added, (sets.stalled + 1) * stuck, sets.stalled)
@@ -715,54 +736,17 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 
 def _guard(rows: _Rows, weights: Tensor, heaviest: Tensor, best: _BestSets) -> None:
     """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
-    shares = weights.gather(1, heaviest)
+    atoms, shares = rows.atoms(heaviest[:, None]), weights.gather(1, heaviest)
     for column in range(best.sizes):
         count = best.r if best.sizes == 1 else column + 1
-        least, keys, share = (
-            best.error[:, : column + 1].amin(-1),
-            heaviest[:, :count],
-            shares[:, :count],
-        )
-        atoms = rows.atoms(keys[:, None])
-        open_rows = (least > rows.zero.flatten()) & ~_separated(atoms, share, least)
-        which = open_rows.nonzero()[:, 0]
-        if not len(which):
-            continue
-        enough = least[which]
-        solved = _solve_on(
-            atoms[which],
-            share[which] > 0,
-            rows.scale[which],
-            rows.zero[which],
-            enough[:, None, None],
-        )
+        least = best.error[:, : column + 1].amin(-1)
+        usable = (shares[:, :count] > 0) & (least[:, None] > rows.zero[:, 0])
+        solved = _solve_on(atoms[:, :count], usable, rows.scale, rows.zero)
         slots, mass = solved.solution()
-        chosen, error = keys[which].gather(1, slots[:, 0]), solved.error[:, 0]
-        columns = torch.full_like(which, column)
-        best.write(which, error < enough, columns, chosen, mass[:, 0], error)
-
-
-def _separated(
-    atoms: Float[Tensor, "B C V"], share: Float[Tensor, "B C"], enough: Float[Tensor, " B"]
-) -> Bool[Tensor, " B"]:
-    """Returns whether every combination of the keys provably has an error of at least `enough`.
-
-    The proof is a plane between the keys and o. Its normal starts at the attention-weighted mean
-    and turns towards the keys closest to o.
-    """
-    share, hidden = share[:, None].clamp_min(0), torch.zeros_like(share)[:, None]
-    hidden = hidden.masked_fill_(share <= 0, torch.inf)
-    mean = torch.bmm(share / share.sum(-1, keepdim=True), atoms)
-    transposed, enough = atoms.mT, enough[:, None, None]
-    apart = torch.zeros_like(enough, dtype=torch.bool)
-    for _ in range(6):
-        squared = mean.square().sum(-1, keepdim=True)
-        nearest, key = torch.baddbmm(hidden, mean, transposed).min(-1, keepdim=True)
-        apart |= nearest * nearest.abs() > enough * squared
-        turn = atoms.gather(1, key.expand_as(mean)).sub_(mean)
-        step = (squared - nearest).div_(turn.square().sum(-1, keepdim=True).clamp_min_(_tiny(mean)))
-        mean.addcmul_(step.clamp_(0, 1), turn)
-    return apart[:, 0, 0]
+        keys, error = heaviest.gather(1, slots[:, 0]), solved.error[:, 0]
+        best.write(
+            rows.row, error < least, torch.full_like(rows.row, column), keys, mass[:, 0], error
+        )
 
 
 def _solve_on(
@@ -770,12 +754,8 @@ def _solve_on(
     usable: Bool[Tensor, "B C"],
     scale: Float[Tensor, "B 1 1"],
     zero: Float[Tensor, "B 1 1"],
-    enough: Float[Tensor, "B 1 1"],
 ) -> _BestSets:
-    """Finds the best weights on these keys, which are indices into `atoms`.
-
-    A row stops once a hyperplane proves that its error is at least `enough`.
-    """
+    """Finds the best weights on these keys, which are indices into `atoms`."""
     count, width = atoms.shape[1:]
     distance = atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)
     distance, live = distance[:, None], usable.any(-1)[:, None, None]
@@ -783,7 +763,10 @@ def _solve_on(
     reach = min(count, width + 1)
     best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
     sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), live)
-    _grow(rows, sets, best, reach, "fast", enough)
+    sets.reserve(reach)
+    sets.start(atoms[:, :reach], usable[:, None, :reach])
+    sets.reserve(reach + 1)
+    _grow(rows, sets, best, reach, "fast", may_stall=False)
     return best
 
 
@@ -808,8 +791,8 @@ def weigh(
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
     distance = atoms.square().sum(-1)
     scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
-    zero, enough = problem.zero().view(-1, 1, 1), torch.full_like(scale, torch.inf)
-    solution = _solve_on(atoms, usable, scale[:, None, None], zero, enough[:, None, None])
+    zero = problem.zero().view(-1, 1, 1)
+    solution = _solve_on(atoms, usable, scale[:, None, None], zero)
     keys, solved = solution.solution()
     mass = torch.zeros_like(distance).scatter_add_(1, keys[:, 0], solved[:, 0])
     mass = (mass * usable.any(-1, keepdim=True)).view(indices.shape)
