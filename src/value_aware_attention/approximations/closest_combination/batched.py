@@ -306,6 +306,14 @@ class _BestSets:
         self.error[rows, column] = error
         self.keys[rows, column], self.mass[rows, column] = pad(keys, more), pad(mass, more)
 
+    def improve(self, twice: "_BestSets", which: int, zero: Tensor | float = -1.0) -> None:
+        """Takes the sets of every second row where they are better and an error is left."""
+        error = twice.error[which::2]
+        better = (error < self.error) & (self.error > zero)
+        self.error = error.where(better, self.error)
+        self.keys = twice.keys[which::2].where(better[..., None], self.keys)
+        self.mass = twice.mass[which::2].where(better[..., None], self.mass)
+
     def solution(self) -> tuple[Int[Tensor, "B S R"], Float[Tensor, "B S R"]]:
         """Returns keys and weights, in the order of the weights."""
         mass, slot = self.mass[:, :-1].topk(self.r, dim=-1)
@@ -351,12 +359,18 @@ class _Rows:
         return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
 
     def with_mean(self, mean: Float[Tensor, "B 1 V"]) -> "_Rows":
-        """Makes a vector of each row one more candidate, its last."""
+        """Searches each query twice: as it is, and with a vector of its own as last candidate.
+
+        The two rows of a query are neighbours, so that one search serves both.
+        """
         rows = copy(self)
         distance = (mean - self.output).square().sum(-1, keepdim=True)
         inverse = torch.maximum(distance, 1e-8 * self.scale).rsqrt_()
-        rows.mean, rows.distance = mean, torch.cat([self.distance, distance], dim=-1)
-        rows.inverse = torch.cat([self.inverse, inverse], dim=-1)
+        rows.mean, rows.inverse = mean, torch.cat([self.inverse, inverse], dim=-1)
+        rows.distance = torch.cat([self.distance, distance], dim=-1).repeat_interleave(2, dim=0)
+        rows.widen(2)
+        rows.distance[::2, :, -1], rows.inverse[::2, :, -1] = torch.inf, 0.0
+        rows.row = _each(rows.output)
         return rows
 
     def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
@@ -465,6 +479,7 @@ def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     keys, width = problem.value.shape[1:]
     size = min(r, width) + 2
     numbers = 2 * size * (width + 1 + size) + 4 * keys  # the basis is copied as it grows
+    numbers *= 1 + (problem.mean is not None)
     rows = BYTES_PER_ELEMENT // 4 * max_elements() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
@@ -495,19 +510,26 @@ def _search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[_BestSet
     """Returns the best sets, and the rows left to fp64."""
     keys, width = problem.value.shape[1:]
     capacity, weights = min(r + 1, width + 1, keys), problem.weights.flatten(0, 1)
-    best = _BestSets(len(weights), sizes, r, max(r, capacity + 1), weights)
+    slots = max(r, capacity + 1)
+    best = _BestSets(len(weights), sizes, r, slots, weights)
     heaviest = top_keys(weights, None, r)
     few = _take_few(weights, heaviest, width, best)
-    all_rows = _Rows.of(problem)
-    undone = unresolved(all_rows.distance, all_rows.scale[..., 0], all_rows.output)[..., None]
-    undone = undone & ~few
-    reach = min(r if effort == "fast" else r + 1, capacity)
-    _search_rows(all_rows, best, few | undone, reach, effort)
+    rows = _Rows.of(problem)
+    undone = unresolved(rows.distance, rows.scale[..., 0], rows.output)[..., None] & ~few
+    reach, ended = min(r if effort == "fast" else r + 1, capacity), few | undone
+    if problem.mean is None:
+        _search_rows(rows, best, ended, reach, effort)
+    else:
+        both = _BestSets(2 * len(weights), sizes, r, slots, weights)
+        both.best[::2] = best.best
+        twice = rows.with_mean(problem.mean.flatten(0, 1)[:, None])
+        _search_rows(twice, both, ended.repeat_interleave(2, dim=0), reach, effort)
+        best.improve(both, 0)
     if r > 1:
         best.error.masked_fill_(undone[..., 0], 0.0)
-        _guard(all_rows, weights, heaviest, best)
+        _guard(rows, weights, heaviest, best)
     if problem.mean is not None:
-        _search_with_mean(all_rows, problem.mean, best, few | undone, reach, effort)
+        best.improve(both, 1, rows.zero[:, 0] if sizes == 1 else -1.0)
     return best, undone.flatten()
 
 
@@ -520,25 +542,6 @@ def _search_rows(
     _grow(rows, sets, best, reach, effort)
     if best.r > 1 and effort == "best":
         _beam(copy(all_rows), best.r, best, ended)
-
-
-def _search_with_mean(
-    rows: _Rows,
-    mean: Float[Tensor, "H N V"],
-    best: _BestSets,
-    ended: Bool[Tensor, "B 1 1"],
-    reach: int,
-    effort: str,
-) -> None:
-    """Searches a second time with the mean among the candidates where an error is left.
-
-    The better result of the two is kept, so the mean never makes an error larger.
-    """
-    rows = rows.with_mean(mean.flatten(0, 1)[:, None])
-    if best.sizes == 1:
-        ended = ended | (best.error[:, :1, None] <= rows.zero)
-    best.best.fill_(torch.inf)
-    _search_rows(rows, best, ended, reach, effort)
 
 
 def _take_few(
