@@ -54,29 +54,6 @@ def test_children_have_one_name_exactly_where_they_are_the_same_set() -> None:
     assert repeated > 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**31), keys=st.integers(1, 6), width=st.integers(1, 4))
-def test_a_row_is_separated_where_no_weights_on_its_keys_are_as_good(
-    seed: int, keys: int, width: int
-) -> None:
-    """Never where some are as good; always, at half the error, where all keys lie in one place."""
-    instance = draw(seed, queries=1, keys=keys + 1, width=width)
-    value, output = instance.value[0, :keys], 3 * instance.output[0, 0]
-    share = torch.arange(keys + 1.0, dtype=value.dtype)[1:]
-    best = reference_solver.closest_in_hull(value, output)
-    least = reference_solver.squared_error(best, value, output)
-    hidden = torch.cat([value - output, torch.zeros(1, width, dtype=value.dtype)])
-
-    def separated(atoms: Tensor, share: Tensor, enough: Tensor) -> bool:
-        return bool(batched._separated(atoms[None], share[None], enough[None]))
-
-    with_zero = torch.cat([share, share.new_zeros(1)])
-    assert not separated(hidden, with_zero, 1.01 * least + 1e-9)
-    together = value[:1].expand(keys, -1) - output
-    error = together[0].square().sum()
-    assert separated(together, share, 0.5 * error) or error == 0
-
-
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize(("keys", "width", "r"), [(40, 8, 4), (40, 8, 30), (9, 40, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -105,26 +82,6 @@ def test_no_more_rows_are_searched_at_once_than_the_cache_of_a_cpu_has_room_for(
     with chunked(2**26):
         assert batched._rows_at_once(instance, 4, "fast") == batched.ROWS_AT_ONCE
         assert batched._rows_at_once(elsewhere, 4, "fast") > batched.ROWS_AT_ONCE
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**31), keys=st.integers(2, 30), width=st.integers(2, 12))
-def test_a_row_is_given_up_only_where_no_weights_are_good_enough(
-    seed: int, keys: int, width: int
-) -> None:
-    """One row can be better than asked for, another cannot, and the third is never given up."""
-    instance = draw(seed, queries=1, keys=keys, width=width)
-    value, output = instance.value[0], 2 * instance.output[0, 0]
-    best = reference_solver.closest_in_hull(value, output)
-    least = reference_solver.squared_error(best, value, output)
-    atoms, ones = (value - output).expand(3, -1, -1), output.new_ones(3, 1, 1)
-    scale, zero = atoms.square().sum(-1).amax(-1)[:, None, None], 1e-12 * ones
-    enough = (least * torch.tensor([1.01, 0.5, torch.inf])).nan_to_num(0.0, torch.inf) + 1e-6
-    usable = torch.ones(3, keys, dtype=torch.bool)
-    solved = batched._solve_on(atoms, usable, scale, zero, enough[:, None, None])
-    error = solved.error[:, 0]
-    torch.testing.assert_close(error[[0, 2]], least.expand(2), rtol=1e-8, atol=1e-11)
-    assert error[1] >= least * (1 - 1e-8) - 1e-11
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -90,13 +90,10 @@ def solve_path(
     indices, weights, undone = _engine(problem, engine).search(problem, slots, search, slots)
     if slots > width:
         _finish(problem, indices[:, :, -1], weights[:, :, -1], undone)
-    errors = torch.stack(
-        [_errors(problem, head, indices[head], weights[head]) for head in range(len(problem.value))]
-    )
+    errors = _errors(problem, indices, weights)
     is_filled = weights.sum(-1) > 0
     if slots > 1 and tries_all_pairs(problem.value, search):
-        both = zip(*pairs.solve(problem), strict=True)
-        of_pairs = torch.stack([_errors(problem, head, *two) for head, two in enumerate(both)])
+        of_pairs = _errors(problem, *pairs.solve(problem))
         errors[..., 1] = torch.minimum(errors[..., 1], of_pairs)
     errors = errors.where(is_filled | ~is_filled.any(-1, keepdim=True), torch.inf).cummin(-1).values
     unit = problem.unit[:, None, None]
@@ -144,26 +141,31 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
     return ENGINES[name or engine(problem.value.device.type)]
 
 
-def _errors(problem: Problem, head: int, indices: Tensor, weights: Tensor) -> Tensor:
-    """Computes the errors (N, S) of one head's choices (N, S, R) without gathering values."""
-    rows = (len(indices), *[1] * (indices.dim() - 2), -1)
-    output = problem.output[head].reshape(rows)
+def _errors(
+    problem: Problem, indices: Int[Tensor, "H N *sizes R"], weights: Float[Tensor, "H N *sizes R"]
+) -> Float[Tensor, "H N *sizes"]:
+    """Computes the errors of choices without gathering values."""
+    (heads, keys), shape = (
+        problem.value.shape[:2],
+        (*indices.shape[:2], *[1] * (indices.dim() - 3), -1),
+    )
+    output = problem.output.view(shape)
     if problem.mean is not None:
         indices, weights = mean_apart(problem, indices, weights)
         weights, share = weights.tensor_split([-1], dim=-1)
-        output = output - share * problem.mean[head].reshape(rows)
-        weights = weights.contiguous()
+        output = output - share * problem.mean.view(shape)
+    first = (keys * torch.arange(heads, device=indices.device)).view(-1, *[1] * (indices.dim() - 1))
     bags = embedding_bag(
-        indices.flatten(0, -2), problem.value[head],
-        per_sample_weights=weights.flatten(0, -2), mode="sum",
+        (indices + first).flatten(0, -2),
+        problem.value.flatten(0, 1),
+        per_sample_weights=weights.flatten(0, -2).contiguous(), mode="sum",
     )  # fmt: skip
-    return (bags.unflatten(0, indices.shape[:-1]) - output).square().sum(-1)
+    return bags.unflatten(0, indices.shape[:-1]).sub_(output).square_().sum(-1)
 
 
 def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) -> None:
     """Solves rows again that rounding stopped too early: V + 1 keys can reach every output."""
-    heads = enumerate(zip(indices, weights, strict=True))
-    left = torch.stack([_errors(problem, head, *sets) for head, sets in heads])
+    left = _errors(problem, indices, weights)
     for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():
         try:
             keys, mass = _exact(problem.value[head], problem.weights[head, row])

@@ -40,7 +40,8 @@ ROWS_AT_ONCE = 2048
 """Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
 """Number of values nearest to o whose distances are recomputed, to remove rounding"""
-APART = 1e-6
+APART = 1e-5
+"""Least share of an atom's squared norm outside the span of others, for all to begin at once"""
 ROUNDS = 8
 """Most rounds before the host asks whether rows are still live"""
 
@@ -111,11 +112,6 @@ class _ActiveSets:
         """Copies the sets of some rows."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
-    def put(self, rows: Tensor, sets: "_ActiveSets") -> None:
-        """Replaces the sets of some rows."""
-        for name in ("basis", "residual", "solution", "keys", "mass", "empty"):
-            getattr(self, name)[rows] = getattr(sets, name)
-
     def reserve(self, slots: int) -> None:
         """Adds empty slots, up to this number of slots."""
         more = (0, slots - self.keys.shape[-1])
@@ -128,34 +124,28 @@ class _ActiveSets:
     def size(self) -> Int[Tensor, "B 1 1"]:
         return (self.empty == 0).sum(-1, keepdim=True)
 
-    def start(self, atoms: Float[Tensor, "B C V"], usable: Bool[Tensor, "B 1 C"]) -> None:
-        """Replaces sets by all usable atoms at once, less those of negative weight.
+    def start(self, atoms: Float[Tensor, "B K V"], usable: Bool[Tensor, "B 1 K"]) -> None:
+        """Takes all usable atoms in place of the first set, less those of negative weight.
 
-        A row whose atoms are nearly dependent keeps its set. C is the number of slots.
+        Rows keep their set if atoms nearly depend on each other. The Gram matrix is one of fp64, as
+        its factor has half the digits.
         """
-        lift = self.lift.expand(-1, atoms.shape[1], 1)
-        lifted, used = torch.cat([atoms, lift], dim=-1).double(), usable
-        one = torch.eye(atoms.shape[1], dtype=lifted.dtype, device=lifted.device)
-        factor = _factor(lifted, used, one)
-        squared = lifted.square().sum(-1)[:, None]
-        apart = factor.diagonal(dim1=1, dim2=2).square()[:, None] > APART * squared
-        weights = torch.cholesky_solve(used.mT.double(), factor).mT
-        independent = (apart | ~used).all(-1, keepdim=True)
+        lifted = torch.cat([atoms, self.lift.expand(-1, atoms.shape[1], 1)], dim=-1).double()
+        gram, used = torch.bmm(lifted, lifted.mT), usable
+        one = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
+        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
+        outside = factor.diagonal(dim1=1, dim2=2).square() > APART * lifted.square().sum(-1)
+        weights = torch.cholesky_solve(used.mT.to(gram), factor).mT
+        apart = (outside[:, None] | ~used).all(-1, keepdim=True)
         used = used & (weights > 0)
-        basis = torch.cat([lifted, one.expand(len(lifted), -1, -1)], dim=-1) * used.mT
-        for _ in range(2):  # the second time for what rounding left
-            factor = _factor(basis[..., : lifted.shape[-1]], used, one)
-            basis = torch.linalg.solve_triangular(factor, basis, upper=False)
-        weights = weights * used
-        keys = _each(atoms[0])
-        for name, x in (
-            ("basis", basis),
-            ("keys", keys),
-            ("mass", weights / weights.sum(-1, keepdim=True)),
-            ("empty", ~used),
-        ):
-            old = getattr(self, name)
-            setattr(self, name, x.to(old.dtype).where(independent, old))
+        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
+        basis = torch.cat([lifted, one.expand_as(gram)], dim=-1) * used.mT
+        basis = torch.linalg.solve_triangular(factor, basis, upper=False)
+        self.basis = basis.to(self.basis).where(apart, self.basis)
+        self.keys = _each(one).where(apart, self.keys)
+        self.mass = (weights * used).to(self.mass).where(apart, self.mass)
+        self.mass.div_(self.mass.sum(-1, keepdim=True))
+        self.empty = (~used).to(self.empty).where(apart, self.empty)
         self.project()
 
     def project(self) -> None:
@@ -197,10 +187,9 @@ class _ActiveSets:
         reflection moves an atom to drop into the row in which it is largest. This row is then
         replaced by the row of its slot, which is emptied.
         """
-        basis, slots, inserted = self.basis, self.keys.shape[-1], insert.to(value.dtype)
-        width = basis.shape[-1] - slots
+        basis, inserted, width = self.basis, insert.to(value.dtype), value.shape[-1] + 1
         column = slot + width
-        atom = pad(value, (0, basis.shape[-1] - value.shape[-1])).add_(self.frame).mul_(inserted)
+        atom = pad(value, (0, basis.shape[1] + 1)).add_(self.frame).mul_(inserted)
         # Where a slot is filled, the vector is 1 there alone, and selects its column of R_inverse.
         vector = atom.scatter(-1, column, 1.0)
         share = torch.bmm(vector, basis.mT)
@@ -220,7 +209,7 @@ class _ActiveSets:
         turned = basis.gather(1, largest).mul_(pivot.sign()).sub_(rest)
         share.mul_(drop / pivot.abs_().add_(1))
         basis.addcmul_(share.mT, turned, value=-1)
-        basis.scatter_(2, column.expand(-1, slots, 1), 0.0)
+        basis.scatter_(2, column.expand(-1, basis.shape[1], 1), 0.0)
         basis.scatter_(1, largest, basis.gather(1, row))
         basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(_tiny(rest))))
         self.keys.scatter_(-1, slot, key)
@@ -244,8 +233,7 @@ class _ActiveSets:
 
         The last atom is spared right after an insertion.
         """
-        slots = self.keys.shape[-1]
-        column = vector_norm(self.basis[..., -slots:], dim=1, keepdim=True)
+        column = vector_norm(self.basis[..., -self.keys.shape[-1] :], dim=1, keepdim=True)
         cost = (self.solution / column.clamp_min_(_tiny(total))).square_()
         spared = (self.place < 0) | ((self.place == size - 1) & self.added)
         least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
@@ -253,12 +241,6 @@ class _ActiveSets:
         left = -(total + least / lift)
         error = lift * (1 / left - 1)
         return slot, error.masked_fill_((left <= 0) | (error <= 0), torch.inf)
-
-
-def _factor(atoms: Tensor, used: Tensor, one: Tensor) -> Tensor:
-    """Factors the Gram matrix of the used atoms; others are orthonormal to them."""
-    gram = torch.where(used & used.mT, torch.bmm(atoms, atoms.mT), one)
-    return torch.linalg.cholesky_ex(gram).L
 
 
 def _tiny(x: Tensor) -> float:
@@ -279,8 +261,7 @@ class _BestSets:
         self.r, self.sizes = r, sizes
         self.keys = torch.zeros(rows, sizes + 1, slots, dtype=torch.int64, device=like.device)
         self.mass = like.new_zeros(rows, sizes + 1, slots)
-        self.error = like.new_full((rows, sizes + 1), torch.inf)
-        self.best = like.new_full((rows, r + 3), torch.inf)
+        self.error, self.best = (like.new_full((rows, n), torch.inf) for n in (sizes + 1, r + 3))
 
     def record(
         self,
@@ -430,21 +411,19 @@ class _Rows:
     def widen(self, times: int) -> None:
         """Repeats every query `times` times, as neighbours."""
         self.queries *= times
-        for name in self._per_row():
-            setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
+        self._take(_each(self.output).repeat_interleave(times))
 
     def keep(self, live: Bool[Tensor, "B 1 1"], most: int) -> Tensor:
         """Keeps only the live rows, padded to `most` per head; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
-        first = _each(order)[:, None] * self.queries
-        positions = (order[:, :most] + first).flatten()
+        positions = (order[:, :most] + _each(order)[:, None] * self.queries).flatten()
         self.queries = most
-        for name in self._per_row():
-            setattr(self, name, getattr(self, name)[positions])
+        self._take(positions)
         return positions
 
-    def _per_row(self) -> tuple[str, ...]:
-        return self.PER_ROW if self.mean is not None else self.PER_ROW[:-1]
+    def _take(self, positions: Int[Tensor, " B"]) -> None:
+        for name in self.PER_ROW[: None if self.mean is not None else -1]:
+            setattr(self, name, getattr(self, name)[positions])
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
@@ -464,22 +443,19 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
 
     Also returns a mask (H, N) of the unfinished rows, which this precision does not resolve.
     """
-    heads, queries = problem.output.shape[:2]
-    results = []
+    shape, results = (*problem.output.shape[:2], sizes, r), []
     for block in _parts(problem, _rows_at_once(problem, r, effort)):
         best, undone = _search(block, r, effort, sizes)
         results.append((*best.solution(), undone))
     keys, mass, undone = (torch.cat(parts) for parts in zip(*results, strict=True))
-    shape = heads, queries, sizes, r
-    return keys.view(shape), mass.view(shape), undone.view(heads, queries)
+    return keys.view(shape), mass.view(shape), undone.view(shape[:2])
 
 
 def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     """Returns the number of queries searched together."""
     keys, width = problem.value.shape[1:]
-    size = min(r, width) + 2
-    numbers = 2 * size * (width + 1 + size) + 4 * keys  # the basis is copied as it grows
-    numbers *= 1 + (problem.mean is not None)
+    size, times = min(r, width) + 2, 1 if problem.mean is None else 2
+    numbers = times * (2 * size * (width + 1 + size) + 4 * keys)  # the basis is copied to grow
     rows = BYTES_PER_ELEMENT // 4 * max_elements() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
@@ -493,13 +469,14 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
     for head in range(0, heads, step):
         several = slice(head, head + step)
         for first in range(0, queries, min(rows, max(1, queries))):
-            some = slice(first, first + rows)
-            visible = None if problem.visible is None else problem.visible[several, some]
-            mean = None if problem.mean is None else problem.mean[several, some]
+            some = several, slice(first, first + rows)
+            visible, mean = (
+                None if x is None else x[some] for x in (problem.visible, problem.mean)
+            )
             yield Problem(
                 problem.value[several],
-                problem.output[several, some],
-                problem.weights[several, some],
+                problem.output[some],
+                problem.weights[some],
                 visible,
                 problem.unit[several],
                 mean=mean,
@@ -510,26 +487,25 @@ def _search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[_BestSet
     """Returns the best sets, and the rows left to fp64."""
     keys, width = problem.value.shape[1:]
     capacity, weights = min(r + 1, width + 1, keys), problem.weights.flatten(0, 1)
-    slots = max(r, capacity + 1)
-    best = _BestSets(len(weights), sizes, r, slots, weights)
+    best = _BestSets(len(weights), sizes, r, max(r, capacity + 1), weights)
     heaviest = top_keys(weights, None, r)
     few = _take_few(weights, heaviest, width, best)
-    rows = _Rows.of(problem)
+    rows = all_rows = _Rows.of(problem)
     undone = unresolved(rows.distance, rows.scale[..., 0], rows.output)[..., None] & ~few
-    reach, ended = min(r if effort == "fast" else r + 1, capacity), few | undone
-    if problem.mean is None:
-        _search_rows(rows, best, ended, reach, effort)
-    else:
-        both = _BestSets(2 * len(weights), sizes, r, slots, weights)
-        both.best[::2] = best.best
-        twice = rows.with_mean(problem.mean.flatten(0, 1)[:, None])
-        _search_rows(twice, both, ended.repeat_interleave(2, dim=0), reach, effort)
-        best.improve(both, 0)
+    searched, ended = best, few | undone
+    if problem.mean is not None:
+        searched = _BestSets(2 * len(weights), sizes, r, max(r, capacity + 1), weights)
+        searched.best[::2] = best.best
+        all_rows = rows.with_mean(problem.mean.flatten(0, 1)[:, None])
+        ended = ended.repeat_interleave(2, dim=0)
+    _search_rows(all_rows, searched, ended, min(r + (effort != "fast"), capacity), effort)
+    if problem.mean is not None:
+        best.improve(searched, 0)
     if r > 1:
         best.error.masked_fill_(undone[..., 0], 0.0)
         _guard(rows, weights, heaviest, best)
     if problem.mean is not None:
-        best.improve(both, 1, rows.zero[:, 0] if sizes == 1 else -1.0)
+        best.improve(searched, 1, rows.zero[:, 0] if sizes == 1 else -1.0)
     return best, undone.flatten()
 
 
@@ -686,7 +662,7 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
         key = keys.view(count, -1).gather(1, child).view(-1, 1, 1)
         parent = child // slope.shape[-1] + width * _each(child)[:, None]
         sets = sets.take(parent.flatten())
-        sets.reserve(size)
+        sets.reserve(size + 1)
         insert, slot = live.view(-1, 1, 1), sets.empty.argmax(-1, keepdim=True)
         sets.change(rows.values(key), key, slot, torch.zeros_like(insert), insert)
         _restore_feasibility(sets, rows)
@@ -698,15 +674,15 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
 
 def _restore_feasibility(sets: _ActiveSets, rows: _Rows) -> None:
     """Drops atoms whose weight reaches zero on the way to the unconstrained weights."""
-    which = sets.live.flatten().nonzero()[:, 0]
-    while len(which):
-        some = sets.take(which)
-        slot, blocked = some.approach(some.measure()[1])
-        sets.mass[which] = some.mass
-        again = blocked.flatten().nonzero()[:, 0]
-        which, some, slot, blocked = which[again], some.take(again), slot[again], blocked[again]
-        some.change(rows.output[which], slot, slot, blocked, ~blocked)
-        sets.put(which, some)
+    live, insert = sets.live, torch.zeros_like(sets.live)
+    while True:
+        slot, blocked = sets.approach(sets.measure()[1])
+        drop = live & blocked
+        if not bool(drop.any()):
+            break
+        slot = torch.where(drop, slot, sets.empty.argmax(-1, keepdim=True))
+        sets.change(rows.output, slot, slot, drop, insert)
+    sets.live = live
 
 
 def _child_errors(
@@ -739,17 +715,15 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 
 def _guard(rows: _Rows, weights: Tensor, heaviest: Tensor, best: _BestSets) -> None:
     """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
-    atoms, shares = rows.atoms(heaviest[:, None]), weights.gather(1, heaviest)
+    atoms, has_weight = rows.atoms(heaviest[:, None]), weights.gather(1, heaviest) > 0
     for column in range(best.sizes):
         count = best.r if best.sizes == 1 else column + 1
         least = best.error[:, : column + 1].amin(-1)
-        usable = (shares[:, :count] > 0) & (least[:, None] > rows.zero[:, 0])
+        usable = has_weight[:, :count] & (least[:, None] > rows.zero[:, 0])
         solved = _solve_on(atoms[:, :count], usable, rows.scale, rows.zero)
-        slots, mass = solved.solution()
-        keys, error = heaviest.gather(1, slots[:, 0]), solved.error[:, 0]
-        best.write(
-            rows.row, error < least, torch.full_like(rows.row, column), keys, mass[:, 0], error
-        )
+        (slots, mass), error = solved.solution(), solved.error[:, 0]
+        keys, columns = heaviest.gather(1, slots[:, 0]), torch.full_like(rows.row, column)
+        best.write(rows.row, error < least, columns, keys, mass[:, 0], error)
 
 
 def _solve_on(
@@ -795,8 +769,7 @@ def weigh(
     distance = atoms.square().sum(-1)
     scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
     zero = problem.zero().view(-1, 1, 1)
-    solution = _solve_on(atoms, usable, scale[:, None, None], zero)
-    keys, solved = solution.solution()
+    keys, solved = _solve_on(atoms, usable, scale[:, None, None], zero).solution()
     mass = torch.zeros_like(distance).scatter_add_(1, keys[:, 0], solved[:, 0])
     mass = (mass * usable.any(-1, keepdim=True)).view(indices.shape)
     distance = distance.masked_fill(~usable, torch.inf)

@@ -92,8 +92,8 @@ class Problem:
         weights = weights * filled[..., None]
         visible = None if self.visible is None else self.visible[at]
         mean = None if self.mean is None else mean_of_visible(value, visible, most)
-        unit = value.new_ones(len(value))
-        yield (heads, first), Problem(value, weights @ value, weights, visible, unit, mean=mean)
+        output, unit = weights @ value, value.new_ones(len(value))
+        yield (heads, first), Problem(value, output, weights, visible, unit, mean=mean)
 
 
 def unresolved(
