@@ -70,8 +70,7 @@ def solve(
     indices, weights, undone = solution[0][:, :, 0], solution[1][:, :, 0], solution[2]
     if slots > width:
         _finish(problem, indices, weights, undone)
-    spare = min(r, keys) - slots
-    indices, weights = pad(indices, (0, spare)), pad(weights, (0, spare))
+    indices, weights = (pad(x, (0, min(r, keys) - slots)) for x in (indices, weights))
     for at, exact in problem.in_fp64(undone):
         chosen, mass = solve(exact, r, search, engine)
         again = undone[at][..., None]

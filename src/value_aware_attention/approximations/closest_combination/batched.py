@@ -43,7 +43,8 @@ NEAREST = 8
 APART = 1e-5
 """Least share of an atom's squared norm outside the span of others, for all to begin at once"""
 ROUNDS = 8
-"""Most rounds before the host asks whether rows are still live"""
+"""Most rounds before the host first asks whether rows are live; later it asks every 2, or at this
+fraction of the rounds so far"""
 
 
 @dataclass
@@ -124,29 +125,32 @@ class _ActiveSets:
     def size(self) -> Int[Tensor, "B 1 1"]:
         return (self.empty == 0).sum(-1, keepdim=True)
 
-    def start(self, atoms: Float[Tensor, "B K V"], usable: Bool[Tensor, "B 1 K"]) -> None:
+    def start(
+        self, atoms: Float[Tensor, "B K V"], usable: Bool[Tensor, "B 1 K"]
+    ) -> Bool[Tensor, "B 1 1"]:
         """Takes all usable atoms in place of the first set, less those of negative weight.
 
         Rows keep their set if atoms nearly depend on each other. The Gram matrix is one of fp64, as
-        its factor has half the digits.
+        its factor has half the digits. Returns the rows that use all these atoms, which is optimal.
         """
         lifted = torch.cat([atoms, self.lift.expand(-1, atoms.shape[1], 1)], dim=-1).double()
         gram, used = torch.bmm(lifted, lifted.mT), usable
         one = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
         factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
-        outside = factor.diagonal(dim1=1, dim2=2).square() > APART * lifted.square().sum(-1)
+        outside, squared = (x.diagonal(dim1=1, dim2=2)[:, None] for x in (factor.square(), gram))
+        apart = ((outside > APART * squared) | ~used).all(-1, keepdim=True)
         weights = torch.cholesky_solve(used.mT.to(gram), factor).mT
-        apart = (outside[:, None] | ~used).all(-1, keepdim=True)
         used = used & (weights > 0)
         factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
-        basis = torch.cat([lifted, one.expand_as(gram)], dim=-1) * used.mT
-        basis = torch.linalg.solve_triangular(factor, basis, upper=False)
+        atoms_and_one = torch.cat([lifted, one.expand_as(gram)], dim=-1) * used.mT
+        basis = torch.linalg.solve_triangular(factor, atoms_and_one, upper=False)
         self.basis = basis.to(self.basis).where(apart, self.basis)
         self.keys = _each(one).where(apart, self.keys)
         self.mass = (weights * used).to(self.mass).where(apart, self.mass)
         self.mass.div_(self.mass.sum(-1, keepdim=True))
         self.empty = (~used).to(self.empty).where(apart, self.empty)
         self.project()
+        return apart & (used == usable).all(-1, keepdim=True)
 
     def project(self) -> None:
         """Recomputes residual and solution: projects the target onto the span of Q."""
@@ -386,14 +390,17 @@ class _Rows:
 
     def descents(self, sets: _ActiveSets, error: Tensor, total: Tensor) -> Float[Tensor, "B 1 P"]:
         """Computes <v - x, o - x> of every value, times the sum of the unconstrained weights."""
-        residual = sets.residual
-        shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
+        shift = (sets.residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
         shape = self.heads, self.queries, -1
-        product = torch.baddbmm(shift.view(shape), residual.view(shape), self.transposed, beta=-1)
-        product = product.view(len(residual), 1, product.shape[-1])
+        product = torch.baddbmm(
+            shift.view(shape), sets.residual.view(shape), self.transposed, beta=-1
+        )
+        product = product.view(len(shift), 1, product.shape[-1])
         if self.mean is None:
             return product
-        return torch.cat([product, (residual * self.mean).sum(-1, keepdim=True) - shift], dim=-1)
+        return torch.cat(
+            [product, (sets.residual * self.mean).sum(-1, keepdim=True) - shift], dim=-1
+        )
 
     def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
         """Finds slope (B, 1, C), descent / ||v - o||, and key of the steepest of every group.
@@ -428,7 +435,7 @@ class _Rows:
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
     """Returns the maximum over M and its index, for small M and entries >= 0."""
-    if groups.dtype != torch.float32:
+    if groups.dtype != torch.float32 or groups.device.type != "cpu":
         return groups.max(dim=1)
     # One vectorised pass instead of a slow argmax: the lowest bits of the number hold the index.
     low = (1 << (groups.shape[1] - 1).bit_length()) - 1
@@ -546,20 +553,22 @@ def _grow(
     whose error hardly falls; without it, rows go on for a number of rounds.
     """
     often, slots, rounds = effort != "fast" or best.sizes > 1, 1, 0
-    count, limit = min(reach, ROUNDS) if may_stall else 1, 8 * reach + 16
-    while may_stall or rounds < limit:
+    count, limit = min(reach, ROUNDS) if may_stall else 0, 8 * reach + 16
+    error = sets.measure()[0]
+    while True:
         slots = min(slots + count, reach + 1)
         sets.reserve(slots)
         for _ in range(count):
             error = _round(rows, sets, best if often else None, reach, effort, may_stall)
-        if not often:
-            best.record(rows.row, ~sets.live, sets, error)
         most = int(sets.live.view(rows.heads, -1).sum(1).max())  # live rows of the fullest head
-        if not most:
-            return
-        if most < 0.7 * rows.queries:
+        ended = not most or (rounds >= limit and not may_stall)
+        if ended or most < 0.7 * rows.queries:
+            if not often:
+                best.record(rows.row, ~sets.live, sets, error)
+            if ended:
+                return
             sets = sets.take(rows.keep(sets.live, most))
-        rounds, count = rounds + count, ROUNDS // 2
+        rounds, count = rounds + count, max(2, (rounds + count) // ROUNDS)
 
 
 def _round(
@@ -741,7 +750,8 @@ def _solve_on(
     best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
     sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), live)
     sets.reserve(reach)
-    sets.start(atoms[:, :reach], usable[:, None, :reach])
+    whole = sets.start(atoms[:, :reach], usable[:, None, :reach])
+    sets.live = sets.live & ~(whole & (reach == count))
     sets.reserve(reach + 1)
     _grow(rows, sets, best, reach, "fast", may_stall=False)
     return best

@@ -24,9 +24,8 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
 
     A key with weight 0 has index 0; in a fully masked row all weights are 0.
     """
-    shape = (*problem.output.shape[:2], 2)
-    indices = torch.zeros(shape, dtype=torch.int64, device=problem.value.device)
-    weights = problem.value.new_zeros(shape)
+    weights = problem.value.new_zeros(*problem.output.shape[:2], 2)
+    indices = torch.zeros_like(weights, dtype=torch.int64)
     for (heads, rows), exact in problem.in_fp64(problem.weights.sum(dim=-1) > 0):
         pairs = [_of_head(exact, number) for number in range(len(exact.value))]
         pair, mass = (torch.stack(parts) for parts in zip(*pairs, strict=True))

@@ -84,7 +84,7 @@ class Problem:
         heads = counts.nonzero()
         first = rows[heads[:, 0]].int().argsort(dim=1, descending=True, stable=True)[:, :most]
         filled = rows[heads, first]
-        at = heads, first.where(filled, first[:, :1])
+        at = heads, first.where(filled, first[:, :1])  # no other row moves the centre
         as_given = self.value * self.unit[:, None, None] if self.original is None else self.original
         weights = renormalised(self.weights[at].double())
         value = as_given[heads[:, 0]].double()
