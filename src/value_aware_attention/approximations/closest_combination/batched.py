@@ -12,6 +12,10 @@ Every query is a row of the batch. In a round every row inserts an atom, drops o
 same operations on tensors of the same shape, so that a GPU never waits for the host. The host asks
 for the number of live rows once in several rounds. Once finished rows exceed three tenths of the
 batch, the others are gathered into a smaller batch.
+
+Where the keys are given, a row begins with all of them at once. The Cholesky factor of their Gram
+matrix in fp64 shows which weights are negative. Rounds follow only where there are some, or where
+atoms nearly depend on each other.
 """
 
 from collections.abc import Iterator
@@ -41,10 +45,11 @@ ROWS_AT_ONCE = 2048
 NEAREST = 8
 """Number of values nearest to o whose distances are recomputed, to remove rounding"""
 APART = 1e-5
-"""Least share of an atom's squared norm outside the span of others, for all to begin at once"""
+"""Smallest squared norm outside the span of earlier atoms, relative to that of the atom, with which
+all atoms may begin at once"""
 ROUNDS = 8
-"""Most rounds before the host first asks whether rows are live; later it asks every 2, or at this
-fraction of the rounds so far"""
+"""Most rounds before the host first asks whether rows are live. It then asks after 2 rounds, or
+after one in 8 of the rounds so far"""
 
 
 @dataclass
