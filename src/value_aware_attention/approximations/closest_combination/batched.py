@@ -147,9 +147,9 @@ class _ActiveSets:
         weights = torch.cholesky_solve(used.mT.to(gram), factor).mT
         used = used & (weights > 0)
         factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
-        atoms_and_one = torch.cat([lifted, one.expand_as(gram)], dim=-1) * used.mT
-        basis = torch.linalg.solve_triangular(factor, atoms_and_one, upper=False)
-        self.basis = basis.to(self.basis).where(apart, self.basis)
+        inverse = torch.linalg.solve_triangular(factor, one * used.mT, upper=False)
+        basis = [x.to(self.basis) for x in (torch.bmm(inverse, lifted), inverse)]
+        self.basis = torch.cat(basis, dim=-1).where(apart, self.basis)
         self.keys = _each(one).where(apart, self.keys)
         self.mass = (weights * used).to(self.mass).where(apart, self.mass)
         self.mass.div_(self.mass.sum(-1, keepdim=True))
@@ -456,6 +456,8 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
     Also returns a mask (H, N) of the unfinished rows, which this precision does not resolve.
     """
     shape, results = (*problem.output.shape[:2], sizes, r), []
+    if sizes == 1 and r > problem.value.shape[-1]:
+        problem = replace(problem, mean=None)  # so many values reach the output without it
     for block in _parts(problem, _rows_at_once(problem, r, effort)):
         best, undone = _search(block, r, effort, sizes)
         results.append((*best.solution(), undone))
@@ -731,8 +733,7 @@ def _guard(rows: _Rows, weights: Tensor, heaviest: Tensor, best: _BestSets) -> N
     """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
     atoms, has_weight = rows.atoms(heaviest[:, None]), weights.gather(1, heaviest) > 0
     for column in range(best.sizes):
-        count = best.r if best.sizes == 1 else column + 1
-        least = best.error[:, : column + 1].amin(-1)
+        count, least = best.r - best.sizes + column + 1, best.error[:, : column + 1].amin(-1)
         usable = has_weight[:, :count] & (least[:, None] > rows.zero[:, 0])
         solved = _solve_on(atoms[:, :count], usable, rows.scale, rows.zero)
         (slots, mass), error = solved.solution(), solved.error[:, 0]
@@ -747,9 +748,10 @@ def _solve_on(
     zero: Float[Tensor, "B 1 1"],
 ) -> _BestSets:
     """Finds the best weights on these keys, which are indices into `atoms`."""
-    count, width = atoms.shape[1:]
-    distance = atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)
-    distance, live = distance[:, None], usable.any(-1)[:, None, None]
+    (count, width), live = atoms.shape[1:], usable.any(-1)[:, None, None]
+    distance = (
+        atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)[:, None]
+    )
     rows = _Rows(atoms, torch.zeros_like(atoms[:, :1]), distance, scale, zero)
     reach = min(count, width + 1)
     best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
