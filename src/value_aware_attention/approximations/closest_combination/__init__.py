@@ -70,11 +70,12 @@ def solve(
     indices, weights, undone = solution[0][:, :, 0], solution[1][:, :, 0], solution[2]
     if slots > width:
         _finish(problem, indices, weights, undone)
-    spare = min(r, keys) - slots
-    indices, weights = pad(indices, (0, spare)), pad(weights, (0, spare))
-    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
-        (chosen,), (mass,) = solve(rows_in_fp64, r, search, engine)
-        indices[head, rows], weights[head, rows] = chosen, mass.to(weights.dtype)
+    indices, weights = (pad(x, (0, min(r, keys) - slots)) for x in (indices, weights))
+    for at, exact in problem.in_fp64(undone):
+        chosen, mass = solve(exact, r, search, engine)
+        again = undone[at][..., None]
+        indices[at] = chosen.where(again, indices[at])
+        weights[at] = mass.to(weights.dtype).where(again, weights[at])
     return indices, weights
 
 
@@ -88,20 +89,18 @@ def solve_path(
     indices, weights, undone = _engine(problem, engine).search(problem, slots, search, slots)
     if slots > width:
         _finish(problem, indices[:, :, -1], weights[:, :, -1], undone)
-    errors = torch.stack(
-        [_errors(problem, head, indices[head], weights[head]) for head in range(len(problem.value))]
-    )
+    errors = _errors(problem, indices, weights)
     is_filled = weights.sum(-1) > 0
     if slots > 1 and tries_all_pairs(problem.value, search):
-        both = zip(*pairs.solve(problem), strict=True)
-        of_pairs = torch.stack([_errors(problem, head, *two) for head, two in enumerate(both)])
+        of_pairs = _errors(problem, *pairs.solve(problem))
         errors[..., 1] = torch.minimum(errors[..., 1], of_pairs)
     errors = errors.where(is_filled | ~is_filled.any(-1, keepdim=True), torch.inf).cummin(-1).values
     unit = problem.unit[:, None, None]
     errors = errors * unit * unit  # unit^2 may overflow although the error does not
     errors = torch.cat([errors, errors[..., -1:].expand(*errors.shape[:-1], r - slots)], dim=-1)
-    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
-        errors[head, rows] = solve_path(rows_in_fp64, r, search, engine)[0].to(errors.dtype)
+    for at, exact in problem.in_fp64(undone):
+        solved = solve_path(exact, r, search, engine).to(errors.dtype)
+        errors[at] = solved.where(undone[at][..., None], errors[at])
     return errors
 
 
@@ -127,9 +126,9 @@ def optimal_weights(
 ) -> Float[Tensor, "H N R"]:
     """Solves for the closest weights on given keys; hidden or repeated keys get weight 0."""
     weights, undone = _engine(problem, engine).weigh(problem, indices)
-    for head, rows, rows_in_fp64 in problem.in_fp64(undone):
-        solved = optimal_weights(rows_in_fp64, indices[head, rows][None], engine)[0]
-        weights[head, rows] = solved.to(weights.dtype)
+    for at, exact in problem.in_fp64(undone):
+        solved = optimal_weights(exact, indices[at], engine).to(weights.dtype)
+        weights[at] = solved.where(undone[at][..., None], weights[at])
     return weights
 
 
@@ -141,26 +140,31 @@ def _engine(problem: Problem, name: str | None) -> ModuleType:
     return ENGINES[name or engine(problem.value.device.type)]
 
 
-def _errors(problem: Problem, head: int, indices: Tensor, weights: Tensor) -> Tensor:
-    """Computes the errors (N, S) of one head's choices (N, S, R) without gathering values."""
-    rows = (len(indices), *[1] * (indices.dim() - 2), -1)
-    output = problem.output[head].reshape(rows)
+def _errors(
+    problem: Problem, indices: Int[Tensor, "H N *sizes R"], weights: Float[Tensor, "H N *sizes R"]
+) -> Float[Tensor, "H N *sizes"]:
+    """Computes the errors of choices without gathering values."""
+    (heads, keys), shape = (
+        problem.value.shape[:2],
+        (*indices.shape[:2], *[1] * (indices.dim() - 3), -1),
+    )
+    output = problem.output.view(shape)
     if problem.mean is not None:
         indices, weights = mean_apart(problem, indices, weights)
         weights, share = weights.tensor_split([-1], dim=-1)
-        output = output - share * problem.mean[head].reshape(rows)
-        weights = weights.contiguous()
+        output = output - share * problem.mean.view(shape)
+    first = (keys * torch.arange(heads, device=indices.device)).view(-1, *[1] * (indices.dim() - 1))
     bags = embedding_bag(
-        indices.flatten(0, -2), problem.value[head],
-        per_sample_weights=weights.flatten(0, -2), mode="sum",
+        (indices + first).flatten(0, -2),
+        problem.value.flatten(0, 1),
+        per_sample_weights=weights.flatten(0, -2).contiguous(), mode="sum",
     )  # fmt: skip
-    return (bags.unflatten(0, indices.shape[:-1]) - output).square().sum(-1)
+    return bags.unflatten(0, indices.shape[:-1]).sub_(output).square_().sum(-1)
 
 
 def _finish(problem: Problem, indices: Tensor, weights: Tensor, undone: Tensor) -> None:
     """Solves rows again that rounding stopped too early: V + 1 keys can reach every output."""
-    heads = enumerate(zip(indices, weights, strict=True))
-    left = torch.stack([_errors(problem, head, *sets) for head, sets in heads])
+    left = _errors(problem, indices, weights)
     for head, row in ((left > 25 * problem.zero()) & ~undone).nonzero().tolist():
         try:
             keys, mass = _exact(problem.value[head], problem.weights[head, row])

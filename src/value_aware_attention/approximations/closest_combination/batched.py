@@ -12,6 +12,10 @@ Every query is a row of the batch. In a round every row inserts an atom, drops o
 same operations on tensors of the same shape, so that a GPU never waits for the host. The host asks
 for the number of live rows once in several rounds. Once finished rows exceed three tenths of the
 batch, the others are gathered into a smaller batch.
+
+Where the keys are given, a row begins with all of them at once. The Cholesky factor of their Gram
+matrix in fp64 shows which weights are negative. Rounds follow only where there are some, or where
+atoms nearly depend on each other.
 """
 
 from collections.abc import Iterator
@@ -40,8 +44,12 @@ ROWS_AT_ONCE = 2048
 """Most queries searched at once on a CPU: enough to outweigh call overhead and to fit its cache"""
 NEAREST = 8
 """Number of values nearest to o whose distances are recomputed, to remove rounding"""
+APART = 1e-5
+"""Smallest squared norm outside the span of earlier atoms, relative to that of the atom, with which
+all atoms may begin at once"""
 ROUNDS = 8
-"""Most rounds before the host asks whether rows are still live"""
+"""Most rounds before the host first asks whether rows are live. It then asks after 2 rounds, or
+after one in 8 of the rounds so far"""
 
 
 @dataclass
@@ -51,9 +59,9 @@ class _ActiveSets:
     Attributes:
         basis: [Q | R_inverse], where Q = R_inverse @ the lifted atoms has orthonormal rows. An
             empty slot has a row of zeros, and a column of zeros in R_inverse.
-        residual: [residual of the lifted target | minus the least squares solution]: the target
-            minus its projection onto the basis. The solution is neither normalised nor bounded
-            at 0.
+        residual: o - x, times the sum of the unconstrained weights: the first coordinates of the
+            lifted target minus its projection onto the basis.
+        solution: Minus the unconstrained weights, which are neither normalised nor bounded at 0.
         target: [0, lift | 0].
         frame: [-o, lift | 0]; [v, 0 | 0] + frame is the atom of a value.
         mass: The weights beta.
@@ -69,7 +77,8 @@ class _ActiveSets:
     """
 
     basis: Float[Tensor, "B K X"]
-    residual: Float[Tensor, "B 1 X"]
+    residual: Float[Tensor, "B 1 V"]
+    solution: Float[Tensor, "B 1 K"]
     target: Float[Tensor, "B 1 X"]
     frame: Float[Tensor, "B 1 X"]
     keys: Int[Tensor, "B 1 K"]
@@ -99,7 +108,7 @@ class _ActiveSets:
         target = torch.cat([torch.zeros_like(atom), lift, zero], dim=-1)
         frame = torch.cat([-rows.output, lift, zero], dim=-1)
         sets = cls(
-            basis, target, target, frame, key, zero + 1, zero, none, lift, rows.zero,
+            basis, atom, zero, target, frame, key, zero + 1, zero, none, lift, rows.zero,
             zero + torch.inf, none + 1, none, none, none == 0, live,
         )  # fmt: skip
         sets.project()
@@ -109,38 +118,56 @@ class _ActiveSets:
         """Copies the sets of some rows."""
         return replace(self, **{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
-    def put(self, rows: Tensor, sets: "_ActiveSets") -> None:
-        """Replaces the sets of some rows."""
-        for name in ("basis", "residual", "keys", "mass", "empty"):
-            getattr(self, name)[rows] = getattr(sets, name)
-
     def reserve(self, slots: int) -> None:
         """Adds empty slots, up to this number of slots."""
         more = (0, slots - self.keys.shape[-1])
         if more[1] > 0:
             self.basis = pad(self.basis, more + more)
             self.empty, self.place = pad(self.empty, more, value=1), pad(self.place, more, value=-1)
-            for name in ("residual", "target", "frame", "keys", "mass"):
+            for name in ("solution", "target", "frame", "keys", "mass"):
                 setattr(self, name, pad(getattr(self, name), more))
 
     def size(self) -> Int[Tensor, "B 1 1"]:
         return (self.empty == 0).sum(-1, keepdim=True)
 
+    def start(
+        self, atoms: Float[Tensor, "B K V"], usable: Bool[Tensor, "B 1 K"]
+    ) -> Bool[Tensor, "B 1 1"]:
+        """Takes all usable atoms in place of the first set, less those of negative weight.
+
+        Rows keep their set if atoms nearly depend on each other. The Gram matrix is one of fp64, as
+        its factor has half the digits. Returns the rows that use all these atoms, which is optimal.
+        """
+        lifted = torch.cat([atoms, self.lift.expand(-1, atoms.shape[1], 1)], dim=-1).double()
+        gram, used = torch.bmm(lifted, lifted.mT), usable
+        one = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
+        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
+        outside, squared = (x.diagonal(dim1=1, dim2=2)[:, None] for x in (factor.square(), gram))
+        apart = ((outside > APART * squared) | ~used).all(-1, keepdim=True)
+        weights = torch.cholesky_solve(used.mT.to(gram), factor).mT
+        used = used & (weights > 0)
+        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
+        inverse = torch.linalg.solve_triangular(factor, one * used.mT, upper=False)
+        basis = [x.to(self.basis) for x in (torch.bmm(inverse, lifted), inverse)]
+        self.basis = torch.cat(basis, dim=-1).where(apart, self.basis)
+        self.keys = _each(one).where(apart, self.keys)
+        self.mass = (weights * used).to(self.mass).where(apart, self.mass)
+        self.mass.div_(self.mass.sum(-1, keepdim=True))
+        self.empty = (~used).to(self.empty).where(apart, self.empty)
+        self.project()
+        return apart & (used == usable).all(-1, keepdim=True)
+
     def project(self) -> None:
-        """Recomputes the residual: projects the target onto the span of Q."""
-        last = self.residual.shape[-1] - self.keys.shape[-1] - 1
-        step = (self.basis[:, :, last, None] * self.lift).mT
-        self.residual = torch.baddbmm(self.target, step, self.basis, alpha=-1)
+        """Recomputes residual and solution: projects the target onto the span of Q."""
+        width, slots = self.residual.shape[-1], self.keys.shape[-1]
+        step = self.basis.narrow(2, width, 1).mT * self.lift
+        left = torch.baddbmm(self.target, step, self.basis, alpha=-1)
+        self.residual, _, self.solution = left.split([width, 1, slots], dim=-1)
 
     def measure(self) -> tuple[Float[Tensor, "B 1 1"], Float[Tensor, "B 1 1"]]:
-        """Returns ||o - x||^2 and minus the sum of the unconstrained weights.
-
-        The lifted residual is o - x times this sum.
-        """
-        slots = self.keys.shape[-1]
-        total = self.residual[..., -slots:].sum(-1, keepdim=True)
-        lifted = self.residual[..., : -slots - 1]
-        return (vector_norm(lifted, dim=-1, keepdim=True) / total).square_(), total
+        """Returns ||o - x||^2 and minus the sum of the unconstrained weights."""
+        total = self.solution.sum(-1, keepdim=True)
+        return (vector_norm(self.residual, dim=-1, keepdim=True) / total).square_(), total
 
     def approach(self, total: Tensor) -> tuple[Int[Tensor, "B 1 1"], Bool[Tensor, "B 1 1"]]:
         """Moves the weights towards the unconstrained ones until one of them reaches zero.
@@ -148,7 +175,7 @@ class _ActiveSets:
         Returns the slot of that weight, and whether there is one. The inner loop of Lawson & Hanson
         drops its atom and repeats this.
         """
-        share = self.residual[..., -self.keys.shape[-1] :] / total
+        share = self.solution / total
         reachable = self.mass / (self.mass - share).clamp_min_(_tiny(share))
         reachable = reachable.masked_fill_((share + self.empty) > 0, torch.inf)
         reach, slot = reachable.min(dim=-1, keepdim=True)
@@ -169,10 +196,9 @@ class _ActiveSets:
         reflection moves an atom to drop into the row in which it is largest. This row is then
         replaced by the row of its slot, which is emptied.
         """
-        basis, slots, inserted = self.basis, self.keys.shape[-1], insert.to(value.dtype)
-        width = basis.shape[-1] - slots
+        basis, inserted, width = self.basis, insert.to(value.dtype), value.shape[-1] + 1
         column = slot + width
-        atom = pad(value, (0, basis.shape[-1] - value.shape[-1])).add_(self.frame).mul_(inserted)
+        atom = pad(value, (0, basis.shape[1] + 1)).add_(self.frame).mul_(inserted)
         # Where a slot is filled, the vector is 1 there alone, and selects its column of R_inverse.
         vector = atom.scatter(-1, column, 1.0)
         share = torch.bmm(vector, basis.mT)
@@ -189,10 +215,10 @@ class _ActiveSets:
         largest = torch.where(drop, share.abs().argmax(-1, keepdim=True), slot)
         row, pivot = slot.expand_as(rest), share.gather(-1, largest)
         largest = largest.expand_as(rest)
-        turned = basis.gather(1, largest).mul_(torch.ones_like(pivot).copysign_(pivot)).sub_(rest)
+        turned = basis.gather(1, largest).mul_(pivot.sign()).sub_(rest)
         share.mul_(drop / pivot.abs_().add_(1))
         basis.addcmul_(share.mT, turned, value=-1)
-        basis.scatter_(2, column.expand(-1, slots, 1), 0.0)
+        basis.scatter_(2, column.expand(-1, basis.shape[1], 1), 0.0)
         basis.scatter_(1, largest, basis.gather(1, row))
         basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(_tiny(rest))))
         self.keys.scatter_(-1, slot, key)
@@ -216,9 +242,8 @@ class _ActiveSets:
 
         The last atom is spared right after an insertion.
         """
-        slots = self.keys.shape[-1]
-        column = vector_norm(self.basis[..., -slots:], dim=1, keepdim=True)
-        cost = (self.residual[..., -slots:] / column.clamp_min_(_tiny(total))).square_()
+        column = vector_norm(self.basis[..., -self.keys.shape[-1] :], dim=1, keepdim=True)
+        cost = (self.solution / column.clamp_min_(_tiny(total))).square_()
         spared = (self.place < 0) | ((self.place == size - 1) & self.added)
         least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
         lift = self.lift.square()
@@ -245,8 +270,7 @@ class _BestSets:
         self.r, self.sizes = r, sizes
         self.keys = torch.zeros(rows, sizes + 1, slots, dtype=torch.int64, device=like.device)
         self.mass = like.new_zeros(rows, sizes + 1, slots)
-        self.error = like.new_full((rows, sizes + 1), torch.inf)
-        self.best = like.new_full((rows, r + 3), torch.inf)
+        self.error, self.best = (like.new_full((rows, n), torch.inf) for n in (sizes + 1, r + 3))
 
     def record(
         self,
@@ -271,6 +295,14 @@ class _BestSets:
         more = (0, self.keys.shape[2] - keys.shape[1])
         self.error[rows, column] = error
         self.keys[rows, column], self.mass[rows, column] = pad(keys, more), pad(mass, more)
+
+    def improve(self, twice: "_BestSets", which: int, zero: Tensor | float = -1.0) -> None:
+        """Takes the sets of every second row where they are better and an error is left."""
+        error = twice.error[which::2]
+        better = (error < self.error) & (self.error > zero)
+        self.error = error.where(better, self.error)
+        self.keys = twice.keys[which::2].where(better[..., None], self.keys)
+        self.mass = twice.mass[which::2].where(better[..., None], self.mass)
 
     def solution(self) -> tuple[Int[Tensor, "B S R"], Float[Tensor, "B S R"]]:
         """Returns keys and weights, in the order of the weights."""
@@ -317,21 +349,27 @@ class _Rows:
         return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
 
     def with_mean(self, mean: Float[Tensor, "B 1 V"]) -> "_Rows":
-        """Makes a vector of each row one more candidate, its last."""
+        """Searches each query twice: as it is, and with a vector of its own as last candidate.
+
+        The two rows of a query are neighbours, so that one search serves both.
+        """
         rows = copy(self)
         distance = (mean - self.output).square().sum(-1, keepdim=True)
         inverse = torch.maximum(distance, 1e-8 * self.scale).rsqrt_()
-        rows.mean, rows.distance = mean, torch.cat([self.distance, distance], dim=-1)
-        rows.inverse = torch.cat([self.inverse, inverse], dim=-1)
+        rows.mean, rows.inverse = mean, torch.cat([self.inverse, inverse], dim=-1)
+        rows.distance = torch.cat([self.distance, distance], dim=-1).repeat_interleave(2, dim=0)
+        rows.widen(2)
+        rows.distance[::2, :, -1], rows.inverse[::2, :, -1] = torch.inf, 0.0
+        rows.row = _each(rows.output)
         return rows
 
     def values(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns the values of the keys of each row."""
+        if self.mean is None:
+            return torch.embedding(self.flat, keys + self.first).squeeze(1)
         last = self.transposed.shape[-1] - 1
-        index = (keys.clamp_max(last) + self.first).flatten()
-        values = self.flat.index_select(0, index)
-        values = values.view(len(keys), keys.shape[-1], values.shape[-1])
-        return values if self.mean is None else self.mean.where(keys.mT > last, values)
+        values = torch.embedding(self.flat, keys.clamp_max(last) + self.first).squeeze(1)
+        return self.mean.where(keys.mT > last, values)
 
     def atoms(self, keys: Int[Tensor, "B 1 C"]) -> Float[Tensor, "B C V"]:
         """Returns v - o for the keys of each row."""
@@ -357,14 +395,17 @@ class _Rows:
 
     def descents(self, sets: _ActiveSets, error: Tensor, total: Tensor) -> Float[Tensor, "B 1 P"]:
         """Computes <v - x, o - x> of every value, times the sum of the unconstrained weights."""
-        residual = sets.residual[..., : self.output.shape[-1]]
-        shift = (residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
+        shift = (sets.residual * self.output).sum(-1, keepdim=True).addcmul_(error, total)
         shape = self.heads, self.queries, -1
-        product = torch.baddbmm(shift.view(shape), residual.view(shape), self.transposed, beta=-1)
-        product = product.view(len(residual), 1, product.shape[-1])
+        product = torch.baddbmm(
+            shift.view(shape), sets.residual.view(shape), self.transposed, beta=-1
+        )
+        product = product.view(len(shift), 1, product.shape[-1])
         if self.mean is None:
             return product
-        return torch.cat([product, (residual * self.mean).sum(-1, keepdim=True) - shift], dim=-1)
+        return torch.cat(
+            [product, (sets.residual * self.mean).sum(-1, keepdim=True) - shift], dim=-1
+        )
 
     def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
         """Finds slope (B, 1, C), descent / ||v - o||, and key of the steepest of every group.
@@ -382,26 +423,24 @@ class _Rows:
     def widen(self, times: int) -> None:
         """Repeats every query `times` times, as neighbours."""
         self.queries *= times
-        for name in self._per_row():
-            setattr(self, name, getattr(self, name).repeat_interleave(times, dim=0))
+        self._take(_each(self.output).repeat_interleave(times))
 
     def keep(self, live: Bool[Tensor, "B 1 1"], most: int) -> Tensor:
         """Keeps only the live rows, padded to `most` per head; returns their positions."""
         order = live.view(self.heads, -1).int().argsort(dim=1, descending=True, stable=True)
-        first = _each(order)[:, None] * self.queries
-        positions = (order[:, :most] + first).flatten()
+        positions = (order[:, :most] + _each(order)[:, None] * self.queries).flatten()
         self.queries = most
-        for name in self._per_row():
-            setattr(self, name, getattr(self, name)[positions])
+        self._take(positions)
         return positions
 
-    def _per_row(self) -> tuple[str, ...]:
-        return self.PER_ROW if self.mean is not None else self.PER_ROW[:-1]
+    def _take(self, positions: Int[Tensor, " B"]) -> None:
+        for name in self.PER_ROW[: None if self.mean is not None else -1]:
+            setattr(self, name, getattr(self, name)[positions])
 
 
 def _largest(groups: Float[Tensor, "B M G"]) -> tuple[Float[Tensor, "B G"], Int[Tensor, "B G"]]:
     """Returns the maximum over M and its index, for small M and entries >= 0."""
-    if groups.dtype != torch.float32:
+    if groups.dtype != torch.float32 or groups.device.type != "cpu":
         return groups.max(dim=1)
     # One vectorised pass instead of a slow argmax: the lowest bits of the number hold the index.
     low = (1 << (groups.shape[1] - 1).bit_length()) - 1
@@ -416,21 +455,21 @@ def search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[Tensor, T
 
     Also returns a mask (H, N) of the unfinished rows, which this precision does not resolve.
     """
-    heads, queries = problem.output.shape[:2]
-    results = []
+    shape, results = (*problem.output.shape[:2], sizes, r), []
+    if sizes == 1 and r > problem.value.shape[-1]:
+        problem = replace(problem, mean=None)  # so many values reach the output without it
     for block in _parts(problem, _rows_at_once(problem, r, effort)):
         best, undone = _search(block, r, effort, sizes)
         results.append((*best.solution(), undone))
     keys, mass, undone = (torch.cat(parts) for parts in zip(*results, strict=True))
-    shape = heads, queries, sizes, r
-    return keys.view(shape), mass.view(shape), undone.view(heads, queries)
+    return keys.view(shape), mass.view(shape), undone.view(shape[:2])
 
 
 def _rows_at_once(problem: Problem, r: int, effort: str) -> int:
     """Returns the number of queries searched together."""
     keys, width = problem.value.shape[1:]
-    size = min(r, width) + 2
-    numbers = 2 * size * (width + 1 + size) + 4 * keys  # the basis is copied as it grows
+    size, times = min(r, width) + 2, 1 if problem.mean is None else 2
+    numbers = times * (2 * size * (width + 1 + size) + 4 * keys)  # the basis is copied to grow
     rows = BYTES_PER_ELEMENT // 4 * max_elements() // (numbers * problem.value.element_size())
     if problem.value.device.type == "cpu":
         rows = min(rows, ROWS_AT_ONCE)
@@ -444,13 +483,14 @@ def _parts(problem: Problem, rows: int) -> Iterator[Problem]:
     for head in range(0, heads, step):
         several = slice(head, head + step)
         for first in range(0, queries, min(rows, max(1, queries))):
-            some = slice(first, first + rows)
-            visible = None if problem.visible is None else problem.visible[several, some]
-            mean = None if problem.mean is None else problem.mean[several, some]
+            some = several, slice(first, first + rows)
+            visible, mean = (
+                None if x is None else x[some] for x in (problem.visible, problem.mean)
+            )
             yield Problem(
                 problem.value[several],
-                problem.output[several, some],
-                problem.weights[several, some],
+                problem.output[some],
+                problem.weights[some],
                 visible,
                 problem.unit[several],
                 mean=mean,
@@ -464,16 +504,22 @@ def _search(problem: Problem, r: int, effort: str, sizes: int) -> tuple[_BestSet
     best = _BestSets(len(weights), sizes, r, max(r, capacity + 1), weights)
     heaviest = top_keys(weights, None, r)
     few = _take_few(weights, heaviest, width, best)
-    all_rows = _Rows.of(problem)
-    undone = unresolved(all_rows.distance, all_rows.scale[..., 0], all_rows.output)[..., None]
-    undone = undone & ~few
-    reach = min(r if effort == "fast" else r + 1, capacity)
-    _search_rows(all_rows, best, few | undone, reach, effort)
+    rows = all_rows = _Rows.of(problem)
+    undone = unresolved(rows.distance, rows.scale[..., 0], rows.output)[..., None] & ~few
+    searched, ended = best, few | undone
+    if problem.mean is not None:
+        searched = _BestSets(2 * len(weights), sizes, r, max(r, capacity + 1), weights)
+        searched.best[::2] = best.best
+        all_rows = rows.with_mean(problem.mean.flatten(0, 1)[:, None])
+        ended = ended.repeat_interleave(2, dim=0)
+    _search_rows(all_rows, searched, ended, min(r + (effort != "fast"), capacity), effort)
+    if problem.mean is not None:
+        best.improve(searched, 0)
     if r > 1:
         best.error.masked_fill_(undone[..., 0], 0.0)
-        _guard(all_rows, weights, heaviest, best)
+        _guard(rows, weights, heaviest, best)
     if problem.mean is not None:
-        _search_with_mean(all_rows, problem.mean, best, few | undone, reach, effort)
+        best.improve(searched, 1, rows.zero[:, 0] if sizes == 1 else -1.0)
     return best, undone.flatten()
 
 
@@ -486,25 +532,6 @@ def _search_rows(
     _grow(rows, sets, best, reach, effort)
     if best.r > 1 and effort == "best":
         _beam(copy(all_rows), best.r, best, ended)
-
-
-def _search_with_mean(
-    rows: _Rows,
-    mean: Float[Tensor, "H N V"],
-    best: _BestSets,
-    ended: Bool[Tensor, "B 1 1"],
-    reach: int,
-    effort: str,
-) -> None:
-    """Searches a second time with the mean among the candidates where an error is left.
-
-    The better result of the two is kept, so the mean never makes an error larger.
-    """
-    rows = rows.with_mean(mean.flatten(0, 1)[:, None])
-    if best.sizes == 1:
-        ended = ended | (best.error[:, :1, None] <= rows.zero)
-    best.best.fill_(torch.inf)
-    _search_rows(rows, best, ended, reach, effort)
 
 
 def _take_few(
@@ -525,41 +552,30 @@ def _grow(
     best: _BestSets,
     reach: int,
     effort: str,
-    enough: Float[Tensor, "B 1 1"] | None = None,
+    may_stall: bool = True,
 ) -> None:
     """Adds keys one by one; unless the search is "fast", each step is followed by removals.
 
-    A fast search for one size records the last set alone, which is the best. If `enough` is given,
-    the search is for the best weights on all keys: a row stops only where a hyperplane proves that
-    its error is at least that, and stalled rows go on for a number of rounds.
+    A fast search for one size records the last set alone, which is the best. `may_stall` ends rows
+    whose error hardly falls; without it, rows go on for a number of rounds.
     """
     often, slots, rounds = effort != "fast" or best.sizes > 1, 1, 0
-    count, limit = min(reach + 1, ROUNDS), 8 * reach + 16
-    while enough is None or rounds < limit:
+    count, limit = min(reach, ROUNDS) if may_stall else 0, 8 * reach + 16
+    error = sets.measure()[0]
+    while True:
         slots = min(slots + count, reach + 1)
         sets.reserve(slots)
         for _ in range(count):
-            error = _round(rows, sets, best if often else None, reach, effort, enough is None)
-        if not often:
-            best.record(rows.row, ~sets.live, sets, error)
-        if enough is not None:
-            _give_up(rows, sets, best, enough)
+            error = _round(rows, sets, best if often else None, reach, effort, may_stall)
         most = int(sets.live.view(rows.heads, -1).sum(1).max())  # live rows of the fullest head
-        if not most:
-            return
-        if most < 0.7 * rows.queries:
+        ended = not most or (rounds >= limit and not may_stall)
+        if ended or most < 0.7 * rows.queries:
+            if not often:
+                best.record(rows.row, ~sets.live, sets, error)
+            if ended:
+                return
             sets = sets.take(rows.keep(sets.live, most))
-        rounds, count = rounds + count, ROUNDS // 2
-
-
-def _give_up(rows: _Rows, sets: _ActiveSets, best: _BestSets, enough: Tensor) -> None:
-    """Ends rows where a hyperplane proves that no weights leave an error below `enough`."""
-    error, total = sets.measure()
-    descent = rows.descents(sets, error, total).masked_fill(rows.inverse <= 0, -torch.inf)
-    left = error + descent.amax(-1, keepdim=True) / total
-    hopeless = sets.live & (left > 0) & (left.square() >= enough * error)
-    sets.live = sets.live & ~hopeless
-    best.best.masked_fill_(hopeless[..., 0], -torch.inf)  # the weights now are of another error
+        rounds, count = rounds + count, max(2, (rounds + count) // ROUNDS)
 
 
 def _round(
@@ -574,7 +590,7 @@ def _round(
     error, total = sets.measure()
     slot, blocked = sets.approach(total)
     drop = sets.live & blocked
-    insert = sets.live & ~blocked
+    insert = sets.live ^ drop
     if may_stall:
         stuck = error > (1 - 1e-4) * sets.before
         sets.stalled = torch.where(insert & sets.added, (sets.stalled + 1) * stuck, sets.stalled)
@@ -662,7 +678,7 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
         key = keys.view(count, -1).gather(1, child).view(-1, 1, 1)
         parent = child // slope.shape[-1] + width * _each(child)[:, None]
         sets = sets.take(parent.flatten())
-        sets.reserve(size)
+        sets.reserve(size + 1)
         insert, slot = live.view(-1, 1, 1), sets.empty.argmax(-1, keepdim=True)
         sets.change(rows.values(key), key, slot, torch.zeros_like(insert), insert)
         _restore_feasibility(sets, rows)
@@ -674,15 +690,15 @@ def _beam(rows: _Rows, r: int, best: _BestSets, ended: Tensor) -> None:
 
 def _restore_feasibility(sets: _ActiveSets, rows: _Rows) -> None:
     """Drops atoms whose weight reaches zero on the way to the unconstrained weights."""
-    which = sets.live.flatten().nonzero()[:, 0]
-    while len(which):
-        some = sets.take(which)
-        slot, blocked = some.approach(some.measure()[1])
-        sets.mass[which] = some.mass
-        again = blocked.flatten().nonzero()[:, 0]
-        which, some, slot, blocked = which[again], some.take(again), slot[again], blocked[again]
-        some.change(rows.output[which], slot, slot, blocked, ~blocked)
-        sets.put(which, some)
+    live, insert = sets.live, torch.zeros_like(sets.live)
+    while True:
+        slot, blocked = sets.approach(sets.measure()[1])
+        drop = live & blocked
+        if not bool(drop.any()):
+            break
+        slot = torch.where(drop, slot, sets.empty.argmax(-1, keepdim=True))
+        sets.change(rows.output, slot, slot, drop, insert)
+    sets.live = live
 
 
 def _child_errors(
@@ -715,54 +731,14 @@ def _survivors(error: Tensor, support: Tensor, width: int) -> tuple[Tensor, Tens
 
 def _guard(rows: _Rows, weights: Tensor, heaviest: Tensor, best: _BestSets) -> None:
     """Replaces sets that are worse than optimal weights on the keys of largest attention weight."""
-    shares = weights.gather(1, heaviest)
+    atoms, has_weight = rows.atoms(heaviest[:, None]), weights.gather(1, heaviest) > 0
     for column in range(best.sizes):
-        count = best.r if best.sizes == 1 else column + 1
-        least, keys, share = (
-            best.error[:, : column + 1].amin(-1),
-            heaviest[:, :count],
-            shares[:, :count],
-        )
-        atoms = rows.atoms(keys[:, None])
-        open_rows = (least > rows.zero.flatten()) & ~_separated(atoms, share, least)
-        which = open_rows.nonzero()[:, 0]
-        if not len(which):
-            continue
-        enough = least[which]
-        solved = _solve_on(
-            atoms[which],
-            share[which] > 0,
-            rows.scale[which],
-            rows.zero[which],
-            enough[:, None, None],
-        )
-        slots, mass = solved.solution()
-        chosen, error = keys[which].gather(1, slots[:, 0]), solved.error[:, 0]
-        columns = torch.full_like(which, column)
-        best.write(which, error < enough, columns, chosen, mass[:, 0], error)
-
-
-def _separated(
-    atoms: Float[Tensor, "B C V"], share: Float[Tensor, "B C"], enough: Float[Tensor, " B"]
-) -> Bool[Tensor, " B"]:
-    """Returns whether every combination of the keys provably has an error of at least `enough`.
-
-    The proof is a plane between the keys and o. Its normal starts at the attention-weighted mean
-    and turns towards the keys closest to o.
-    """
-    share, hidden = share[:, None].clamp_min(0), torch.zeros_like(share)[:, None]
-    hidden = hidden.masked_fill_(share <= 0, torch.inf)
-    mean = torch.bmm(share / share.sum(-1, keepdim=True), atoms)
-    transposed, enough = atoms.mT, enough[:, None, None]
-    apart = torch.zeros_like(enough, dtype=torch.bool)
-    for _ in range(6):
-        squared = mean.square().sum(-1, keepdim=True)
-        nearest, key = torch.baddbmm(hidden, mean, transposed).min(-1, keepdim=True)
-        apart |= nearest * nearest.abs() > enough * squared
-        turn = atoms.gather(1, key.expand_as(mean)).sub_(mean)
-        step = (squared - nearest).div_(turn.square().sum(-1, keepdim=True).clamp_min_(_tiny(mean)))
-        mean.addcmul_(step.clamp_(0, 1), turn)
-    return apart[:, 0, 0]
+        count, least = best.r - best.sizes + column + 1, best.error[:, : column + 1].amin(-1)
+        usable = has_weight[:, :count] & (least[:, None] > rows.zero[:, 0])
+        solved = _solve_on(atoms[:, :count], usable, rows.scale, rows.zero)
+        (slots, mass), error = solved.solution(), solved.error[:, 0]
+        keys, columns = heaviest.gather(1, slots[:, 0]), torch.full_like(rows.row, column)
+        best.write(rows.row, error < least, columns, keys, mass[:, 0], error)
 
 
 def _solve_on(
@@ -770,20 +746,21 @@ def _solve_on(
     usable: Bool[Tensor, "B C"],
     scale: Float[Tensor, "B 1 1"],
     zero: Float[Tensor, "B 1 1"],
-    enough: Float[Tensor, "B 1 1"],
 ) -> _BestSets:
-    """Finds the best weights on these keys, which are indices into `atoms`.
-
-    A row stops once a hyperplane proves that its error is at least `enough`.
-    """
-    count, width = atoms.shape[1:]
-    distance = atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)
-    distance, live = distance[:, None], usable.any(-1)[:, None, None]
+    """Finds the best weights on these keys, which are indices into `atoms`."""
+    (count, width), live = atoms.shape[1:], usable.any(-1)[:, None, None]
+    distance = (
+        atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)[:, None]
+    )
     rows = _Rows(atoms, torch.zeros_like(atoms[:, :1]), distance, scale, zero)
     reach = min(count, width + 1)
     best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
     sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), live)
-    _grow(rows, sets, best, reach, "fast", enough)
+    sets.reserve(reach)
+    whole = sets.start(atoms[:, :reach], usable[:, None, :reach])
+    sets.live = sets.live & ~(whole & (reach == count))
+    sets.reserve(reach + 1)
+    _grow(rows, sets, best, reach, "fast", may_stall=False)
     return best
 
 
@@ -808,9 +785,8 @@ def weigh(
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
     distance = atoms.square().sum(-1)
     scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
-    zero, enough = problem.zero().view(-1, 1, 1), torch.full_like(scale, torch.inf)
-    solution = _solve_on(atoms, usable, scale[:, None, None], zero, enough[:, None, None])
-    keys, solved = solution.solution()
+    zero = problem.zero().view(-1, 1, 1)
+    keys, solved = _solve_on(atoms, usable, scale[:, None, None], zero).solution()
     mass = torch.zeros_like(distance).scatter_add_(1, keys[:, 0], solved[:, 0])
     mass = (mass * usable.any(-1, keepdim=True)).view(indices.shape)
     distance = distance.masked_fill(~usable, torch.inf)

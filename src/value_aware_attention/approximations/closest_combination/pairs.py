@@ -24,36 +24,42 @@ def solve(problem: Problem) -> tuple[Int[Tensor, "H N 2"], Float[Tensor, "H N 2"
 
     A key with weight 0 has index 0; in a fully masked row all weights are 0.
     """
-    shape = (*problem.output.shape[:2], 2)
-    indices = torch.zeros(shape, dtype=torch.int64, device=problem.value.device)
-    weights = problem.value.new_zeros(shape)
-    for head, rows, exact in problem.in_fp64(problem.weights.sum(dim=-1) > 0):
-        value, output = exact.value[0], exact.output[0]
-        if exact.visible is not None:
-            value = value.where(exact.visible[0].any(dim=0)[:, None], 0.0)
-        # Differences instead of products keep the digits of the distance of a value close to o.
-        mode = "donot_use_mm_for_euclid_dist"
-        near = torch.cdist(output, value, compute_mode=mode).square_()
-        if exact.visible is not None:
-            near.masked_fill_(~exact.visible[0], HIDDEN)
-        error, pair = closest(near, squared_distances_between(value))
-        first, second = value[pair].unbind(dim=1)
-        if exact.mean is not None:
-            of_mean, other = closest_to_mean(near, output, value, exact.mean[0])
-            better = of_mean < error
-            both = torch.stack([torch.full_like(other, problem.mean_key), other], dim=-1)
-            pair = both.where(better[:, None], pair)
-            first = exact.mean[0].where(better[:, None], first)
-            second = value[other].where(better[:, None], second)
-        apart = first - second
-        squared = apart.square().sum(dim=-1)
-        share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(_tiny(squared))
-        visible = near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN
-        share = share.clamp(0, 1).where(visible, 1.0)
-        mass = torch.stack([share, 1 - share], dim=-1)
-        indices[head, rows] = pair * (mass > 0)
-        weights[head, rows] = mass.to(weights.dtype)
+    weights = problem.value.new_zeros(*problem.output.shape[:2], 2)
+    indices = torch.zeros_like(weights, dtype=torch.int64)
+    for (heads, rows), exact in problem.in_fp64(problem.weights.sum(dim=-1) > 0):
+        pairs = [_of_head(exact, number) for number in range(len(exact.value))]
+        pair, mass = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        mass = mass * (exact.weights.sum(dim=-1, keepdim=True) > 0)
+        indices[heads, rows] = pair * (mass > 0)
+        weights[heads, rows] = mass.to(weights.dtype)
     return indices, weights
+
+
+def _of_head(exact: Problem, head: int) -> tuple[Int[Tensor, "N 2"], Float[Tensor, "N 2"]]:
+    """Returns the two closest values of one head, and their weights."""
+    value, output = exact.value[head], exact.output[head]
+    if exact.visible is not None:
+        value = value.where(exact.visible[head].any(dim=0)[:, None], 0.0)
+    # Differences instead of products keep the digits of the distance of a value close to o.
+    mode = "donot_use_mm_for_euclid_dist"
+    near = torch.cdist(output, value, compute_mode=mode).square_()
+    if exact.visible is not None:
+        near.masked_fill_(~exact.visible[head], HIDDEN)
+    error, pair = closest(near, squared_distances_between(value))
+    first, second = value[pair].unbind(dim=1)
+    if exact.mean is not None:
+        of_mean, other = closest_to_mean(near, output, value, exact.mean[head])
+        better = of_mean < error
+        both = torch.stack([torch.full_like(other, exact.mean_key), other], dim=-1)
+        pair = both.where(better[:, None], pair)
+        first = exact.mean[head].where(better[:, None], first)
+        second = value[other].where(better[:, None], second)
+    apart = first - second
+    squared = apart.square().sum(dim=-1)
+    share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(_tiny(squared))
+    visible = near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN
+    share = share.clamp(0, 1).where(visible, 1.0)
+    return pair, torch.stack([share, 1 - share], dim=-1)
 
 
 def squared_distances_between(value: Float[Tensor, "*batch M V"]) -> Float[Tensor, "*batch M M"]:

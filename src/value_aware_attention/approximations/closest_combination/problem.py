@@ -73,20 +73,27 @@ class Problem:
 
     def in_fp64(
         self, rows: Bool[Tensor, "H N"]
-    ) -> Iterator[tuple[int, Int[Tensor, " K"], "Problem"]]:
-        """Yields each head with such rows, their indices, and the problem of these K rows."""
+    ) -> Iterator[tuple[tuple[Int[Tensor, "G 1"], Int[Tensor, "G K"]], "Problem"]]:
+        """Collects such rows of all heads; yields their places and one problem, if there are any.
+
+        K is the largest number in a head. Heads with fewer are filled up with rows of weight 0.
+        """
+        counts = rows.sum(dim=1)
+        if not (most := int(counts.max())):
+            return
+        heads = counts.nonzero()
+        first = rows[heads[:, 0]].int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        filled = rows[heads, first]
+        at = heads, first.where(filled, first[:, :1])  # no other row moves the centre
         as_given = self.value * self.unit[:, None, None] if self.original is None else self.original
-        for head, some in enumerate(rows.any(dim=-1).tolist()):
-            if some:
-                which = rows[head].nonzero()[:, 0]
-                weights = renormalised(self.weights[head, which].double())[None]
-                value = as_given[head].double()[None]
-                value = value - smallest(weights @ value)
-                visible = None if self.visible is None else self.visible[head, which][None]
-                mean = None if self.mean is None else mean_of_visible(value, visible, len(which))
-                unit = value.new_ones(1)
-                problem = Problem(value, weights @ value, weights, visible, unit, mean=mean)
-                yield head, which, problem
+        weights = renormalised(self.weights[at].double())
+        value = as_given[heads[:, 0]].double()
+        value = value - smallest(weights @ value)
+        weights = weights * filled[..., None]
+        visible = None if self.visible is None else self.visible[at]
+        mean = None if self.mean is None else mean_of_visible(value, visible, most)
+        output, unit = weights @ value, value.new_ones(len(value))
+        yield (heads, first), Problem(value, output, weights, visible, unit, mean=mean)
 
 
 def unresolved(
