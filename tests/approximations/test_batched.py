@@ -232,8 +232,10 @@ def test_the_path_of_all_sizes_starts_few_operations_on_a_gpu() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, n, 64, generator=generator) for n in (64, 256, 256)]
     with PretendDevice() as device:
-        inputs = [x.to("cuda") for x in inputs]
+        elsewhere = [x.to("cuda") for x in inputs]
         device.waits.clear()
         with Counted() as counted:
-            OptimalValueAware(16, "fast").path(*inputs)
-    assert counted.operations <= 7_300 and sum(device.waits.values()) <= 33
+            path = OptimalValueAware(16, "fast").path(*elsewhere)
+        assert counted.operations <= 7_300 and sum(device.waits.values()) <= 33
+        path = path.cpu()
+    torch.testing.assert_close(path, OptimalValueAware(16, "fast", "torch").path(*inputs))

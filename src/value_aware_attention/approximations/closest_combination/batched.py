@@ -140,17 +140,17 @@ class _ActiveSets:
         """
         lifted = torch.cat([atoms, self.lift.expand(-1, atoms.shape[1], 1)], dim=-1).double()
         gram, used = torch.bmm(lifted, lifted.mT), usable
-        one = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
-        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
+        identity = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
+        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, identity)).L
         outside, squared = (x.diagonal(dim1=1, dim2=2)[:, None] for x in (factor.square(), gram))
         apart = ((outside > APART * squared) | ~used).all(-1, keepdim=True)
         weights = torch.cholesky_solve(used.mT.to(gram), factor).mT
         used = used & (weights > 0)
-        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, one)).L
-        inverse = torch.linalg.solve_triangular(factor, one * used.mT, upper=False)
+        factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, identity)).L
+        inverse = torch.linalg.solve_triangular(factor, identity * used.mT, upper=False)
         basis = [x.to(self.basis) for x in (torch.bmm(inverse, lifted), inverse)]
         self.basis = torch.cat(basis, dim=-1).where(apart, self.basis)
-        self.keys = _each(one).where(apart, self.keys)
+        self.keys = _each(identity).where(apart, self.keys)
         self.mass = (weights * used).to(self.mass).where(apart, self.mass)
         self.mass.div_(self.mass.sum(-1, keepdim=True))
         self.empty = (~used).to(self.empty).where(apart, self.empty)
@@ -297,7 +297,10 @@ class _BestSets:
         self.keys[rows, column], self.mass[rows, column] = pad(keys, more), pad(mass, more)
 
     def improve(self, twice: "_BestSets", which: int, zero: Tensor | float = -1.0) -> None:
-        """Takes the sets of every second row where they are better and an error is left."""
+        """Takes the sets of every second row, from `which` on, if they are better.
+
+        Sets whose error is at most `zero` stay.
+        """
         error = twice.error[which::2]
         better = (error < self.error) & (self.error > zero)
         self.error = error.where(better, self.error)
@@ -349,9 +352,9 @@ class _Rows:
         return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
 
     def with_mean(self, mean: Float[Tensor, "B 1 V"]) -> "_Rows":
-        """Searches each query twice: as it is, and with a vector of its own as last candidate.
+        """Returns two rows of each query, as neighbours, so that one search serves both.
 
-        The two rows of a query are neighbours, so that one search serves both.
+        The second has a vector of its own as last candidate.
         """
         rows = copy(self)
         distance = (mean - self.output).square().sum(-1, keepdim=True)
@@ -757,8 +760,8 @@ def _solve_on(
     best = _BestSets(len(atoms), 1, count, max(count, reach + 1), atoms)
     sets = _ActiveSets.of_one(rows, distance.argmin(-1, keepdim=True), live)
     sets.reserve(reach)
-    whole = sets.start(atoms[:, :reach], usable[:, None, :reach])
-    sets.live = sets.live & ~(whole & (reach == count))
+    is_optimal = sets.start(atoms[:, :reach], usable[:, None, :reach])
+    sets.live = sets.live & ~(is_optimal & (reach == count))
     sets.reserve(reach + 1)
     _grow(rows, sets, best, reach, "fast", may_stall=False)
     return best
