@@ -22,70 +22,49 @@ def stream(folder, tokens):
     return folder / "stream.npy"
 
 
-class TestCausalBatches:
-    def test_inputs_and_targets_overlap_by_one(self, tmp_path):
-        batches = CausalBatches(stream(tmp_path, 1000), length=16, batch_size=4, steps=9, seed=0)
-        batch = batches[3]
-        assert batch.shape == (4, 17) and batch.dtype == torch.int64 and len(batches) == 9
+def test_inputs_and_targets_overlap_by_one_and_the_batches_end(tmp_path):
+    batches = CausalBatches(stream(tmp_path, 1000), length=16, batch_size=4, steps=9, seed=0)
+    assert len(batches) == len(list(batches)) == 9
+    for batch in batches:
+        assert batch.shape == (4, 17) and batch.dtype == torch.int64
         assert (batch[:, 1:] - batch[:, :-1] == 1).all()
 
-    @same_folder
-    @given(tokens=st.integers(9, 400), length=st.integers(1, 8), seed=st.integers(0, 99))
-    def test_an_epoch_visits_each_block_once(self, tmp_path, tokens, length, seed):
-        path = stream(tmp_path, tokens)
-        batches = CausalBatches(path, length=length, batch_size=1, steps=10**9, seed=seed)
-        starts = sorted(int(batches[step][0, 0]) for step in range(batches.blocks))
-        assert all(b - a == length for a, b in pairwise(starts))
-        assert starts[-1] + length < tokens  # the last target exists
-        # all but the random offset and what is too short for a block is seen
-        assert len(starts) * length > tokens - 3 * length
 
-    @pytest.mark.parametrize("steps", [40, 10**9])
-    def test_the_order_is_the_one_that_runs_were_made_with(self, tmp_path, steps):
-        """The order is written out once more, as published results depend on it."""
-        batches = CausalBatches(stream(tmp_path, 500), length=8, batch_size=3, steps=steps, seed=7)
-        blocks = 500 // 8 - 1
-        for step in range(40):
-            expected = []
-            for index in range(3 * step, 3 * step + 3):
-                epoch, position = divmod(index, blocks)
-                order = np.arange(blocks)
-                np.random.default_rng((7, epoch, 0)).shuffle(order)
-                offset = np.random.default_rng((7, epoch, 1)).integers(8)
-                expected.append(offset + 8 * order[position])
-            assert batches[step][:, 0].tolist() == expected
+@same_folder
+@given(tokens=st.integers(9, 400), length=st.integers(1, 8), seed=st.integers(0, 99))
+def test_an_epoch_visits_each_block_once(tmp_path, tokens, length, seed):
+    path = stream(tmp_path, tokens)
+    batches = CausalBatches(path, length=length, batch_size=1, steps=10**9, seed=seed)
+    starts = sorted(int(batches[step][0, 0]) for step in range(batches.blocks))
+    assert all(b - a == length for a, b in pairwise(starts))
+    assert starts[-1] + length < tokens  # the last target exists
+    # all but the random offset and what is too short for a block is seen
+    assert len(starts) * length > tokens - 3 * length
 
-    def test_errors(self, tmp_path):
-        options = {"batch_size": 1, "steps": 1, "seed": 0}
-        assert_refused(
-            "8 tokens are too few for length 8",
-            CausalBatches,
-            stream(tmp_path, 8),
-            length=8,
-            **options,
-        )
-        assert_refused(
-            r"nowhere\.npy is missing: tokenize the corpus",
-            CausalBatches,
-            tmp_path / "nowhere.npy",
-            error=FileNotFoundError,
-            length=8,
-            **options,
-        )
-        np.save(tmp_path / "two.npy", np.zeros((3, 3)))
-        assert_refused(
-            r"two\.npy has 2 dimensions, 1 are needed",
-            CausalBatches,
-            tmp_path / "two.npy",
-            length=2,
-            **options,
-        )
 
-    def test_a_loop_over_the_batches_ends(self, tmp_path):
-        batches = CausalBatches(stream(tmp_path, 50), length=8, batch_size=1, steps=5, seed=0)
-        assert len(list(torch.utils.data.DataLoader(batches, batch_size=None))) == 5
-        with pytest.raises(IndexError):
-            batches[5]
+@pytest.mark.parametrize("steps", [40, 10**9])
+def test_the_order_is_the_one_that_runs_were_made_with(tmp_path, steps):
+    """The order is written out once more, as published results depend on it."""
+    batches = CausalBatches(stream(tmp_path, 500), length=8, batch_size=3, steps=steps, seed=7)
+    blocks = 500 // 8 - 1
+    starts = torch.cat([batches[step][:, 0] for step in range(40)])
+    for index, start in enumerate(starts.tolist()):
+        epoch, position = divmod(index, blocks)
+        order = np.arange(blocks)
+        np.random.default_rng((7, epoch, 0)).shuffle(order)
+        offset = np.random.default_rng((7, epoch, 1)).integers(8)
+        assert start == offset + 8 * order[position]
+
+
+def test_causal_batches_that_cannot_be_made(tmp_path):
+    options = {"batch_size": 1, "steps": 1, "seed": 0}
+    np.save(tmp_path / "two.npy", np.zeros((3, 3)))
+    for file, error, line in (
+        (stream(tmp_path, 8), ValueError, "8 tokens are too few for length 8"),
+        (tmp_path / "nowhere.npy", FileNotFoundError, r"nowhere\.npy is missing: tokenize the"),
+        (tmp_path / "two.npy", ValueError, r"two\.npy has 2 dimensions, 1 are needed"),
+    ):
+        assert_refused(line, CausalBatches, file, error=error, length=8, **options)
 
 
 @pytest.fixture
@@ -116,62 +95,56 @@ def numbers(batch):
     return [row[row >= 100].unique().tolist() for row in tokens]
 
 
-class TestMaskedBatches:
-    def test_an_epoch_visits_every_sequence_of_every_source_once(self, paths):
-        batches = MaskedBatches(sequences(paths), batch_size=1, steps=99, seed=0)
-        for epoch in range(2):
-            order = [numbers(batches[epoch * 19 + step])[0] for step in range(19)]
-            assert sorted(order) == [[100 + i] for i in range(19)]
-            assert order != sorted(order)
-
-    def test_batches_run_over_the_end_of_an_epoch(self, paths):
-        batches = MaskedBatches(sequences(paths), batch_size=8, steps=5, seed=0)
-        assert [len(batches[step]["labels"]) for step in range(5)] == [8] * 5
-        order = [number for step in range(5) for number in numbers(batches[step])]
-        assert sorted(order[:19]) == sorted(order[19:38]) == [[100 + i] for i in range(19)]
-
-    def test_instances_are_joined_within_a_source(self, paths):
-        joined = sequences(paths, length=16)
-        assert len(joined) == 3 + 6
-        batches = MaskedBatches(joined, batch_size=9, steps=1, seed=0)
-        pairs = [[100 + i, 101 + i] for i in (0, 2, 4, 7, 9, 11, 13, 15, 17)]
-        assert batches[0]["input_ids"].shape == (9, 16)
-        assert sorted(numbers(batches[0])) == pairs
-
-    def test_a_step_is_a_function_of_seed_and_step_and_masks_change(self, paths):
-        options = {"batch_size": 19, "steps": 4}
-        batches = MaskedBatches(sequences(paths), seed=1, **options)
-        again = MaskedBatches(sequences(paths), seed=1, **options)
-        for name in ("input_ids", "labels"):
-            assert torch.equal(batches[3][name], again[3][name])
-        # rows differ in their tokens only, so equal random numbers would hide equal positions
-        assert not torch.equal(*(batches[step]["labels"] >= 0 for step in range(2)))
-
-    def test_options_reach_the_masking(self, paths):
-        batch = MaskedBatches(sequences(paths, fraction=0.5), batch_size=19, steps=1, seed=0)[0]
-        assert (batch["labels"] >= 0).sum(-1).tolist() == [3] * 19
-        assert not (batch["labels"][:, [0, -1]] >= 0).any()
-
-    def test_errors(self, paths):
-        assert_refused("at least one file of instances", sequences, [])
-        assert_refused("length 20 is not a multiple", sequences, paths, length=20)
+def test_batches_run_over_the_end_of_an_epoch_which_visits_every_sequence_once(paths):
+    batches = MaskedBatches(sequences(paths), batch_size=8, steps=5, seed=0)
+    assert [len(batches[step]["labels"]) for step in range(5)] == [8] * 5
+    order = [number for step in range(5) for number in numbers(batches[step])]
+    for epoch in (order[:19], order[19:38]):
+        assert sorted(epoch) == [[100 + i] for i in range(19)] != epoch
 
 
-class TestFrozenMaskedBatches:
-    @pytest.mark.parametrize("limit", [None, 5, 100])
-    def test_batch_size_changes_nothing(self, paths, limit):
-        rows = []
-        for batch_size in (1, 4, 19):
-            batches = FrozenMaskedBatches(
-                sequences(paths), batch_size=batch_size, seed=0, limit=limit
-            )
-            everything = [batches[index] for index in range(len(batches))]
-            rows.append({n: torch.cat([b[n] for b in everything]) for n in everything[0]})
-        assert len(rows[0]["labels"]) == (5 if limit == 5 else 19)
-        for other in rows[1:]:
-            assert all(torch.equal(rows[0][name], other[name]) for name in other)
+def test_instances_are_joined_within_a_source(paths):
+    joined = sequences(paths, length=16)
+    assert len(joined) == 3 + 6
+    batches = MaskedBatches(joined, batch_size=9, steps=1, seed=0)
+    pairs = [[100 + i, 101 + i] for i in (0, 2, 4, 7, 9, 11, 13, 15, 17)]
+    assert batches[0]["input_ids"].shape == (9, 16)
+    assert sorted(numbers(batches[0])) == pairs
 
-    def test_a_limit_is_a_sample_of_all_sources(self, paths):
-        batch = FrozenMaskedBatches(sequences(paths), batch_size=8, seed=0, limit=8)[0]
-        sample = [number[0] for number in numbers(batch)]
-        assert len(set(sample)) == 8 and min(sample) < 107 <= max(sample)
+
+def test_a_step_is_a_function_of_seed_and_step_and_masks_change(paths):
+    options = {"batch_size": 19, "steps": 4, "seed": 1}
+    batches, again = (MaskedBatches(sequences(paths), **options) for _ in range(2))
+    torch.testing.assert_close(batches[3], again[3], rtol=0, atol=0)
+    # rows differ in their tokens only, so equal random numbers would hide equal positions
+    assert not torch.equal(*(batches[step]["labels"] >= 0 for step in range(2)))
+
+
+def test_options_reach_the_masking(paths):
+    batch = MaskedBatches(sequences(paths, fraction=0.5), batch_size=19, steps=1, seed=0)[0]
+    assert (batch["labels"] >= 0).sum(-1).tolist() == [3] * 19
+    assert not (batch["labels"][:, [0, -1]] >= 0).any()
+
+
+def test_masked_batches_that_cannot_be_made(paths):
+    assert_refused("at least one file of instances", sequences, [])
+    assert_refused("length 20 is not a multiple", sequences, paths, length=20)
+
+
+@pytest.mark.parametrize("limit", [None, 5, 100])
+def test_batch_size_changes_nothing(paths, limit):
+    def rows(batch_size):
+        options = {"batch_size": batch_size, "seed": 0, "limit": limit}
+        batches = FrozenMaskedBatches(sequences(paths), **options)
+        everything = [batches[index] for index in range(len(batches))]
+        return {n: torch.cat([b[n] for b in everything]) for n in everything[0]}
+
+    assert len(rows(1)["labels"]) == (5 if limit == 5 else 19)
+    torch.testing.assert_close(rows(1), rows(4), rtol=0, atol=0)
+    torch.testing.assert_close(rows(1), rows(19), rtol=0, atol=0)
+
+
+def test_a_limit_is_a_sample_of_all_sources(paths):
+    batch = FrozenMaskedBatches(sequences(paths), batch_size=8, seed=0, limit=8)[0]
+    sample = [number[0] for number in numbers(batch)]
+    assert len(set(sample)) == 8 and min(sample) < 107 <= max(sample)

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,6 @@ def grams(words: list[str]) -> set[tuple[str, ...]]:
 
 
 def counted(train: list[str], text: str) -> tuple[int, int]:
-    """Counts copied words by the definition."""
     copied_from = set().union(*(grams(re.findall(r"\w+", t.lower())) for t in train))
     words = re.findall(r"\w+", text.lower())
     copied = {
@@ -53,33 +53,35 @@ def test_case_and_punctuation_make_no_difference():
     assert copied_words([SENTENCE.upper().replace(" ", ", ")], [[SENTENCE]]) == [(20, 20)]
 
 
-def kept(*texts: str) -> list[str]:
-    return [d.text for d in without_copies([Document(text) for text in texts], set())]
+ENTRY = f"Parameters\n----------\nx : int\n    {SENTENCE}\n"
+SHORT = ["", "one", "a few words", " ".join(12 * ["word"]), " ".join(13 * ["word"])]
+HALF = f"{SENTENCE} {' '.join(OTHER.split()[:15])}"  # goes, for more than half is copied
 
 
-def test_a_copied_document_ends_up_empty_and_the_first_one_stays():
-    assert kept(SENTENCE, OTHER, SENTENCE) == [SENTENCE, OTHER, ""]
-
-
-def test_a_copied_entry_of_a_list_goes_and_its_neighbours_stay():
-    first = f"Parameters\n----------\nx : int\n    {SENTENCE}\n"
-    second = f"Title\n\nParameters\n----------\nx : int\n    {SENTENCE}\ny : int\n    {OTHER}\n"
-    assert kept(first, second)[1] == f"Title\n\ny : int\n    {OTHER}"
-
-
-def test_a_passage_of_which_less_than_half_is_copied_stays():
-    text = f"{OTHER} {SENTENCE.rpartition(' ')[0]}"
-    assert kept(SENTENCE, text) == [SENTENCE, text]
-
-
-def test_a_document_may_repeat_itself():
-    text = f"{SENTENCE}\n\n{SENTENCE}"
-    assert kept(text) == [text]
-
-
-def test_a_copy_of_what_was_removed_is_measured_against_what_was_kept():
-    half = f"{SENTENCE} {' '.join(OTHER.split()[:15])}"  # goes, for more than half is copied
-    assert kept(SENTENCE, half, OTHER) == [SENTENCE, "", OTHER]
+@pytest.mark.parametrize(
+    ("texts", "kept"),
+    [
+        pytest.param([SENTENCE, OTHER, SENTENCE], [SENTENCE, OTHER, ""], id="the first stays"),
+        pytest.param(
+            [ENTRY, f"Title\n\n{ENTRY}y : int\n    {OTHER}\n"],
+            [ENTRY, f"Title\n\ny : int\n    {OTHER}"],
+            id="an entry of a list goes and its neighbours stay",
+        ),
+        pytest.param(
+            [SENTENCE, f"{OTHER} {SENTENCE.rpartition(' ')[0]}"],
+            [SENTENCE, f"{OTHER} {SENTENCE.rpartition(' ')[0]}"],
+            id="less than half is copied",
+        ),
+        pytest.param(
+            [f"{SENTENCE}\n\n{SENTENCE}"], [f"{SENTENCE}\n\n{SENTENCE}"], id="one repeats itself"
+        ),
+        pytest.param([SENTENCE, HALF, OTHER], [SENTENCE, "", OTHER], id="a copy of what went"),
+        pytest.param(SHORT, SHORT, id="too short for a 13-gram"),
+    ],
+)
+def test_passages_that_are_mostly_copied_from_what_was_kept_go(texts, kept):
+    documents = without_copies([Document(text) for text in texts], set())
+    assert [document.text for document in documents] == kept
 
 
 @given(st.text(alphabet="ab \n\t", max_size=80))
@@ -108,10 +110,3 @@ def test_validation_documents_are_drawn_beside_the_evaluation_documents(tmp_path
     counts = {split: text["documents"] for split, text in drawn["a"].items()}
     assert counts["train"] + counts["validation"] == plain["a"]["train"]["documents"]
     assert 50 < counts["validation"] < 110  # mean 80, standard deviation 8
-
-
-def test_a_text_too_short_for_a_13_gram_is_kept() -> None:
-    """It holds no copied passage, however often it stands in the corpus."""
-    texts = ["", "one", "a few words", " ".join(12 * ["word"]), " ".join(13 * ["word"])]
-    documents = list(without_copies((Document(text, "train") for text in texts), set()))
-    assert [document.text for document in documents] == texts

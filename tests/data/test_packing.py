@@ -53,146 +53,118 @@ def documents_of(tokens, tokenizer):
 
 
 def written(folder, *streams, **options):
-    """Writes streams and reads their tokens back."""
     total = write_stream(streams, folder / "s.npy", vocabulary_size=300, **options)
     tokens = np.load(folder / "s.npy")
     assert total == len(tokens)
     return tokens
 
 
-class TestTokenStream:
-    def test_every_document_comes_back_with_one_end(self, stream, tokenizer, tmp_path):
-        tokens = written(tmp_path, stream)
-        assert len(tokens) == count_tokens(stream)
-        assert documents_of(tokens, tokenizer) == TEXTS
+def test_every_document_comes_back_with_one_end_and_specials_in_it_are_text(
+    stream, tokenizer, tmp_path
+):
+    tokens = written(tmp_path, stream)
+    assert len(tokens) == count_tokens(stream)
+    assert documents_of(tokens, tokenizer) == TEXTS
+    assert not (tokens == tokenizer.mask_token_id).any()
 
-    def test_specials_written_in_a_text_are_text(self, stream, tokenizer, tmp_path):
-        tokens = written(tmp_path, stream)
-        assert (tokens == tokenizer.mask_token_id).sum() == 0
-        assert (tokens == tokenizer.eos_token_id).sum() == len(TEXTS)
 
-    def test_a_text_stays_a_text(self, tmp_path, tokenizer):
-        file = corpus_file(tmp_path / "source", ["2020-01-01"] * 3)  # Arrow would guess dates
-        dates = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
-        assert documents_of(written(tmp_path, dates), tokenizer) == ["2020-01-01"] * 3
+def test_a_rewritten_file_is_read_anew(tmp_path, tokenizer):
+    for text in ("before", "2020-01-01"):  # Arrow would guess a date
+        file = corpus_file(tmp_path / "source", [text])
+        stream = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
+        assert documents_of(written(tmp_path, stream), tokenizer) == [text]
 
-    def test_a_rewritten_file_is_read_anew(self, tmp_path, tokenizer):
-        for text in ("before", "after"):
-            file = corpus_file(tmp_path / "source", [text])
-            stream = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
-            assert documents_of(written(tmp_path, stream), tokenizer) == [text]
 
-    def test_random_order_is_a_function_of_the_seed(self, tmp_path, tokenizer):
-        file = corpus_file(tmp_path / "source")
-        orders = []
-        for number, seed in enumerate((1, 1, 2)):
-            cache = tmp_path / f"cache-{number}"
-            shuffled = token_stream(file, tokenizer, seed=seed, cache_dir=cache)
-            orders.append(documents_of(written(tmp_path, shuffled), tokenizer))
-        assert orders[0] == orders[1] != orders[2]
-        assert orders[0] != TEXTS and sorted(orders[0]) == sorted(TEXTS)
+def test_random_order_is_a_function_of_the_seed(tmp_path, tokenizer):
+    file = corpus_file(tmp_path / "source")
 
-    def test_streams_of_sources_are_joined_in_order_or_mixed(self, tmp_path, tokenizer):
-        streams = [
-            token_stream(
-                corpus_file(tmp_path / name, [f"{name} {i}" for i in range(30)]),
-                tokenizer,
-                seed=None,
-                cache_dir=tmp_path / "cache",
-            )
-            for name in "ab"
-        ]
-        expected = [f"{name} {i}" for name in "ab" for i in range(30)]
-        assert documents_of(written(tmp_path, *streams), tokenizer) == expected
-        mixed = documents_of(written(tmp_path, *streams, seed=5), tokenizer)
-        assert sorted(mixed) == sorted(expected)
-        assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
+    def order(seed, cache):
+        shuffled = token_stream(file, tokenizer, seed=seed, cache_dir=tmp_path / cache)
+        return documents_of(written(tmp_path, shuffled), tokenizer)
 
-    def test_a_missing_file_is_named(self, tmp_path, tokenizer):
-        assert_refused(
-            r"train\.jsonl is missing: write the corpus",
-            token_stream,
-            tmp_path / "train.jsonl",
+    first = order(1, "cache")
+    assert first == order(1, "another cache") != order(2, "cache")
+    assert first != TEXTS and sorted(first) == sorted(TEXTS)
+
+
+def test_streams_of_sources_are_joined_in_order_or_mixed(tmp_path, tokenizer):
+    streams = [
+        token_stream(
+            corpus_file(tmp_path / name, [f"{name} {i}" for i in range(30)]),
             tokenizer,
-            error=FileNotFoundError,
-            seed=0,
-            cache_dir=tmp_path,
+            seed=None,
+            cache_dir=tmp_path / "cache",
         )
+        for name in "ab"
+    ]
+    expected = [f"{name} {i}" for name in "ab" for i in range(30)]
+    assert documents_of(written(tmp_path, *streams), tokenizer) == expected
+    mixed = documents_of(written(tmp_path, *streams, seed=5), tokenizer)
+    assert sorted(mixed) == sorted(expected)
+    assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
 
 
-class TestWriteInstances:
-    @pytest.mark.parametrize("length", [8, 16, 33])
-    @pytest.mark.parametrize("documents_a_block", [1, 7, 256])
-    def test_wrapped_pieces_of_the_stream(
-        self, stream, tokenizer, tmp_path, monkeypatch, length, documents_a_block
+def test_a_missing_file_is_named(tmp_path, tokenizer):
+    assert_refused(
+        r"train\.jsonl is missing: write the corpus",
+        token_stream,
+        tmp_path / "train.jsonl",
+        tokenizer,
+        error=FileNotFoundError,
+        seed=0,
+        cache_dir=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(("length", "documents_a_block"), [(8, 1), (16, 7), (33, 256)])
+def test_instances_are_wrapped_pieces_of_the_stream(
+    stream, tokenizer, tmp_path, monkeypatch, length, documents_a_block
+):
+    monkeypatch.setattr(f"{MODULE}.DOCUMENTS_PER_BATCH", documents_a_block)
+    tokens, path = written(tmp_path, stream), tmp_path / "i.npy"
+    count = write_instances(stream, path, tokenizer=tokenizer, instance_length=length)
+    instances = np.load(path)
+    assert instances.shape == (count, length) and count == len(tokens) // (length - 2)
+    assert (instances[:, 0] == 0).all() and (instances[:, -1] == 2).all()
+    assert np.array_equal(instances[:, 1:-1].ravel(), tokens[: count * (length - 2)])
+
+
+@pytest.mark.parametrize("quota", [1, 3, 10**6])
+def test_a_quota_takes_the_first_instances(stream, tokenizer, tmp_path, quota):
+    options = {"tokenizer": tokenizer, "instance_length": 16}
+    everything = write_instances(stream, tmp_path / "all.npy", **options)
+    count = write_instances(stream, tmp_path / "some.npy", quota=quota, **options)
+    assert count == min(quota, everything)
+    assert np.array_equal(np.load(tmp_path / "some.npy"), np.load(tmp_path / "all.npy")[:count])
+
+
+def test_a_stream_shorter_than_an_instance_or_an_empty_quota_is_refused(
+    stream, tokenizer, tmp_path
+):
+    for options, line in (
+        ({"instance_length": 9999}, r"a stream of \d+ tokens fills no instance of 9999"),
+        ({"instance_length": 2}, "fills no instance of 2 tokens"),
+        ({"instance_length": 16, "quota": 0}, "quota must be at least 1 or null, not 0"),
     ):
-        monkeypatch.setattr(f"{MODULE}.DOCUMENTS_PER_BATCH", documents_a_block)
-        tokens, path = written(tmp_path, stream), tmp_path / "i.npy"
-        count = write_instances(stream, path, tokenizer=tokenizer, instance_length=length)
-        instances = np.load(path)
-        assert instances.shape == (count, length) and count == len(tokens) // (length - 2)
-        assert (instances[:, 0] == 0).all() and (instances[:, -1] == 2).all()
-        assert np.array_equal(instances[:, 1:-1].ravel(), tokens[: count * (length - 2)])
-
-    @pytest.mark.parametrize("quota", [1, 3, 10**6])
-    def test_quota(self, stream, tokenizer, tmp_path, quota):
-        options = {"tokenizer": tokenizer, "instance_length": 16}
-        everything = write_instances(stream, tmp_path / "all.npy", **options)
-        count = write_instances(stream, tmp_path / "some.npy", quota=quota, **options)
-        assert count == min(quota, everything)
-        assert np.array_equal(np.load(tmp_path / "some.npy"), np.load(tmp_path / "all.npy")[:count])
-
-    def test_a_stream_shorter_than_an_instance_is_refused(self, stream, tokenizer, tmp_path):
-        assert_refused(
-            r"a stream of \d+ tokens fills no instance of 9999",
-            write_instances,
-            stream,
-            tmp_path / "i.npy",
-            tokenizer=tokenizer,
-            instance_length=9999,
-        )
-        assert_refused(
-            "fills no instance of 2 tokens",
-            write_instances,
-            stream,
-            tmp_path / "i.npy",
-            tokenizer=tokenizer,
-            instance_length=2,
-        )
-
-    def test_an_empty_quota_is_refused(self, stream, tokenizer, tmp_path):
-        options = {"tokenizer": tokenizer, "instance_length": 16, "quota": 0}
-        assert_refused(
-            "quota must be at least 1 or null, not 0",
-            write_instances,
-            stream,
-            tmp_path / "i.npy",
-            **options,
-        )
+        inputs = stream, tmp_path / "i.npy"
+        assert_refused(line, write_instances, *inputs, tokenizer=tokenizer, **options)
 
 
-class TestRearrange:
-    @given(st.integers(1, 20), st.integers(3, 9), st.integers(1, 5))
-    def test_consecutive_instances_joined(self, count, instance_length, group):
-        instances = np.arange(count * instance_length).reshape(count, instance_length)
-        if count < group:
-            assert_refused(
-                f"{count} instances of {instance_length} fill no",
-                rearrange,
-                instances,
-                group * instance_length,
-            )
-            return
-        sequences = rearrange(instances, group * instance_length)
-        assert len(sequences) == count // group
-        for index, sequence in enumerate(sequences):
-            expected = np.concatenate(list(instances[index * group : (index + 1) * group]))
-            assert np.array_equal(sequence, expected)
+@given(st.integers(1, 20), st.integers(3, 9), st.integers(1, 5))
+def test_consecutive_instances_joined(count, instance_length, group):
+    instances = np.arange(count * instance_length).reshape(count, instance_length)
+    length, line = group * instance_length, f"{count} instances of {instance_length} fill no"
+    if count < group:
+        assert_refused(line, rearrange, instances, length)
+    else:
+        whole = instances.ravel()[: count // group * length]  # they are numbered in order
+        assert np.array_equal(rearrange(instances, length), whole.reshape(-1, length))
 
-    def test_a_memory_map_is_not_copied(self, tmp_path):
-        np.save(tmp_path / "i.npy", np.zeros((8, 4), np.uint16))
-        instances = np.load(tmp_path / "i.npy", mmap_mode="r")
-        assert np.shares_memory(rearrange(instances, 8), instances)
+
+def test_a_memory_map_is_not_copied(tmp_path):
+    np.save(tmp_path / "i.npy", np.zeros((8, 4), np.uint16))
+    instances = np.load(tmp_path / "i.npy", mmap_mode="r")
+    assert np.shares_memory(rearrange(instances, 8), instances)
 
 
 @pytest.mark.parametrize(("size", "kind"), [(2**16, np.uint16), (2**16 + 1, np.int32)])
@@ -201,41 +173,40 @@ def test_the_type_is_the_smallest_that_holds_every_id(stream, tmp_path, size, ki
     assert np.load(tmp_path / "s.npy").dtype == kind
 
 
-class TestValidation:
-    """A corpus may lack the validation split, or have too little text in it."""
+def write(tmp_path, validation):
+    corpus = tmp_path / "corpus"
+    for name in "ab":
+        (corpus / name).mkdir(parents=True)
+        for split, count in (("train", 30), ("evaluation", 30), ("validation", validation)):
+            lines = [json.dumps({"text": f"{name} {split} number {i}"}) for i in range(count)]
+            (corpus / name / f"{split}.jsonl").write_text("".join(f"{x}\n" for x in lines))
+    folder = tmp_path / "tokens"
+    counts = write_tokens(
+        corpus=corpus,
+        sources={"a": SourceQuota(), "b": SourceQuota()},
+        tokenizer=ByteLevelBPE(vocabulary_size=300, training_characters=10**6),
+        seed=0,
+        scratch=tmp_path,
+        stream_folder=folder / "causal",
+        instance_folder=folder / "masked",
+        instance_lengths=(16,),
+    )
+    return folder, counts["sources"]
 
-    def write(self, tmp_path, validation):
-        corpus = tmp_path / "corpus"
-        for name in "ab":
-            (corpus / name).mkdir(parents=True)
-            for split, count in (("train", 30), ("evaluation", 30), ("validation", validation)):
-                lines = [json.dumps({"text": f"{name} {split} number {i}"}) for i in range(count)]
-                (corpus / name / f"{split}.jsonl").write_text("".join(f"{x}\n" for x in lines))
-        folder = tmp_path / "tokens"
-        counts = write_tokens(
-            corpus=corpus,
-            sources={"a": SourceQuota(), "b": SourceQuota()},
-            tokenizer=ByteLevelBPE(vocabulary_size=300, training_characters=10**6),
-            seed=0,
-            scratch=tmp_path,
-            stream_folder=folder / "causal",
-            instance_folder=folder / "masked",
-            instance_lengths=(16,),
-        )
-        return folder, counts["sources"]
 
-    def test_all_sources_together(self, tmp_path):
-        folder, counts = self.write(tmp_path, 4)
-        stream = np.load(folder / "causal/validation.npy")
-        assert len(stream) == sum(counts[name]["validation"]["tokens"] for name in "ab")
-        instances = np.load(folder / "masked/16/validation.npy")
-        assert len(instances) == len(stream) // 14
-        options = {"folder": folder / "masked", "length": 16, "fraction": 0.15}
-        assert len(masked_sequences(split="validation", **options)) == len(instances)
-        assert held_out_split(folder / "causal", len(stream)) == "validation"
-        assert held_out_split(folder / "causal", len(stream) + 1) == "evaluation"
+def test_validation_is_of_all_sources_together(tmp_path):
+    folder, counts = write(tmp_path, 4)
+    stream = np.load(folder / "causal/validation.npy")
+    assert len(stream) == sum(counts[name]["validation"]["tokens"] for name in "ab")
+    instances = np.load(folder / "masked/16/validation.npy")
+    assert len(instances) == len(stream) // 14
+    options = {"folder": folder / "masked", "length": 16, "fraction": 0.15}
+    assert len(masked_sequences(split="validation", **options)) == len(instances)
+    assert held_out_split(folder / "causal", len(stream)) == "validation"
+    assert held_out_split(folder / "causal", len(stream) + 1) == "evaluation"
 
-    def test_none(self, tmp_path):
-        folder, counts = self.write(tmp_path, 0)
-        assert not list(folder.rglob("validation.npy")) and "validation" not in counts["a"]
-        assert held_out_split(folder / "causal", 1) == "evaluation"
+
+def test_a_corpus_without_validation_has_none(tmp_path):
+    folder, counts = write(tmp_path, 0)
+    assert not list(folder.rglob("validation.npy")) and "validation" not in counts["a"]
+    assert held_out_split(folder / "causal", 1) == "evaluation"

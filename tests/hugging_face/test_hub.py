@@ -9,17 +9,16 @@ from threading import Event
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.apps import refusal
 from tests.refusals import assert_refused
-from tests.test_distributed import write_masked
 from value_aware_attention.hugging_face import saved
 from value_aware_attention.models import build_roberta, load_masked, warm_start
 from value_aware_study.data.tokenization import PretrainedTokenizer
 from value_aware_study.training.fit import CheckpointFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SIZES = {"layers": 1, "width": 16, "heads": 2, "feedforward": 16}
 
 
 @pytest.fixture
@@ -55,7 +54,6 @@ def test_so_is_one_whose_name_nobody_resolves(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("probe model=some/model text={text}", "some/model"),
         ("probe model={text}/.. tokenizer=some/tokenizer text={text}", "some/tokenizer"),
         ("train_masked length=short length.warm_start=some/roberta", "some/roberta"),
         ("corpus corpus=wikitext103", "wikitext"),
@@ -79,49 +77,33 @@ def test_a_missing_folder_of_a_tokenizer_is_named_as_one() -> None:
     )
 
 
-def pickled(folder: Path) -> Path:
-    """Saves a RoBERTa whose only weights are a pickle."""
-    size = {"length": 8, "block": 8, "dropout": 0.0}
-    model = build_roberta(vocabulary_size=60, **SIZES, **size)
-    model.save_pretrained(folder)
-    (folder / "model.safetensors").unlink()
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    return folder
+START = {"vocabulary_size": 60, "length": 8, "block": 8, "dropout": 0.0}
+
+
+@pytest.fixture
+def saved_roberta(tmp_path: Path) -> Path:
+    model = build_roberta(**START, layers=1, width=16, heads=2, feedforward=16)
+    model.save_pretrained(tmp_path)
+    return tmp_path
 
 
 def test_weights_that_are_a_pickle_are_never_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    saved_roberta: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = pickled(tmp_path)
+    weights = saved_roberta / "model.safetensors"
+    torch.save(load_file(weights), saved_roberta / "pytorch_model.bin")
+    weights.unlink()
     monkeypatch.setattr(torch, "load", lambda *given, **options: pytest.fail("a pickle was read"))
-    assert_refused(
-        r"weights at .* cannot be loaded: .*safetensors",
-        warm_start,
-        folder,
-        error=OSError,
-        vocabulary_size=60,
-        length=8,
-        block=8,
-        dropout=0.0,
-    )
-    assert_refused("safetensors", load_masked, folder, error=OSError)
+    line = "weights at .* cannot be loaded: .*safetensors"
+    assert_refused(line, warm_start, saved_roberta, error=OSError, **START)
+    assert_refused("safetensors", load_masked, saved_roberta, error=OSError)
 
 
-def test_weights_that_are_cut_off_are_named(tmp_path: Path) -> None:
-    write_masked(tmp_path)
-    (folder,) = (tmp_path / "outputs/smoke/models").iterdir()
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    assert_refused(
-        f"weights at {folder} cannot be loaded",
-        warm_start,
-        folder,
-        error=OSError,
-        vocabulary_size=60,
-        length=16,
-        block=16,
-        dropout=0.0,
-    )
+def test_weights_that_are_cut_off_are_named(saved_roberta: Path) -> None:
+    weights = saved_roberta / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    line = f"weights at {saved_roberta} cannot be loaded"
+    assert_refused(line, warm_start, saved_roberta, error=OSError, **START)
 
 
 class Hostile:

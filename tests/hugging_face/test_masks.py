@@ -70,15 +70,10 @@ def test_a_bias_is_refused() -> None:
     query, key = tensors(2, 3)
     by_distance = -torch.arange(3.0).expand(1, 1, 2, 3)  # 0 where query and key are one
     for bias in (torch.full((1, 1, 2, 3), -0.5), torch.rand(1, 1, 2, 3), by_distance):
-        assert_refused("adds a bias to its scores", split_mask, bias, query, key, is_causal=False)
-        assert_refused(
-            "adds a bias to its scores",
-            split_mask,
-            bias[..., :1, :].expand(1, 1, 2, 3),
-            query,
-            key,
-            is_causal=False,
-        )
+        for mask in (bias, bias[..., :1, :].expand(1, 1, 2, 3)):
+            assert_refused(
+                "adds a bias to its scores", split_mask, mask, query, key, is_causal=False
+            )
 
 
 def test_a_mask_is_never_left_out_and_padding_shares_its_rows() -> None:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 from probed import LENGTH, VOCABULARY, model, tokenizer, words
-from synthetic import AWARE, match, probed, with_attention, with_cells
+from synthetic import AWARE, OBLIVIOUS, match, probed, with_attention, with_cells
 
 from value_aware_attention import probe
+from value_aware_attention.approximations import OptimalValueOblivious
 from value_aware_attention.records.headline import by_layer, headline, shown_size, with_ratio
 from value_aware_attention.records.record import Baseline
 from value_aware_attention.records.terminal import tables
@@ -81,29 +82,25 @@ def test_counts_are_called_no_fewer_by_narrow_intervals_alone(low, high, told, o
 
 
 def test_an_end_metric_that_cannot_tell_is_said_to():
-    def near(cell, low=-0.1):
-        return replace(cell, difference_low=low, difference_high=0.2)
+    def lying(low, high, record=None, of=""):
+        ends = {"difference_low": low, "difference_high": high}
+        changed = lambda c: replace(c, **ends) if of in c.approximation else c  # noqa: E731
+        return with_cells(record or probed(), changed)
 
-    record = with_cells(probed(), near)
-    assert "the perplexity cannot tell the choices apart: with 4 keys in" in headline(record)
-    assert "of 3 methods, exact attention's 30.00 lies within its interval." in headline(record)
-    apart = with_cells(record, lambda c: near(c, 0.1) if c.approximation == AWARE else c)
-    assert "cannot tell" not in headline(apart)
-    below = with_cells(record, lambda c: replace(c, difference_low=-0.3, difference_high=-0.1))
-    assert "cannot tell" not in headline(below)
-    assert "cannot tell" not in headline(probed(known=False))
-
-
-def guess(low, high, difference=5.0):
-    return Baseline(
-        count=1, value=35.0, low=30 + low if low else None, high=None, difference=difference,
-        difference_low=low, difference_high=high, unit_totals=(1.0,), unit_counts=(1.0,),
-    )  # fmt: skip
+    near = lying(-0.1, 0.2)
+    assert "the perplexity cannot tell the choices apart: with 4 keys in" in headline(near)
+    assert "of 3 methods, exact attention's 30.00 lies within its interval." in headline(near)
+    for record in (lying(0.1, 0.2, near, AWARE), lying(-0.3, -0.1), probed(known=False)):
+        assert "cannot tell" not in headline(record)
 
 
 @pytest.mark.parametrize(("low", "warned"), [(-0.5, True), (0.5, False), (None, False)])
 def test_a_model_no_better_than_chance_is_warned_of(low, warned):
-    record = replace(probed(), baselines={"chance": guess(low, 9.0)})
+    guess = Baseline(
+        count=1, value=35.0, low=30 + low if low else None, high=None, difference=5.0,
+        difference_low=low, difference_high=9.0, unit_totals=(1.0,), unit_counts=(1.0,),
+    )  # fmt: skip
+    record = replace(probed(), baselines={"chance": guess})
     line = (
         "the perplexity cannot tell what keys do: exact attention's 30.00 is no better than "
         "chance, a guess without reading has 35.00"
@@ -114,10 +111,11 @@ def test_a_model_no_better_than_chance_is_warned_of(low, warned):
 
 
 def test_a_guess_is_scored_on_the_targets():
+    methods = {OBLIVIOUS: lambda r, layer: OptimalValueOblivious(r)}
     for name, value in (("gpt2", VOCABULARY), ("roberta", None), ("bert", None)):
         record = probe.probe(
             model(name), tokenizer(), words(14 * 6), windows=2, length=LENGTH, rows=4,
-            search="fast", sizes=[1, 4], control=False,
+            search="fast", sizes=[1, 4], control=False, methods=methods,
         ).record  # fmt: skip
         baselines = record.baselines
         assert bool(baselines) == (name != "bert")
@@ -130,16 +128,17 @@ def test_a_guess_is_scored_on_the_targets():
             assert baselines["chance"].count == record.cells[0].count
 
 
-def budget(share, low, high, each="own"):
-    cell = probed().cells[0]
-    return replace(
-        cell, approximation="optimal_v_oblivious", difference_low=low, difference_high=high,
-        parameters={"share": share, "keys": 8.0 * share, "each": each},
-    )  # fmt: skip
-
-
 def test_the_fewest_keys_whose_loss_is_small_are_named():
-    cells = (budget(0.5, 0.1, 0.5), budget(0.2, -0.1, 0.1, "equal"), budget(0.1, 0.0, 0.2))
+    cell = replace(probed().cells[0], approximation=OBLIVIOUS)
+    cells = [
+        replace(
+            cell, difference_low=low, difference_high=high,
+            parameters={"share": share, "keys": 8.0 * share, "each": each},
+        )
+        for share, low, high, each in (
+            (0.5, 0.1, 0.5, "own"), (0.2, -0.1, 0.1, "equal"), (0.1, 0.0, 0.2, "own"),
+        )
+    ]  # fmt: skip
     printed = "\n".join(tables(replace(probed(), budgets=cells)))
     assert (
         "For a loss of at most 0.30 in perplexity, interval included: the budgets by weight for "
@@ -167,16 +166,12 @@ def test_the_tables_have_a_row_and_a_table_of_random_weights():
     assert sum(line.startswith("perplexity of exact attention") for line in lines) == 2
 
 
-def test_the_end_metric_is_told_with_the_size_nearest_to_four():
+def test_the_end_metric_is_told_with_the_size_nearest_to_four_and_layers_alone_by_their_counts():
     assert shown_size(probed(sizes=(1, 3, 5, 9))) == 3
-    assert shown_size(with_cells(probed(), lambda c: None if c.parameters else c)) == 0
-
-
-def test_layers_alone_are_told_by_their_counts():
-    record = with_cells(probed(), lambda c: None if c.parameters else c)
-    assert headline(record).startswith(
-        "On tiny (TinyForCausalLM) at 16 tokens, 4 value-aware keys match 8"
-    )
+    layers_alone = with_cells(probed(), lambda c: None if c.parameters else c)
+    assert shown_size(layers_alone) == 0
+    line = "On tiny (TinyForCausalLM) at 16 tokens, 4 value-aware keys match 8"
+    assert headline(layers_alone).startswith(line)
 
 
 def test_layers_are_told_apart_and_all_keys_are_not_named_for_an_encoder():
@@ -206,14 +201,12 @@ def test_too_few_windows_are_warned_of_with_how_to_read_more(units, few):
 
 def test_a_ratio_of_perplexities_has_its_paired_interval():
     """And no column mixes 1.3e+05 with 443.34."""
-    cell = probed().cells[1]
-    record = replace(probed(), cells=(replace(probed().cells[0], value=28.57), cell))
+    exact, cell, *_ = probed().cells
+    record = replace(probed(), cells=(replace(exact, value=28.57), cell))
     wide = replace(cell, value=134000.5, low=4.37, high=717.85)
     assert with_ratio(record, wide) == "134,000.50, × 4,690 (0.15 to 25.1)"
     assert with_ratio(record, wide, brackets=True) == "134,000.50 × 4,690 [0.15, 25.1]"
-    alone = replace(wide, low=None, high=None)
-    assert with_ratio(record, alone) == "134,000.50, × 4,690"
-    as_cosine = replace(record, metric="cosine")
-    assert with_ratio(as_cosine, replace(cell, value=0.9, low=0.8, high=1.0)) == (
-        "0.9000 (0.8000 to 1.0000)"
-    )
+    assert with_ratio(record, replace(wide, low=None, high=None)) == "134,000.50, × 4,690"
+    high = replace(cell, value=0.9, low=0.8, high=1.0)
+    cosine = with_ratio(replace(record, metric="cosine"), high)
+    assert cosine == "0.9000 (0.8000 to 1.0000)"

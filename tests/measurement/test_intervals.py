@@ -24,14 +24,11 @@ def test_with_equal_units_it_is_the_paired_t_interval() -> None:
 
 def test_it_covers_the_truth_about_95_times_in_100() -> None:
     rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(400):
-        counts = rng.integers(5, 15, size=40).astype(float)
-        difference = rng.normal(0.3, 1.0, size=40) * np.sqrt(counts) + 0.2 * counts
-        truth = 0.2 + 0.3 * np.sqrt(np.arange(5, 15)).mean() / np.arange(5, 15).mean()
-        interval = estimate(difference, counts)
-        covered += interval.low <= truth <= interval.high
-    assert 365 <= covered <= 395
+    counts = rng.integers(5, 15, size=(40, 400)).astype(float)
+    differences = rng.normal(0.3, 1.0, size=(40, 400)) * np.sqrt(counts) + 0.2 * counts
+    truth = 0.2 + 0.3 * np.sqrt(np.arange(5, 15)).mean() / np.arange(5, 15).mean()
+    _, low, high = ratio_of_sums(differences, counts)
+    assert 365 <= ((low <= truth) & (truth <= high)).sum() <= 395
 
 
 def test_one_unit_has_no_interval() -> None:
@@ -85,11 +82,12 @@ def test_an_estimate_is_written_in_its_unit(ends: tuple, unit: str, text: str) -
     assert f"{Estimate(value=value, low=low, high=high):{unit}}" == text
 
 
-def test_records_and_the_page_are_read_and_written_without_torch() -> None:
+@pytest.mark.slow
+def test_records_the_page_and_corpora_are_read_and_written_without_torch() -> None:
     names = [file.stem for file in Path(records.__file__).parent.glob("[a-z]*.py")]
-    modules = ", ".join(f"value_aware_attention.records.{name}" for name in sorted(names))
-    page = "value_aware_study.report.contents, value_aware_study.report.records"
-    code = (
-        f"import sys, {modules}, {page}; assert not {{'torch', 'transformers'}} & {{*sys.modules}}"
-    )
+    modules = [f"value_aware_attention.records.{name}" for name in sorted(names)]
+    study = ("report.contents", "report.records", "data.corpora")
+    modules += [f"value_aware_study.{name}" for name in study]
+    heavy = {"torch", "transformers", "datasets"}
+    code = f"import sys, {', '.join(modules)}; assert not {heavy} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -46,19 +46,17 @@ def test_errors_are_of_every_size_and_head(
     arguments = measured.arguments()
     with chunked(4 * 7 * KEYS * DIM):  # seven rows at a time
         result = layer_errors(measured, rows=KEYS)
-    for r in range(1, KEYS + 1):
-        errors = OptimalValueOblivious(r).select(**arguments).error.mean(dim=-1)
-        path = result.paths[OBLIVIOUS][..., r - 1]
-        np.testing.assert_allclose(path, errors, rtol=1e-4, atol=1e-9)
-    output = attention(**arguments)
+    sizes = range(1, KEYS + 1)
+    errors = [OptimalValueOblivious(r).select(**arguments).error.mean(dim=-1) for r in sizes]
+    path = np.moveaxis(result.paths[OBLIVIOUS], -1, 0)
+    np.testing.assert_allclose(path, torch.stack(errors), rtol=1e-4, atol=1e-9)
+    output, rows = attention(**arguments), sample_rows(measured, 10**6)
     norm = output.square().sum(-1).mean(-1)
     np.testing.assert_allclose(result.squared_norm[..., 0], norm, rtol=1e-4)
-    rows = sample_rows(measured, 10**6)
     torch.testing.assert_close(rows.weights @ rows.value, output.double(), atol=1e-5, rtol=1e-5)
 
 
 def errors(windows: int = 4) -> list[LayerErrors]:
-    """Measures two layers window by window."""
     return [
         joined(
             [

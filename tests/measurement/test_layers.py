@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -113,15 +115,19 @@ def test_the_record_is_plain_json_with_the_sizes_of_every_method(
     measured: tuple[list[Call], dict],
 ) -> None:
     record = measured[1]
-    facts = {name: record[name] for name in ("search", "rows", "keys", "head_dim", "heads")}
-    assert facts == {"search": "fast", "rows": 24, "keys": 20, "head_dim": VALUE_DIM, "heads": 3}
-    assert record["causal"] and record["units"] == 2
+    facts = {"search": "fast", "rows": 24, "keys": 20, "head_dim": VALUE_DIM, "heads": 3}
+    assert facts | {"causal": True, "units": 2} == {
+        name: record[name] for name in (*facts, "causal", "units")
+    }
     sizes = {name: method["sizes"] for name, method in record["methods"].items()}
-    assert sizes.pop("optimal_v_oblivious") == list(range(1, 21))
-    assert sizes.pop("optimal_v_aware") == [1, 2, 3, 4, 5]
-    assert sizes.pop("value_aware_keys_attention_weights") == [1, 2, 3, 4, 5]
-    assert sizes.pop("maurey_bound") == [1, 2, 4, 8, 16]
-    assert len(sizes) == 4 and all(s == [1, 2, 4] for s in sizes.values())
+    up_to_head_size, powers = [1, 2, 3, 4, 5], [1, 2, 4]
+    assert sizes == dict.fromkeys(sizes, powers) | {
+        "optimal_v_oblivious": list(range(1, 21)),
+        "optimal_v_aware": up_to_head_size,
+        "value_aware_keys_attention_weights": up_to_head_size,
+        "maurey_bound": [*powers, 8, 16],
+    }
+    assert len(sizes) == 8
     for method in record["methods"].values():
         assert [len(errors) for errors in method["layers"]] == 2 * [len(method["sizes"])]
 
@@ -142,12 +148,11 @@ def test_a_curve_is_the_mean_error_of_its_method_over_the_rows(
 ) -> None:
     calls, record = measured
     method = record["methods"][name]
-    for layer, call in enumerate(calls):
-        rows = sample_rows(call, 24)
+    for errors, call in zip(method["layers"], calls, strict=True):
+        arguments = sample_rows(call, 24).arguments()
         for r in {1, 4, 5} & set(method["sizes"]):
-            error = build(r).select(**rows.arguments()).error.mean().item()
-            at = method["layers"][layer][method["sizes"].index(r)]
-            assert at == pytest.approx(error, rel=1e-5)
+            error = build(r).select(**arguments).error.mean().item()
+            assert errors[method["sizes"].index(r)] == pytest.approx(error, rel=1e-5)
 
 
 def test_the_value_aware_curve_is_one_path_of_the_search_asked_for(
@@ -159,8 +164,6 @@ def test_the_value_aware_curve_is_one_path_of_the_search_asked_for(
         path = OptimalValueAware(5, "fast").path(**rows.arguments()).mean(dim=(0, 1, 2))
         errors = record["methods"]["optimal_v_aware"]["layers"][layer]
         assert errors == pytest.approx(path.tolist(), rel=1e-5, abs=1e-25)
-        first = OptimalValueAware(1).select(**rows.arguments()).error.mean().item()
-        assert errors[0] == pytest.approx(first, rel=1e-5)
         norm = (rows.weights @ rows.value).square().sum(-1).mean().item()
         assert record["squared_norm"][layer] == pytest.approx(norm, rel=1e-5)
 
@@ -171,7 +174,6 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
     calls, record = measured
     rows_of = {(row["layer"], row["r"]): row for row in record["matching_keys"]}
     assert set(rows_of) == {(layer, r) for layer in (None, 0, 1) for r in (1, 2, 4)}
-    assert record["units"] == 2
     sums, alone = [], []
     for call in calls:
         rows = sample_rows(call, 24)
@@ -246,23 +248,21 @@ def test_every_layer_has_its_own_kernel_and_four_degrees() -> None:
     assert swept[0] | {"own": True} == own_cell
 
 
-def test_the_papers_example_of_opposite_rankings() -> None:
-    """Section 3: 3.7925 for the key of the largest weight, 2.4925 for that of the smallest."""
-    call = call_of([0.25, 0.35, 0.4], torch.diag(torch.tensor([1.0, 2.0, 3.0])))
-    (cell,) = cells_of(skewness_gap([call]), own=True)
+def test_the_papers_examples_of_a_gap_and_of_none() -> None:
+    """Section 3: 3.7925 for the key of the largest weight, 2.4925 for that of the smallest.
+
+    Beside a weight over half, argmin ||v_i||^2 (0.5 - alpha_i) of orthogonal values is
+    argmax alpha.
+    """
+    opposite = call_of([0.25, 0.35, 0.4], torch.diag(torch.tensor([1.0, 2.0, 3.0])))
+    over_half = call_of([0.2, 0.6, 0.2], torch.diag(torch.tensor([1.0, 9.0, 3.0])))
+    cell, other = cells_of(skewness_gap([opposite, over_half]), own=True)
     norm = 0.25**2 + 0.7**2 + 1.2**2
-    assert cell["oblivious"]["1"] == pytest.approx(3.7925 / norm, rel=1e-5)
-    assert cell["aware"]["1"] == pytest.approx(2.4925 / norm, rel=1e-5)
-    assert cell["same_first_key"] == 0 and cell["rows_over_half"] == 0
-    assert cell["largest_weight"] == pytest.approx(0.4) and list(cell["aware"]) == ["1"]
-
-
-def test_with_orthogonal_values_a_weight_over_half_leaves_no_gap() -> None:
-    """Section 3: argmin ||v_i||^2 (0.5 - alpha_i) is then argmax alpha."""
-    call = call_of([0.2, 0.6, 0.2], torch.diag(torch.tensor([1.0, 9.0, 3.0])))
-    (cell,) = cells_of(skewness_gap([call]), own=True)
-    assert cell["same_first_key"] == 1 and cell["rows_over_half"] == 1
-    assert cell["aware"]["1"] == cell["oblivious"]["1"]
+    assert cell["oblivious"] == {"1": pytest.approx(3.7925 / norm, rel=1e-5)}
+    assert cell["aware"] == {"1": pytest.approx(2.4925 / norm, rel=1e-5)}
+    assert (cell["same_first_key"], cell["rows_over_half"]) == (0, 0)
+    assert (other["same_first_key"], other["rows_over_half"]) == (1, 1)
+    assert cell["largest_weight"] == pytest.approx(0.4) and other["aware"] == other["oblivious"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -295,10 +295,8 @@ def test_the_order_of_the_keys_decides_only_ties(causal: bool) -> None:
             assert first["oblivious"]["4"] != second["oblivious"]["4"]
         else:
             # between its proved ends the search may find another set when keys move
-            aware = [cell.pop("aware") for cell in (first, second)]
-            assert aware[0]["1"] == pytest.approx(aware[1]["1"], rel=1e-4)
-            weighed = [cell.pop("oblivious") for cell in (first, second)]
-            assert weighed[0] == pytest.approx(weighed[1], rel=1e-4)
+            assert first["aware"]["1"] == pytest.approx(second["aware"]["1"], rel=1e-4)
+            assert first["oblivious"] == pytest.approx(second["oblivious"], rel=1e-4)
             for name in ("largest_weight", "effective_keys", "rows_over_half", "same_first_key"):
                 assert first[name] == pytest.approx(second[name], rel=1e-4)
 
@@ -322,7 +320,6 @@ def test_the_gap_is_between_errors_relative_to_the_norm_of_the_output() -> None:
 
 @pytest.fixture
 def task() -> Task:
-    """Lets a tiny BERT read two sequences."""
     torch.manual_seed(0)
     config = BertConfig(
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8,
@@ -336,33 +333,25 @@ def test_a_record_has_the_cells_the_curves_and_the_gap_and_is_found_again(
     tmp_path: Path, task: Task
 ) -> None:
     settings = [Setting("optimal_v_oblivious", {"r": 2}, lambda layer: OptimalValueOblivious(2))]
-    record = measure(task, settings, cache=tmp_path, layers=LayerOptions(rows=6), sizes=[1, 4])
+    options = {"cache": tmp_path, "layers": LayerOptions(rows=6), "sizes": [1, 4]}
+    record = measure(task, settings, **options)
     assert [cell.approximation for cell in record.cells] == ["exact", "optimal_v_oblivious"]
-    (attention,) = record.attention
-    made = json.loads(json.dumps(asdict(attention.output_error)))
-    same = output_error(task.layer_calls(), rows=24)
-    same["matching_keys"] = made["matching_keys"]  # at the sizes asked for too
-    assert made == same
-    gap_made = json.loads(json.dumps(asdict(attention.skewness_gap)))
-    assert gap_made == skewness_gap(task.layer_calls(), rows=24)
-    assert Record.from_json(record.to_json()) == record
-    again = measure(task, settings, cache=tmp_path, layers=LayerOptions(rows=6), sizes=[1, 4])
-    assert again == record
+    made = json.loads(json.dumps(asdict(record.attention[0])))
+    errors = output_error(task.layer_calls(), rows=24)
+    errors["matching_keys"] = made["output_error"]["matching_keys"]  # at the sizes asked for too
+    assert made["output_error"] == errors
+    assert made["skewness_gap"] == skewness_gap(task.layer_calls(), rows=24)
+    assert Record.from_json(record.to_json()) == record == measure(task, settings, **options)
 
 
 def test_a_method_is_a_function_of_the_number_of_keys_and_the_layer(task: Task) -> None:
-    built: list[tuple[int, int]] = []
-
-    def window(r: int, layer: int) -> OptimalValueOblivious:
-        built.append((r, layer))
-        return OptimalValueOblivious(r)
-
-    record = measure(task, {"mine": window}, sizes=[4, 1], layers=None)
+    build = Mock(side_effect=lambda r, layer: OptimalValueOblivious(r))
+    record = measure(task, {"mine": build}, sizes=[4, 1], layers=None)
     assert [(c.approximation, c.parameters) for c in record.cells[1:]] == [
         ("mine", {"r": 1}), ("mine", {"r": 4}),
     ]  # fmt: skip
-    assert {(1, 0), (1, 1), (4, 0), (4, 1)} <= set(built) and record.attention == ()
-    assert all(cell.error is not None for cell in record.cells)
+    assert {call.args for call in build.mock_calls} >= {*product((1, 4), (0, 1))}
+    assert record.attention == () and all(cell.error is not None for cell in record.cells)
 
 
 def test_slots_that_match_are_counted_and_sinks_told_apart() -> None:

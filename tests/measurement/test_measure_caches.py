@@ -1,6 +1,7 @@
 """Cache methods measured on a tiny model agree with errors and metrics computed by hand."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,13 +13,18 @@ from value_aware_attention import caches, hugging_face
 from value_aware_attention.hugging_face.recording import recording
 from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import gaps as measuring
-from value_aware_attention.measurement.caches import _errors, cache_settings, measure_caches
+from value_aware_attention.measurement.caches import (
+    CacheSetting,
+    _errors,
+    cache_settings,
+    measure_caches,
+)
 from value_aware_attention.measurement.recorded import ExactRows
 from value_aware_attention.records.cache_record import CacheCell, CacheRecord
 from value_aware_attention.records.estimate import ratio_of_sums
 
 DOCS = Path(__file__).parents[2] / "docs"
-PREFIX, LENGTH = 12, 20
+PREFIX, LENGTH = 10, 18
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,7 @@ def test_a_record_is_read_back_as_it_was(record: CacheRecord) -> None:
     assert CacheRecord.from_json(record.to_json()) == record
     full, *cells = record.cells
     assert (full.cache, len(full.kl), len(cells[0].by_layer)) == ("full cache", 6, 2)
+    assert [cell.observed for cell in cells if cell.cache == "recent"] == ["nothing"] * 2
     assert {(cell.keep, cell.pool) for cell in cells} == {(7 / PREFIX, ""), (1.0, "")}
 
 
@@ -76,11 +83,23 @@ def test_keeping_the_whole_prefix_loses_nothing(record: CacheRecord) -> None:
             assert cell.ends["kl"].value == pytest.approx(0, abs=1e-8)
 
 
+@torch.no_grad()
+def divergences(task: Task, after: caches.AfterPrefix) -> list[float]:
+    """Computes the mean KL divergence of each text's later predictions from the exact ones."""
+    kl = []
+    for text in task.texts:
+        exact = task.model(text.inputs).logits[:, PREFIX:].softmax(-1)
+        with hugging_face.replace_attention(task.model, after):
+            here = task.model(text.inputs).logits[:, PREFIX:].softmax(-1)
+        kl += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
+    return kl
+
+
 def test_errors_and_end_metrics_are_those_computed_by_hand(
     record: CacheRecord, model: LlamaForCausalLM, task: Task
 ) -> None:
     after = caches.AfterPrefix(caches.ObservedAttention(7), prefix=PREFIX, rows=8)
-    error, norm, divergence = torch.zeros(2), torch.zeros(2), []
+    error, norm, kl = torch.zeros(2), torch.zeros(2), divergences(task, after)
     for text in task.texts:
         with torch.inference_mode(), recording(model, shares_keys=True) as calls:
             model(text.inputs)
@@ -88,39 +107,26 @@ def test_errors_and_end_metrics_are_those_computed_by_hand(
             measured = ExactRows.served(call, torch.arange(PREFIX, LENGTH))
             error[layer] += measured.squared_error(after).sum()
             norm[layer] += measured.squared_norm().sum()
-        with torch.no_grad():
-            exact = model(text.inputs).logits[:, PREFIX:].softmax(-1)
-            with hugging_face.replace_attention(model, after):
-                here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
-        divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
     measured_cell = cell(record, "observed_attention", "last", 7)
     assert measured_cell.error.value == pytest.approx(float((error / norm).mean()), rel=1e-5)
-    assert measured_cell.ends["kl"].value == pytest.approx(sum(divergence) / 6, rel=1e-4)
-    assert measured_cell.kl == pytest.approx(divergence, rel=1e-4)
+    assert measured_cell.ends["kl"].value == pytest.approx(sum(kl) / 6, rel=1e-4)
+    assert measured_cell.kl == pytest.approx(kl, rel=1e-4)
+
+
+def measured(task: Task, settings: list[CacheSetting]) -> CacheRecord:
+    return measure_caches(task, settings, model_name="tiny", task_name="random")
 
 
 @pytest.mark.parametrize("pool", ["layer", "model", "checked"])
-def test_other_budgets_are_measured_as_the_model_serves_them(
-    pool: str, model: LlamaForCausalLM, task: Task
-) -> None:
-    pools = {"value_aware": {pool: ["continued"]}}
-    (equal, setting) = cache_settings(
+def test_other_budgets_are_measured_as_the_model_serves_them(pool: str, task: Task) -> None:
+    settings = cache_settings(
         {"value_aware": caches.ValueAware}, sizes=[8], observed=["continued"], prefix=PREFIX,
-        rows=8, pools=pools,
+        rows=8, pools={"value_aware": {pool: ["continued"]}},
     )  # fmt: skip
-    record = measure_caches(task, [equal, setting], model_name="tiny", task_name="random")
-    _, first, pooled = record.cells
+    _, first, pooled = measured(task, settings).cells
     assert (first.pool, first.keys, pooled.pool) == ("", (), pool)
-    keys = np.array(pooled.keys)
-    assert keys.sum() == pytest.approx(8 * keys.size)
-    divergence = []
-    for text in task.texts:
-        with torch.no_grad():
-            exact = model(text.inputs).logits[:, PREFIX:].softmax(-1)
-            with hugging_face.replace_attention(model, setting.after):
-                here = model(text.inputs).logits[:, PREFIX:].softmax(-1)
-        divergence += (exact * (exact / here).log()).sum(-1).mean(-1).tolist()
-    assert pooled.kl == pytest.approx(divergence, rel=1e-4)
+    assert np.mean(pooled.keys) == pytest.approx(8)
+    assert pooled.kl == pytest.approx(divergences(task, settings[1].after), rel=1e-4)
 
 
 def test_the_gaps_of_the_best_set_are_one(record: CacheRecord) -> None:
@@ -147,7 +153,7 @@ def test_an_oracle_that_observes_fewer_queries_than_are_served_has_gaps_of_one(
         {"value_aware": caches.ValueAware}, sizes=[7], observed=["hindsight 3"],
         gaps_of=["value_aware"], prefix=PREFIX,
     )  # fmt: skip
-    gap = measure_caches(task, settings, model_name="tiny", task_name="random").gaps[0]
+    gap = measured(task, settings).gaps[0]
     assert (gap.rows, gap.layer) == (3, None)
     assert gap.information.value == pytest.approx(1, abs=1e-6)
     assert gap.sharing.value > 1
@@ -156,47 +162,34 @@ def test_an_oracle_that_observes_fewer_queries_than_are_served_has_gaps_of_one(
 def test_references_are_searched_as_the_method_is(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searches = []
-
-    class Spy(caches.ValueAware):
-        def __init__(self, r: int, refit: bool = False, search: str = "default") -> None:
-            super().__init__(r, refit, search)
-            searches.append(search)
-
+    spy = Mock(wraps=caches.ValueAware)
     settings = cache_settings(
         {"every": lambda r: caches.ValueAware(r, search="exhaustive")}, sizes=[7],
         observed=["last"], gaps_of=["every"], prefix=PREFIX,
     )  # fmt: skip
-    monkeypatch.setattr(measuring, "ValueAware", Spy)
+    monkeypatch.setattr(measuring, "ValueAware", spy)
     monkeypatch.setattr(measuring, "alone_errors", lambda each, like: each.squared_norm())
-    measure_caches(task, settings, model_name="tiny", task_name="random")
-    assert set(searches) == {"exhaustive"}
+    measured(task, settings)
+    assert {call.kwargs["search"] for call in spy.mock_calls} == {"exhaustive"}
 
 
 def test_settings_of_one_measurement_observe_different_numbers_of_rows(task: Task) -> None:
-    def measured(*observed: str, rows: int) -> dict[tuple[str, int], CacheCell]:
-        settings = cache_settings(
+    def observing(*observed: str, rows: int, prefix: int = PREFIX) -> list[CacheSetting]:
+        return cache_settings(
             {"value_aware": caches.ValueAware, "recent": caches.Recent}, sizes=[7],
-            observed=observed, prefix=PREFIX, rows=rows,
+            observed=observed, prefix=prefix, rows=rows,
         )  # fmt: skip
-        record = measure_caches(task, settings, model_name="tiny", task_name="random")
-        return {(cell.observed, cell.rows): cell for cell in record.cells[1:]}
 
-    together = measured("last 3", "last", "causal", rows=8)
-    assert set(together) == {("last", 3), ("last", 8), ("causal", 8), ("nothing", 0)}
-    assert len({cell.error.value for cell in together.values()}) == 4
-    for (observed, rows), cell in together.items():
+    _, *together = measured(task, observing("last 3", "last", "causal", rows=8)).cells
+    looks = [(cell.observed, cell.rows) for cell in together]
+    assert set(looks) == {("last", 3), ("last", 8), ("causal", 8), ("nothing", 0)}
+    assert len({cell.error.value for cell in together}) == 4
+    for (observed, rows), cell in zip(looks, together, strict=True):
         if rows:
-            alone = measured(observed, rows=rows)[observed, rows]
+            _, alone, _ = measured(task, observing(observed, rows=rows)).cells
             assert (alone.error, alone.kl) == (cell.error, cell.kl)
-    with pytest.raises(ValueError, match="differ in prefix"):
-        longer = cache_settings(
-            {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX + 1
-        )
-        shorter = cache_settings(
-            {"recent": caches.Recent}, sizes=[7], observed=["last"], prefix=PREFIX
-        )
-        measure_caches(task, [*longer, *shorter], model_name="tiny", task_name="random")
+    longer = observing("last", rows=8, prefix=PREFIX + 1)
+    assert_refused("differ in prefix", measured, task, [*longer, *observing("last", rows=8)])
 
 
 def test_the_interval_of_an_error_is_that_of_a_ratio_of_sums_in_every_layer() -> None:
@@ -215,10 +208,6 @@ def test_the_interval_of_an_error_is_that_of_a_ratio_of_sums_in_every_layer() ->
     assert (both.high - both.low) / 4 == pytest.approx(resampled.std(), rel=0.05)
 
 
-def test_a_method_that_looks_at_no_query_is_measured_once(record: CacheRecord) -> None:
-    assert [cell.observed for cell in record.cells if cell.cache == "recent"] == ["nothing"] * 2
-
-
 def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     torch.manual_seed(0)
     config = BertConfig(
@@ -232,7 +221,7 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     )  # fmt: skip
     tokens = torch.randint(11, (3, 12), generator=torch.Generator().manual_seed(0))
     task = Task(model, [Text(tokens, tokens)], "cosine")
-    record = measure_caches(task, settings, model_name="tiny", task_name="random")
+    record = measured(task, settings)
     observed, hindsight = (
         cell(record, "value_aware", look, 4) for look in ("noncausal", "hindsight")
     )
@@ -250,14 +239,7 @@ def test_an_encoder_is_measured_on_queries_that_were_not_observed() -> None:
     last = cache_settings(
         {"value_aware": caches.ValueAware}, sizes=[4], observed=["last"], prefix=None, rows=8
     )
-    assert_refused(
-        r"^observed is 'last'; of an encoder it must be ",
-        measure_caches,
-        task,
-        last,
-        model_name="tiny",
-        task_name="random",
-    )
+    assert_refused("^observed is 'last'; of an encoder it must be ", measured, task, last)
 
 
 @pytest.mark.parametrize(("page", "printed"), [("caches", 0), ("your-cache-method", 6)])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import assert_refused
 from value_aware_attention.approximations import Exact, OptimalValueAware
 from value_aware_attention.measurement.store import import_closure, source_hash
 
@@ -65,5 +66,5 @@ def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(
 
 
 def test_a_module_without_source_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the module is 'nothing_here'; it must have a file"):
-        import_closure("nothing_here")
+    line = "the module is 'nothing_here'; it must have a file"
+    assert_refused(line, import_closure, "nothing_here")

@@ -93,14 +93,22 @@ def write_gguf(
     """
     architecture = next(name for name, kind in CONFIGS.items() if type(model.config) is kind)
     writer = GGUFWriter(str(path), architecture)
-    values = {key: _of(model.config, names) for key, names in KEYS.items()}
+    fields = model.config.to_dict()
+    values = {
+        key: next((fields[name] for name in names if fields.get(name) is not None), None)
+        for key, names in KEYS.items()
+    }
     rope = getattr(model.config, "rope_parameters", None) or {}
     values["rope.freq_base"] = rope.get("full_attention", rope).get("rope_theta")
     values = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
     values |= {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("bos", "eos"), 1)}
+    add: dict[type, Any] = {
+        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+        str: writer.add_string, list: writer.add_array,
+    }  # fmt: skip
     for key, value in ({"general.name": "tiny"} | values | dict(keys)).items():
         if not re.fullmatch(without, key):
-            _add(writer, key, value)
+            add[type(value)](key, value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(WORDS)
@@ -124,19 +132,6 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _of(config: Any, names: tuple[str, ...]) -> Any:
-    fields = config.to_dict()
-    return next((fields[name] for name in names if fields.get(name) is not None), None)
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    add: dict[type, Any] = {
-        bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
-        str: writer.add_string, list: writer.add_array,
-    }  # fmt: skip
-    add[type(value)](key, value)
 
 
 def _name(architecture: str, name: str) -> str:

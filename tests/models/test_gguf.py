@@ -1,5 +1,6 @@
 """A GGUF file is loaded as the model that was written, or refused in one line."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.gguf_files import CONFIGS, drawn, llama, write_gguf
+from tests.models.gguf_files import drawn, llama, write_gguf
 from tests.refusals import assert_refused
-from value_aware_attention import approximations, caches, hugging_face, probe
+from value_aware_attention import caches, hugging_face, probe
 from value_aware_attention.models.checkpoints import checkpoint_files
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -25,47 +26,32 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("given", ["file", "folder"])
 def test_it_is_the_model_that_was_written(file: Path, given: str, tmp_path: Path) -> None:
     name = str(file if given == "file" else file.parent)
-    model, expected = hugging_face.load_model(name), llama()
-    assert torch.equal(model(TOKENS).logits, expected(TOKENS).logits)
+    model, tokens = probe.loaded(name)
+    assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
     assert model.dtype == torch.float32 and not model.training
-    assert hugging_face.load_tokenizer(name).decode([3, 4]) == "ab"
-    assert checkpoint_files(name) == [file]
+    assert tokens.decode([3, 4]) == "ab" and checkpoint_files(name) == [file]
     model.save_pretrained(tmp_path / "saved")
     again = hugging_face.load_model(str(tmp_path / "saved"))
     assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
 
 
 def test_other_quantisations_are_dequantised(tmp_path: Path) -> None:
-    file = write_gguf(llama(), tmp_path / "tiny.Q8_0.gguf", quantised=True)
-    exact, ours = llama()(TOKENS).logits, hugging_face.load_model(str(file))(TOKENS).logits
+    file = str(write_gguf(llama(), tmp_path / "tiny.Q8_0.gguf", quantised=True))
+    exact, ours = llama()(TOKENS).logits, hugging_face.load_model(file)(TOKENS).logits
     assert 0 < (ours - exact).abs().mean() < 0.1 * exact.abs().mean()
-    assert hugging_face.load_model(str(file), dtype=torch.bfloat16).dtype == torch.bfloat16
-
-
-def test_it_is_probed_and_its_attention_replaced(file: Path) -> None:
-    model, _ = probe.loaded(str(file))
-    exact = model(TOKENS).logits
-    with hugging_face.replace_attention(model, approximations.MeanValueSlot(30)):
-        torch.testing.assert_close(model(TOKENS).logits, exact)
+    assert hugging_face.load_model(file, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_what_is_no_model_is_named(file: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for content in (b"", b"GGUF", whole[:200], whole[: len(whole) // 2], b"\0" * 500):
         file.write_bytes(content)
-        with pytest.raises((OSError, ValueError)) as refused:
-            hugging_face.load_model(str(file))
-        message = str(refused.value)
-        assert str(file) in message and "\n" not in message, message
-    missing = tmp_path / "missing.gguf"
-    assert_refused(
-        r"missing\.gguf: no such file",
-        hugging_face.load_model,
-        str(missing),
-        error=FileNotFoundError,
-    )
+        named = re.escape(str(file))
+        assert_refused(named, hugging_face.load_model, str(file), error=(OSError, ValueError))
+    missing, line = tmp_path / "missing.gguf", r"missing\.gguf: no such file"
+    assert_refused(line, hugging_face.load_model, str(missing), error=FileNotFoundError)
     (tmp_path / "second.gguf").write_bytes(b"")
-    assert_refused(r"has 2 GGUF files: give one, such as", hugging_face.load_tokenizer, tmp_path)
+    assert_refused("has 2 GGUF files: give one, such as", hugging_face.load_tokenizer, tmp_path)
 
 
 ROTATIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -88,13 +74,11 @@ def test_scaled_rotations_are_saved_and_turn_queries(kind: str, tmp_path: Path) 
     model.save_pretrained(tmp_path / "saved")
     again = hugging_face.load_model(str(tmp_path / "saved"))
     assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
-    plain = write_gguf(drawn(architecture), tmp_path / "plain.gguf")
-    other = hugging_face.load_model(str(plain))(TOKENS).logits
+    other = drawn(architecture)(TOKENS).logits
     assert (model(TOKENS).logits - other).abs().max() > 1e-3 * other.abs().max()
     if kind == "factors":
-        factors = torch.tensor(tensors["rope_freqs.weight"])
         turned = drawn(architecture)
-        turned.get_submodule("model.rotary_emb").inv_freq /= factors
+        turned.model.rotary_emb.inv_freq /= torch.tensor(tensors["rope_freqs.weight"])
         torch.testing.assert_close(after_compression(model), after_compression(turned))
 
 
@@ -117,7 +101,7 @@ def test_the_largest_gemma_scales_queries_by_its_width(
     torch.testing.assert_close(model(TOKENS).logits, expected(TOKENS).logits, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_tensors_that_are_missing_are_named(architecture: str, tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     write_gguf(drawn(architecture), file, without=r"blk\.1\.(attn_norm|ffn_down)\.weight")
@@ -136,20 +120,16 @@ def test_tensors_that_are_missing_are_named(architecture: str, tmp_path: Path) -
         ({"llama.attention.head_count_kv": [2, 4]}, "", r"head_count_kv = \[2, 4\]"),
         ({"llama.attention.head_count": [4, 4]}, "", "no single llama.attention.head_count"),
         ({"llama.embedding_length": 64}, "", "weights of other sizes than its config"),
-        ({}, "llama.rope.freq_base", None),
         ({}, "llama.attention.layer_norm_rms_epsilon", "no single llama.attention.layer_norm_rms"),
         ({"split.count": 3}, "", r"is one of 3 parts: join a-00001-of-00003\.gguf, a-00002-of-0"),
     ],
 )  # fmt: skip
 def test_a_file_of_another_kind_is_refused(
-    keys: dict[str, Any], without: str, line: str | None, tmp_path: Path
+    keys: dict[str, Any], without: str, line: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "a-00001-of-00003.gguf"
     write_gguf(llama(), file, keys=keys, without=without or "nothing")
-    if line is None:
-        assert hugging_face.load_model(str(file))
-    else:
-        assert_refused(line, hugging_face.load_model, str(file))
+    assert_refused(line, hugging_face.load_model, str(file))
 
 
 def test_a_file_is_described_by_its_keys_and_tensors(tmp_path: Path) -> None:
@@ -158,11 +138,9 @@ def test_a_file_is_described_by_its_keys_and_tensors(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     write_gguf(llama(), file, keys={"general.license": "mit"}, quantised=True)
     assert ": name tiny, licence mit; " in described(file)
-    model, layers = llama(), 0
-    for name, weight in model.named_parameters():
-        layers += weight.numel() if "proj" in name else 0
-    others = sum(weight.numel() for weight in model.parameters()) - layers
-    expected = (8.5 * layers + 32 * others) / (layers + others)  # Q8_0: 32 bytes and 2 of a scale
+    sizes = {name: weight.numel() for name, weight in llama().named_parameters()}
+    bits = sum((8.5 if "proj" in name else 32) * sizes[name] for name in sizes)
+    expected = bits / sum(sizes.values())  # Q8_0: 32 bytes and 2 of a scale
     assert bits_a_weight(file) == pytest.approx(expected)
     write_gguf(llama(), file, without="general.name")
     line = "name not stated, licence not stated; 32.00 bits a weight"
@@ -183,9 +161,8 @@ def test_a_folder_has_a_model_beside_other_parts(file: Path) -> None:
 
 
 def test_a_damaged_count_does_not_read_without_an_end(file: Path) -> None:
-    whole = file.read_bytes()
-    place = whole.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
-    file.write_bytes(whole[:place] + (2**60).to_bytes(8, "little") + whole[place + 8 :])
+    before, key, after = file.read_bytes().partition(b"tokenizer.ggml.token_type")
+    file.write_bytes(before + key + after[:8] + (2**60).to_bytes(8, "little") + after[16:])
     for load in (hugging_face.load_model, hugging_face.load_tokenizer):
         assert_refused(r"tiny\.F32\.gguf is damaged \(", load, str(file))
 

@@ -142,7 +142,7 @@ def by_pieces(text: str, begins: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("pre", CUTS)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(text=TEXT)
 def test_bytes_are_merged_within_the_cuts_that_the_file_names(
     load: Any, pre: str, text: str
@@ -152,7 +152,7 @@ def test_bytes_are_merged_within_the_cuts_that_the_file_names(
 
 
 @pytest.mark.parametrize("begins", [True, False])
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(text=TEXT)
 def test_pieces_are_merged_by_their_scores(load: Any, begins: bool, text: str) -> None:
     for tokenizer in load("llama", add_space_prefix=begins):

@@ -12,6 +12,10 @@ from tests.refusals import assert_refused
 from value_aware_attention.models import BlockPositions, build_roberta, save_folded, warm_start
 
 SIZE = {"vocabulary_size": 60, "layers": 2, "width": 16, "heads": 2, "feedforward": 32}
+BERT = {
+    "vocab_size": 60, "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 10,
+}  # fmt: skip
 
 
 def roberta(length: int, block: int) -> RobertaForMaskedLM:
@@ -34,22 +38,19 @@ def positions_of(model: RobertaForMaskedLM) -> BlockPositions:
 def test_position_i_is_the_sum_of_its_two_parts() -> None:
     table = torch.randn(2 + 8, 4)
     positions = BlockPositions(table, reserved=2, block=8, length=20)
-    positions.blocks.data.normal_()
-    embedded = positions(torch.arange(22)[None])[0]
-    assert torch.equal(embedded[:2], table[:2])  # reserved: no position at all
-    for i in range(20):
-        expected = table[2 + i % 8] + positions.blocks[i // 8]
-        torch.testing.assert_close(embedded[2 + i], expected)
     assert positions.blocks.shape == (3, 4)
+    positions.blocks.data.normal_()
+    sums = [table[2 + i % 8] + positions.blocks[i // 8] for i in range(20)]
+    expected = torch.stack([*table[:2], *sums])  # reserved: no position at all
+    torch.testing.assert_close(positions(torch.arange(22)[None])[0], expected)
 
 
 def test_both_parts_learn() -> None:
     model = roberta(length=24, block=8)
     model(tokens(24)).logits.square().mean().backward()
     positions = positions_of(model)
-    assert positions.blocks.grad is not None and (positions.blocks.grad != 0).any(dim=1).all()
-    assert positions.within.grad is not None
-    assert (positions.within.grad[2:] != 0).any(dim=1).all()
+    for gradient in (positions.blocks.grad, positions.within.grad[2:]):
+        assert (gradient != 0).any(dim=1).all()
 
 
 @pytest.mark.parametrize("length", [4, 8])
@@ -66,33 +67,26 @@ def test_a_folded_model_gives_the_same_logits_in_plain_transformers(tmp_path: Pa
     plain = RobertaForMaskedLM.from_pretrained(tmp_path)
     assert type(plain.roberta.embeddings.position_embeddings) is torch.nn.Embedding
     assert plain.config.max_position_embeddings == 22
-    padded, mask = tokens(20, padding=3), tokens(20, padding=3) != 1
-    torch.testing.assert_close(
-        plain(padded, attention_mask=mask).logits, model(padded, attention_mask=mask).logits
-    )
+    padded = tokens(20, padding=3)
+    logits, expected = (each(padded, attention_mask=padded != 1).logits for each in (plain, model))
+    torch.testing.assert_close(logits, expected)
     positions_of(model)  # saving left the model itself alone
 
 
 def test_warm_start_keeps_the_first_block_and_repeats_it(tmp_path: Path) -> None:
     short = roberta(length=8, block=8)
     save_folded(short, tmp_path)
-    long = warm_start(tmp_path, vocabulary_size=60, length=20, block=8, dropout=0.0).eval()
-    torch.testing.assert_close(long(tokens(8)).logits, short(tokens(8)).logits)
+    again, long = (
+        warm_start(tmp_path, vocabulary_size=60, length=length, block=8, dropout=0.25).eval()
+        for length in (8, 20)
+    )
+    assert again.config.hidden_dropout_prob == again.config.attention_probs_dropout_prob == 0.25
+    for model in (again, long):
+        torch.testing.assert_close(model(tokens(8)).logits, short(tokens(8)).logits)
     table = short.roberta.embeddings.position_embeddings.weight
     assert torch.equal(positions_of(long).within, table)
     assert not positions_of(long).blocks.any()
     assert long(tokens(20)).logits.shape == (2, 20, 60)
-
-
-def test_warm_start_of_one_block_is_the_checkpoint(tmp_path: Path) -> None:
-    short = roberta(length=8, block=8)
-    save_folded(short, tmp_path)
-    again = warm_start(tmp_path, vocabulary_size=60, length=8, block=8, dropout=0.25)
-    assert (again.config.hidden_dropout_prob, again.config.attention_probs_dropout_prob) == (
-        0.25,
-        0.25,
-    )
-    torch.testing.assert_close(again.eval()(tokens(8)).logits, short(tokens(8)).logits)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +108,12 @@ def test_a_checkpoint_of_other_sizes_is_refused(
     arguments = {**SIZE, "length": 20, "block": 8, "dropout": 0.0}
     assert warm_start(tmp_path, **arguments).config.hidden_size == SIZE["width"]
     assert_refused(message, warm_start, tmp_path, **arguments | changed)
+    odd, line = {"heads": 3, "length": 8}, "width is 16; it must be divisible by heads = 3"
+    assert_refused(line, build_roberta, **arguments | odd)
 
 
 def test_a_bert_becomes_a_roberta_of_equal_hidden_states(tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(vocab_size=60, hidden_size=8, max_position_embeddings=10, **sizes)
-    bert = BertModel(config).eval()
+    bert = BertModel(BertConfig(**BERT)).eval()
     bert.save_pretrained(tmp_path)
     short, long = (
         warm_start(tmp_path, vocabulary_size=60, length=length, block=8, dropout=0.0).eval()
@@ -132,32 +126,21 @@ def test_a_bert_becomes_a_roberta_of_equal_hidden_states(tmp_path: Path) -> None
     for model in (short, long):
         hidden = model.roberta(ids, attention_mask=mask).last_hidden_state[mask == 1]
         torch.testing.assert_close(hidden, expected)
-    embeddings = short.roberta.embeddings.word_embeddings.weight
-    assert short.lm_head.decoder.weight is embeddings
+    assert short.lm_head.decoder.weight is short.roberta.embeddings.word_embeddings.weight
     save_folded(long, tmp_path / "long")  # and the long one starts from the saved short one
     again = warm_start(tmp_path / "long", vocabulary_size=60, length=20, block=20, dropout=0.0)
     torch.testing.assert_close(again.eval()(ids).logits, long(ids).logits)
 
 
 def test_only_a_folder_of_a_roberta_is_a_start(tmp_path: Path) -> None:
-    arguments = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
     GPT2Config(vocab_size=60).save_pretrained(tmp_path)
-    message = r"is a gpt2, neither a roberta nor a bert$"
-    assert_refused(message, warm_start, tmp_path, **arguments)
-    assert_refused(
-        r"^package:torch/nothing: no such package, or no such path in it, is installed$",
-        warm_start,
-        "package:torch/nothing",
-        error=FileNotFoundError,
-        **arguments,
-    )
-    assert_refused(
-        r"/nothing: no such folder$",
-        warm_start,
-        tmp_path / "nothing",
-        error=FileNotFoundError,
-        **arguments,
-    )
+    for start, error, line in (
+        (tmp_path, ValueError, "is a gpt2, neither a roberta nor a bert$"),
+        ("package:torch/nothing", FileNotFoundError, "^package:torch/nothing: no such package, or"),
+        (tmp_path / "nothing", FileNotFoundError, "/nothing: no such folder$"),
+    ):
+        arguments = {"vocabulary_size": 60, "length": 20, "block": 8, "dropout": 0.0}
+        assert_refused(line, warm_start, start, error=error, **arguments)
 
 
 def test_the_paper_size_has_robertas_125_million_parameters() -> None:
@@ -176,23 +159,10 @@ def test_the_paper_size_has_robertas_125_million_parameters() -> None:
     assert sum(p.numel() for p in model.parameters()) == 124_697_433 + 8 * 768
 
 
-def test_width_must_fit_the_heads() -> None:
-    assert_refused(
-        "width is 16; it must be divisible by heads = 3",
-        build_roberta,
-        **{**SIZE, "heads": 3},
-        length=8,
-        block=8,
-        dropout=0.0,
-    )
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_start_from_an_incomplete_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
     """A head that the checkpoint never had is drawn, a missing weight of a head or layer is not."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 12}
-    whole = BertForMaskedLM(BertConfig(**sizes)) if kind == "bert" else roberta(10, 10)
+    whole = BertForMaskedLM(BertConfig(**BERT)) if kind == "bert" else roberta(10, 10)
     whole.save_pretrained(tmp_path)
     file, start = tmp_path / "model.safetensors", {"length": 8, "block": 8, "dropout": 0.0}
     state = load_file(file)
@@ -202,15 +172,10 @@ def test_a_start_from_an_incomplete_checkpoint_is_refused(kind: str, tmp_path: P
         assert len(left) < len(state)
         save_file(left, file, metadata={"format": "pt"})
 
-    for part in ("cls." if kind == "bert" else "lm_head", "embeddings.LayerNorm.bias"):
+    without("cls." if kind == "bert" else "lm_head")
+    assert warm_start(tmp_path, **SIZE, **start).config.num_hidden_layers == 2
+    parts = ["embeddings.LayerNorm.bias", "layer.1.attention.self.query.weight"]
+    for part in parts + ["lm_head.layer_norm.weight"] * (kind == "roberta"):
         without(part)
-        if part.startswith("embeddings"):
-            line = "lacks weights of its config: .*LayerNorm.bias: give a whole one"
-            assert_refused(line, warm_start, tmp_path, **SIZE, **start)
-        else:
-            assert warm_start(tmp_path, **SIZE, **start).config.num_hidden_layers == 2
-    without("layer.1.attention.self.query.weight")
-    assert_refused("lacks weights of its config", warm_start, tmp_path, **SIZE, **start)
-    if kind == "roberta":
-        without("lm_head.layer_norm.weight")
-        assert_refused("lacks weights of its config", warm_start, tmp_path, **SIZE, **start)
+        line = f"lacks weights of its config: .*{part}: give a whole one"
+        assert_refused(line, warm_start, tmp_path, **SIZE, **start)

@@ -2,7 +2,6 @@
 
 
 def rows(*charts):
-    """Returns every row of data that panels draw."""
     return [
         row for chart in charts for data in chart.to_dict()["datasets"].values() for row in data
     ]

@@ -149,7 +149,6 @@ def _masked_long(noise):
 
 
 def records():
-    """Synthetic records of all five models."""
     exact = _cell("exact", {}, 49.0, 49.0, 0.0, 0.0)
     short = record("masked_short", "masked", "exponential", 64, [exact])
     causal = [_causal(kernel, rate) for kernel, rate in KERNEL_RATES.items()]

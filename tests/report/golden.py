@@ -20,10 +20,9 @@ from value_aware_study.report.contents import report_page
 from value_aware_study.report.records import read
 
 KEPT = Path(__file__).parent / "golden"
+# Tables whose Markdown is kept next to their numbers: each has columns that no other one has
 LAID_OUT = ("claims", "hero", "table_1", "table_2", "table_3", "table_4", "trained")
-"""Tables whose Markdown is kept next to their numbers: each has columns that no other one has"""
-LINES = 40
-"""Number of a file's lines that are kept; the lines beyond are kept as a sha256."""
+LINES = 40  # of a file that are kept; the lines beyond are kept as a sha256
 UNITS = np.array([0.9, 1.0, 1.1, 0.95, 1.05, 1.0])
 
 
@@ -70,7 +69,6 @@ def variants():
 
 
 def stages(folder):
-    """Writes the files that the stages of the pipeline would write."""
     records = [with_baselines(with_units(content)) for content in evaluated.records()]
     tiny = probed(("exponential", "elu"))
     gaps = (gap_cell(layer, degree, 4, {"4": 2 + degree}) for layer in (0, 1) for degree in (0, 2))
@@ -105,7 +103,6 @@ def places(folder):
 
 
 def page(folder):
-    """Builds the run's page as the app does."""
     return report_page(read(places(folder)))
 
 
@@ -120,7 +117,6 @@ def kept(page) -> Iterator[tuple[str, str]]:
 
 
 def headings(page) -> Iterator[str]:
-    """Yields the title of every part of the page, in order."""
     yield f"# {page.title}"
     for section in page.every_section():
         yield f"## {section.title} #{section.name}"
@@ -139,7 +135,6 @@ def shortened(text: str) -> str:
 
 
 def renew(texts):
-    """Replaces the kept files."""
     for file in KEPT.glob("*"):
         file.unlink()
     for name, text in texts.items():

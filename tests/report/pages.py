@@ -26,12 +26,10 @@ def numbers() -> pd.DataFrame:
 
 
 def as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    """Formats numbers with two decimals and thousands separators."""
     return frame.map(lambda cell: cell if isinstance(cell, str) else f"{cell:,.2f}")
 
 
 def exploration() -> Exploration:
-    """Builds an exploration of two layers with one head each."""
 
     def query(place: int, error: float) -> Query:
         single = (Kept((0,), (100,), error), Kept((place,), (100,), None))

@@ -23,7 +23,6 @@ def cell(approximation, parameters, budget, layer_error, value):
 
 
 def survey_record(task="causal", **more):
-    """Builds a SYNTHETIC record of one model at two budgets."""
     cells = [cell("exact", {}, None, 0.0, 100.0)]
     for budget in (16, 64):
         cells += [
@@ -48,7 +47,6 @@ def survey_record(task="causal", **more):
 
 
 def survey_results(task="causal", **more):
-    """Returns the results of one such record."""
     return Results.of([survey_record(task, **more)])
 
 

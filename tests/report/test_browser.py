@@ -11,7 +11,7 @@ from surveyed import survey_record
 from synthetic import probed, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
-from value_aware_study.report.contents import report_page, write_probe
+from value_aware_study.report.contents import report_page
 from value_aware_study.report.frame import Results
 from value_aware_study.report.page import write_page
 
@@ -121,28 +121,21 @@ def test_a_print_has_the_notes_and_no_controls(opened: Any) -> None:
     assert explorer.evaluate("one => getComputedStyle(one).appearance") == "none"
 
 
-def test_a_heading_sorts_by_number(opened: Any) -> None:
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [("2.50", "1,031.1"), ("−3.0 (−4 to 2)", "2"), ("× 0.5", "× 1.2"), ("<.01", ".2"), ("9", "–")],
+)
+def test_a_heading_sorts_by_number(opened: Any, less: str, more: str) -> None:
+    column = opened.locator("#models-table td:nth-child(2)")
+    for place, text in enumerate((more, less)):
+        column.nth(place).evaluate("(cell, text) => (cell.textContent = text)", text)
     heading = opened.locator("#models-table th", has_text="error")
-    column = opened.locator("#models-table td:nth-child(2)")
     heading.locator("button").focus()
-    opened.keyboard.press("Enter")
-    assert column.all_inner_texts() == ["2.50", "1,031.12"]
-    assert heading.get_attribute("aria-sort") == "ascending"
-    opened.keyboard.press("Enter")
-    assert column.all_inner_texts() == ["1,031.12", "2.50"]
-    assert heading.get_attribute("aria-sort") == "descending"
-
-
-def test_what_begins_with_a_sign_is_a_number(opened: Any) -> None:
-    column = opened.locator("#models-table td:nth-child(2)")
-    for less, more in [("−3.0 (−4 to 2)", "2"), ("× 0.5", "× 1.25"), ("<.01", ".2"), ("9", "–")]:
-        column.nth(0).evaluate("(cell, text) => (cell.textContent = text)", more)
-        column.nth(1).evaluate("(cell, text) => (cell.textContent = text)", less)
-        heading = opened.locator("#models-table th", has_text="error")
-        while heading.get_attribute("aria-sort") != "ascending":
-            heading.locator("button").click()
-        assert column.all_inner_texts() == [less, more]
-        heading.locator("button").click()
+    for order, texts in (("ascending", [less, more]), ("descending", [more, less])):
+        opened.keyboard.press("Enter")
+        assert heading.get_attribute("aria-sort") == order
+        # what is unknown stands last
+        assert column.all_inner_texts() == ([less, more] if more == "–" else texts)
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
@@ -167,38 +160,30 @@ def test_a_figure_is_saved_in_light_colours(opened: Any, form: str, begins: byte
     assert b"var(--blue)" not in content
 
 
-def test_the_explorer_shows_what_is_kept(opened: Any) -> None:
-    explorer = opened.locator(".explorer")
-    rows = explorer.locator(".row")
-    chosen = explorer.locator(".token[aria-pressed=true]")
-    assert rows.count() == 3
-    explorer.locator("button.token").last.click()
-    assert chosen.inner_text().split() == ["bank", ".20"] and chosen.evaluate(FOCUSED)
-    explorer.locator("select[name='keys kept']").select_option("0")
-    assert "1 key, error left 175%" in rows.nth(1).inner_text()
-    assert "output is zero" in rows.nth(2).inner_text()
-    explorer.locator("select[name=layer]").select_option("0")
-    assert "error left 25%" in rows.nth(1).inner_text()
-    chosen.focus()
-    opened.keyboard.press("ArrowRight")
-    assert chosen.inner_text().split() == ["the", ".50"] and chosen.evaluate(FOCUSED)
-    explorer.locator("select[name=model]").select_option(label="second")
-    assert explorer.locator("select[name=layer]").input_value() == "0"
-
-
-def test_the_explorer_opens_on_the_hardest_token_and_lists_others(opened: Any) -> None:
+def test_the_explorer_opens_on_the_hardest_token_and_shows_what_is_kept(opened: Any) -> None:
     explorer = opened.locator(".explorer")
     hardest = explorer.get_by_role("list", name="Hardest tokens").get_by_role("button")
-    chosen = explorer.locator(".token[aria-pressed=true]")
+    chosen, rows = explorer.locator(".token[aria-pressed=true]"), explorer.locator(".row")
     texts = ["the layer 3, head 0: 175% → 0.0%", "the layer 0, head 0: 25% → 0.0%"]
-    assert hardest.all_inner_texts() == texts
+    assert hardest.all_inner_texts() == texts and rows.count() == 3
     assert hardest.first.get_attribute("aria-pressed") == "true"
     assert "(median query of the model: 175% → 1.0%)" in explorer.inner_text()
     explorer.locator("button.token").last.click()
+    assert chosen.inner_text().split() == ["bank", ".20"] and chosen.evaluate(FOCUSED)
     hardest.last.focus()
     opened.keyboard.press("Enter")
-    assert explorer.locator("select[name=layer]").input_value() == "0"
     assert chosen.inner_text().split() == ["the", ".50"] and hardest.last.evaluate(FOCUSED)
+    explorer.locator("select[name='keys kept']").select_option("0")
+    assert "1 key, error left 25%" in rows.nth(1).inner_text()
+    assert "output is zero" in rows.nth(2).inner_text()
+    explorer.locator("select[name=layer]").select_option(label="3")
+    assert "error left 175%" in rows.nth(1).inner_text()
+    chosen.focus()
+    for key, texts in (("ArrowLeft", ["bank", ".20"]), ("ArrowRight", ["the", ".50"])):
+        opened.keyboard.press(key)
+        assert chosen.inner_text().split() == texts and chosen.evaluate(FOCUSED)
+    explorer.locator("select[name=model]").select_option(label="second")
+    assert explorer.locator("select[name=layer]").input_value() == "0"
 
 
 def test_the_address_names_what_the_explorer_shows(opened: Any, report: Path) -> None:
@@ -228,30 +213,23 @@ def test_the_address_names_what_the_explorer_shows(opened: Any, report: Path) ->
     assert shown() == ["second", "0", "0", "1", "b\n.30"]
 
 
-def test_a_sentence_stands_for_the_explorer_without_javascript(browser: Any, report: Path) -> None:
+@pytest.fixture
+def static(browser: Any) -> Iterator[Any]:
+    """Opens pages without JavaScript."""
     window = browser.new_context(java_script_enabled=False)
-    tab = window.new_page()
-    tab.goto(report.as_uri())
-    assert f"“the {SLY}bank”" in tab.locator(".explorer").inner_text()
+    yield window.new_page()
     window.close()
 
 
-def test_the_page_of_a_probe_has_the_explorer_of_its_model(desktop: Any, tmp_path: Path) -> None:
-    write_probe(probed(), tmp_path, explored=exploration())
-    desktop.goto(f"{(tmp_path / 'index.html').as_uri()}#explorer?layer=3&token=1")
-    desktop.locator(".explorer .row").first.wait_for()
-    assert desktop.locator("select[name=model] option").all_inner_texts() == ["tiny"]
-    assert desktop.locator(".token[aria-pressed=true]").inner_text().split() == [SLY, ".30"]
-    desktop.wait_for_function(
-        "document.querySelector('.explorer').getBoundingClientRect().top < 300"
-    )
+def test_a_sentence_stands_for_the_explorer_without_javascript(static: Any, report: Path) -> None:
+    static.goto(report.as_uri())
+    assert f"“the {SLY}bank”" in static.locator(".explorer").inner_text()
 
 
 @pytest.fixture(scope="module")
 def whole(
     tmp_path_factory: pytest.TempPathFactory, records: Any, training: Any, tokens: Any
 ) -> Path:
-    """Writes the report's page of synthetic records with every exhibit."""
     results = Results.of(
         trained_again(records, 0.5, 2.0),
         training,
@@ -302,23 +280,13 @@ def test_the_contents_list_follows_the_reader_and_folds_the_rest(desktop: Any, w
     assert desktop.locator("nav a[href='#table_1']").inner_text() == "Table 1"
 
 
-def test_a_long_table_shows_ten_rows_until_it_is_unfolded(browser: Any, whole: Path) -> None:
-    window = browser.new_context(java_script_enabled=False)
-    tab = window.new_page()
-    tab.goto(whole.as_uri())
-    article = tab.locator("article[data-exhibit=table_1]")
-    assert article.locator("tbody tr:visible").count() == 10
+def test_a_long_table_shows_ten_rows_until_it_is_unfolded(static: Any, whole: Path) -> None:
+    static.goto(whole.as_uri())
+    article = static.locator("article[data-exhibit=table_1]")
+    rows, visible = (article.locator(f"tbody tr{state}") for state in ("", ":visible"))
+    assert visible.count() == 10
     article.locator(".more summary").click()
-    assert article.locator("tbody tr:visible").count() == article.locator("tbody tr").count() > 12
-    window.close()
-
-
-def test_a_folded_exhibit_is_drawn_once_it_is_opened(desktop: Any, whole: Path) -> None:
-    desktop.goto(f"{whole.as_uri()}#figure_8")
-    article = desktop.locator("article[data-exhibit=figure_8]")
-    assert article.locator("svg").count() == 0
-    article.locator(".folded > summary").click()
-    article.locator("svg").wait_for()
+    assert visible.count() == rows.count() > 12
 
 
 def every_figure(browser: Any, page: Path, width: int = 1400) -> Any:
@@ -356,24 +324,11 @@ def test_every_mark_says_a_sentence(each: Any, whole: Path) -> None:
     of_chart = tab.evaluate(HOVER)
     assert [name for name, sentences in of_chart.items() if not sentences] == []
     wrong = re.compile(r"null|undefined|\bnan\b|\n", re.IGNORECASE)
-    assert [
-        sentence for some in of_chart.values() for sentence in some if wrong.search(sentence)
-    ] == []
-    [first] = [
-        sentence
-        for sentence in of_chart["figure_2-chart-1"]
-        if sentence.startswith("paper, elu, r = 1:")
-    ][:1]
-    assert first == "paper, elu, r = 1: +3.92 nats"
-    tab.close()
-
-
-def test_the_mark_nearest_to_the_pointer_speaks(each: Any, whole: Path) -> None:
-    tab = each.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto(f"{whole.as_uri()}#figure_2")
+    assert not [text for some in of_chart.values() for text in some if wrong.search(text)]
+    assert "paper, elu, r = 1: +3.92 nats" in of_chart["figure_2-chart-1"]
     chart = tab.locator("#figure_2-chart-1")
-    chart.locator(".role-mark path").first.wait_for()
-    place = chart.bounding_box()
+    chart.scroll_into_view_if_needed()
+    place = chart.bounding_box()  # the mark nearest to the pointer speaks
     tab.mouse.move(place["x"] + place["width"] / 2, place["y"] + 40)
     tab.locator("#vg-tooltip-element.visible").get_by_text(", r = ").wait_for()
     tab.close()
@@ -411,20 +366,22 @@ CUT = """() => [...document.querySelectorAll(".chart svg")].flatMap((svg) => {
 })"""
 
 
+WIDE = """[...document.querySelectorAll(".scroll")]
+  .filter((one) => one.scrollWidth > one.clientWidth)
+  .map((one) => one.closest("article").dataset.exhibit)"""
+WIDTHS = """[...new Set(
+  [...document.querySelectorAll("td.words")].map((one) => getComputedStyle(one).minWidth)
+)]"""
+
+
 def test_every_table_fits_a_desktop(desktop: Any, whole: Path) -> None:
     """Those of many columns too, which stand closer on a screen; paper leaves words no room."""
     desktop.goto(whole.as_uri())
     desktop.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one."
-    wide += "clientWidth).map(one => one.closest('article').dataset.exhibit)"
-    assert desktop.evaluate(wide) == []
-    widths = (
-        "[...new Set([...document.querySelectorAll('td.words')].map(one => getComputedStyle(one)."
-    )
-    widths += "minWidth))]"
-    assert len(desktop.evaluate(widths)) == 2
+    assert desktop.evaluate(WIDE) == []
+    assert len(desktop.evaluate(WIDTHS)) == 2
     desktop.emulate_media(media="print")
-    assert desktop.evaluate(widths) == ["0px"]
+    assert desktop.evaluate(WIDTHS) == ["0px"]
 
 
 def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path) -> None:
@@ -443,8 +400,8 @@ def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path)
             place = f"{chart.get_attribute('id')}: {name.text_content()}"
             assert any(paler) and not all(paler) and opacity[2] == opacity[0], place
             clicked.append(place.partition("-")[0])
-    drawn = {"hero", "distance"} | {f"figure_{number}" for number in range(1, 9)}
-    assert drawn | {"model_end_metric", "model_layers", "model_output_error"} <= set(clicked)
+    others = {"hero", "distance", "model_end_metric", "model_layers", "model_output_error"}
+    assert others | {f"figure_{number}" for number in range(1, 9)} <= set(clicked)
     tab.close()
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import stdtrit
-from synthetic import attention, ends, error, gap_cell, output_error, record, skewness
+from synthetic import attention, ends, error, gap_cell, output_error, record, skewness, with_cells
 
+from tests.refusals import assert_refused
 from value_aware_attention.records.record import Baseline, Cell
 from value_aware_study.report.claim import (
     Answer,
@@ -96,24 +97,22 @@ def test_a_verdict_is_no_firmer_than_its_findings_and_says_where_some_are_missin
 
 
 def test_after_holm_only_what_it_leaves_decided_counts():
-    sure, own, against = (
+    sure, near, against = (
         Finding("s", holds, p_holm=p) for holds, p in ((True, 0.05), (True, 0.06), (False, 0.9))
     )
-    assert [finding.mark for finding in (sure, own, against)] == ["✓", "(✓)", "(✗)"]
-    for findings, verdict, after in (
-        ([sure, own], HOLDS, OPEN),
-        ([sure, against], OPPOSED, OPEN),
-        ([sure, sure], HOLDS, HOLDS),
-    ):
-        answer = Answer("claim", findings)
-        assert (answer.verdict, answer.after_holm) == (verdict, after)
+    assert [finding.mark for finding in (sure, near, against)] == ["✓", "(✓)", "(✗)"]
+    answers = [Answer("claim", [sure, other]) for other in (near, against, sure)]
+    verdicts = [(answer.verdict, answer.after_holm) for answer in answers]
+    assert verdicts == [(HOLDS, OPEN), (OPPOSED, OPEN), (HOLDS, HOLDS)]
 
 
 def test_holm_multiplies_the_smallest_by_their_number_and_keeps_the_order():
-    levels = [0.04, None, 0.01, 0.03, 0.011]
-    corrected = [finding.p_holm for finding in holm([Finding("s", True, p=p) for p in levels])]
-    assert corrected == [0.06, None, 0.04, 0.06, 0.04]
-    assert holm([Finding("s", True, p=0.8), Finding("s", True, p=0.9)])[0].p_holm == 1.0
+    for levels, corrected in (
+        ([0.04, None, 0.01, 0.03, 0.011], [0.06, None, 0.04, 0.06, 0.04]),
+        ([0.8, 0.9], [1.0, 1.0]),
+    ):
+        findings = holm([Finding("s", True, p=p) for p in levels])
+        assert [finding.p_holm for finding in findings] == corrected
 
 
 @pytest.mark.parametrize("spread", [None, Spread(0.3, 3), Spread(0.001, 3)])
@@ -178,11 +177,10 @@ def test_the_papers_share_of_keys_is_asked_of_sequences_of_another_length(length
     assert [finding.what for finding in claim.findings] == whats
 
 
-def test_the_masked_models_are_held_to_the_first_claim_too():
-    good, bad = cell(BY_OUTPUT, 0.6, 0.01, r=1), cell(BY_WEIGHT, 0.7, r=1)
-    assert verdict([masked("long", good, bad), masked("short", good, bad)], "One value") == HOLDS
-    turned = masked("short", cell(BY_OUTPUT, 0.7, r=1), cell(BY_WEIGHT, 0.6, 0.01, r=1))
-    assert verdict([masked("long", good, bad), turned], "One value") == OPPOSED
+@pytest.mark.parametrize(("short", "expected"), [(0.1, HOLDS), (-0.1, OPPOSED)])
+def test_the_masked_models_are_held_to_the_first_claim_too(short, expected):
+    records = [one_key(0.1, masked, "long", 0.01), one_key(short, masked, "short", 0.01)]
+    assert verdict(records, "One value") == expected
 
 
 @pytest.mark.parametrize(("error", "expected"), [(1e-6, HOLDS), (1e-3, OPPOSED)])
@@ -239,31 +237,25 @@ def test_two_kernels_of_which_either_is_flatter_in_some_training_are_open():
     once = kernels_losing(0.1, 0.9, 0.5)
     again = renamed(kernels_losing(0.1, 0.9, 0.5, keys=(50, 100, 200)), "second")
     (answer,) = (answer for answer in found_in([*once, *again]) if "Flatter" in answer.claim)
-    findings = {finding.label: finding for finding in answer.findings}
-    assert {finding.trainings for finding in findings.values()} == {2}
-    assert findings["polynomial / exponential"].holds and findings["elu / exponential"].holds
-    assert findings["polynomial / elu"].holds is None
-    assert "trainings differ in which should be larger" in findings["polynomial / elu"].sentence
+    holds = {finding.label: finding.holds for finding in answer.findings}
+    either = "polynomial / elu"
+    assert holds == {either: None, "polynomial / exponential": True, "elu / exponential": True}
+    (torn,) = (finding for finding in answer.findings if finding.label == either)
+    assert torn.trainings == 2
+    assert "trainings differ in which should be larger" in torn.sentence
 
 
 def test_kernels_are_compared_within_a_training_and_are_open_where_trainings_disagree():
-    once, other = kernels_losing(0.1, 0.9, 0.5), kernels_losing(0.9, 0.1, 0.5)
-    again = renamed(other, "second")
-    assert verdict(once, "cost polynomial") == HOLDS
-    assert verdict([*once, *again], "cost polynomial") == OPEN
+    once = kernels_losing(0.1, 0.9, 0.5)
+    torn = [*once, *renamed(kernels_losing(0.9, 0.1, 0.5), "second")]
     assert verdict([*once, *renamed(once, "second")], "cost polynomial") == HOLDS
-    assert "cost polynomial" in (answer := found_in([*once, *again])[3]).claim
-    assert len(answer.findings) == 6
-    assert {finding.spread.seeds for finding in answer.findings} == {2}
-    notes = [about(found_in(records)) for records in (once, [*once, *again])]
-    assert (
-        "Intervals: 15 over text alone. An interval over text alone is about one training run."
-        in notes[0]
-    )
-    assert (
-        "Intervals: 15 over text and 2 trainings." in notes[1]
-        and "one training run" not in notes[1]
-    )
+    answer = found_in(torn)[3]
+    assert "cost polynomial" in answer.claim and answer.verdict.startswith(OPEN)
+    assert [finding.spread.seeds for finding in answer.findings] == 6 * [2]
+    alone, over_both = (about(found_in(records)) for records in (once, torn))
+    assert "Intervals: 15 over text alone. An interval over text alone is about one t" in alone
+    assert "Intervals: 15 over text and 2 trainings." in over_both
+    assert "one training run" not in over_both
 
 
 def one_key(better, model=causal, name="elu", noise=0.1):
@@ -272,6 +264,12 @@ def one_key(better, model=causal, name="elu", noise=0.1):
     return model(
         name, cell(BY_OUTPUT, exact + 0.2 - better, noise, r=1), cell(BY_WEIGHT, exact + 0.2, r=1)
     )
+
+
+def short_on_longer_text(noise=0.0, counts=100.0):
+    """Builds the short model with its errors on the long model's text."""
+    text = Baseline(**ends(0.5, 0.5, 0.5, 0.5) | units(0.5, noise, counts), length=512)
+    return masked("short", exact=0.9, baselines={"longer_text": text})
 
 
 def trainings_of(model, name, *better):
@@ -296,8 +294,7 @@ def test_a_finding_has_one_interval_over_text_and_trainings_and_the_range_of_see
 
 def test_masked_models_of_a_second_training_are_compared_with_each_other():
     def pair(long, counts):
-        text = Baseline(**ends(0.5, 0.5, 0.5, 0.5) | units(0.5, counts=counts), length=512)
-        return masked("long", exact=long), masked("short", baselines={"longer_text": text})
+        return masked("long", exact=long), short_on_longer_text(counts=counts)
 
     firsts, seconds = pair(0.40, 100.0), pair(0.41, 100.0)
     (both,) = found_in([*firsts, *renamed(seconds, "second")])[7].findings
@@ -314,23 +311,19 @@ def test_a_model_trained_once_has_the_published_spread_as_its_margin():
     spread = Spread(0.02, 3, "hours")
     results = Results.of([once], spreads={("OVA 1 against OVO 1", "elu"): spread})
     (finding,) = answers(results)[0].findings
-    assert finding.over == "text, and training spread of hours" and finding.spread == spread
     half = margin(0.1 / np.sqrt(29), 30, spread, 1)
     assert np.log(finding.high) == pytest.approx(-0.1 + half)
     assert half > margin(0.1 / np.sqrt(29), 30, None, 1)
     _, findings = claims.claims(results)
     assert findings.table.data[["spread", "seeds"]].iloc[0].tolist() == [0.02, 3]
-    assert findings.table.display["interval over"][0] == finding.over
+    assert findings.table.display["interval over"][0] == "text, and training spread of hours"
 
 
 def test_the_spread_of_a_published_run_is_read_from_its_findings_and_counts(tmp_path):
     def run(lost, keys):
         counted = {"5gram": Baseline(**ends(2, 2, 2, 2) | units(2.0), tokens=7)}
-        models = kernels_losing(0.1, lost, 0.5)
-        return [
-            replace(item, baselines=counted, attention=of_layers(keys=keys + place))
-            for place, item in enumerate(models)
-        ]
+        models = kernels_losing(0.1, lost, 0.5, keys=(keys, keys + 1, keys + 2))
+        return [replace(model, baselines=counted) for model in models]
 
     published = Results.of([*run(0.9, 50), *renamed(run(0.8, 60), "second")])
     folder = tmp_path / "hours"
@@ -338,30 +331,24 @@ def test_the_spread_of_a_published_run_is_read_from_its_findings_and_counts(tmp_
     for exhibit in claims.claims(published):
         (folder / f"{exhibit.name}.csv").write_text(exhibit.table.csv())
     spreads = published_spreads(folder)
-    assert {spread.of for spread in spreads.values()} == {"hours"}
     assert published_spreads(tmp_path / "none") == {}
-    verdicts = published_verdicts(tmp_path)
-    beside = claims.claims(published, verdicts)[0].table.display
+    beside = claims.claims(published, published_verdicts(tmp_path))[0].table.display
     assert list(beside["verdict, hours"]) == list(beside["verdict"])
     results = Results.of(run(0.7, 70), spreads=spreads)
     findings = [item for answer in answers(results) for item in answer.findings]
-    assert {item.over for item in findings} == {"text, and training spread of hours"}
-    assert {item.trainings for item in findings} == {1} and {
-        item.spread.seeds for item in findings
-    } == {2}
-    moved = [
-        item.spread.deviation for item in findings if item.label.startswith("polynomial / elu")
-    ]
-    assert moved[0] == pytest.approx(0.1 / np.sqrt(2))
+    over = "text, and training spread of hours"
+    assert {(item.over, item.trainings, item.spread.seeds) for item in findings} == {(over, 1, 2)}
+    moved = next(item for item in findings if item.label.startswith("polynomial / elu"))
+    assert moved.spread.deviation == pytest.approx(0.1 / np.sqrt(2))
     _, strength, _ = claims.claims(results)
     assert set(strength.table.data["seeds"]) == {2}
-    for damaged in ("what,seeds\nx,3\n", "what,model,spread,seeds\nx,elu,y,3\n"):
-        (folder / "findings.csv").write_text(damaged)
-        with pytest.raises(ValueError, match=r"hours/findings\.csv is damaged .*restore it"):
-            published_spreads(folder)
-    (folder / "claims.csv").write_text("claim\nx\n")
-    with pytest.raises(ValueError, match=r"hours/claims\.csv is damaged .*restore it"):
-        published_verdicts(tmp_path)
+    for name, damaged, read, at in (
+        ("findings", "what,seeds\nx,3\n", published_spreads, folder),
+        ("findings", "what,model,spread,seeds\nx,elu,y,3\n", published_spreads, folder),
+        ("claims", "claim\nx\n", published_verdicts, tmp_path),
+    ):
+        (folder / f"{name}.csv").write_text(damaged)
+        assert_refused(rf"hours/{name}\.csv is damaged .*restore it", read, at)
 
 
 @pytest.mark.parametrize(
@@ -411,23 +398,18 @@ def test_orf_and_lsh_against_65_keys_are_means_over_seeds(orf, few, many, expect
 @pytest.mark.parametrize("many", [-0.1, 0.1])
 def test_what_loses_nothing_cannot_be_beaten(many):
     """The claim that LSH beats 65 keys by weight presupposes that these lose against exact."""
-    for exact, untested in ((0.5, False), (0.599, True), (0.7, True)):
-        answer = found_in([replace(long_model(0.1, 0.1, many), cells=of_exact(many, exact))])[6]
+    model = long_model(0.1, 0.1, many)
+    for loss, untested in ((0.5, False), (0.599, True), (0.7, True)):
+        exact = cell("exact", loss, 0.02)
+        answer = found_in([replace(model, cells=(exact, *model.cells[1:]))])[6]
         assert (answer.verdict == UNTESTED == answer.after_holm) is untested
         assert answer.remark.startswith("It presupposes a loss, OVO 65 against exact: masked long ")
-        assert len(answer.findings) == 1 and answer.findings[0].holds is (many < 0)
-
-
-def of_exact(many, loss):
-    """Builds the long model's cells beside another exact attention, whose loss is noisy."""
-    _, *cells = long_model(0.1, 0.1, many).cells
-    return (cell("exact", loss, 0.02), *cells)
+        assert [finding.holds for finding in answer.findings] == [many < 0]
 
 
 def test_a_claim_says_what_its_verdict_does_not():
     long, short = one_key(0.05, masked, "long"), one_key(0.05, masked, "short")
-    text = Baseline(**ends(0.5, 0.5, 0.5, 0.5) | units(0.6, 0.01), length=512)
-    short = replace(short, baselines={"longer_text": text})
+    short = replace(short, baselines=short_on_longer_text(0.01).baselines)
     training = {
         "masked_long": {"tokens": 17, "hyperparameters": {"initialisation": "masked_short"}},
         "masked_short": {"tokens": 100, "hyperparameters": {"initialisation": "random"}},
@@ -447,27 +429,11 @@ def test_a_claim_says_what_its_verdict_does_not():
     assert flat.remark.endswith("over trainings: polynomial 200, elu 100, exponential 50.")
 
 
-def test_the_interval_is_of_the_mean_over_trainings_in_each_unit():
-    """Noise that the trainings do not share shrinks in their mean; what they share does not."""
-
-    def half(*noises):
-        trainings = [one_key(0.1, noise=noise) for noise in noises]
-        names = zip(trainings, ("", "_second", "_third"), strict=False)
-        models = [replace(record, model=record.model + name) for record, name in names]
-        (finding,) = found_in(models)[0].findings
-        return np.log(finding.high / finding.low) / 2
-
-    assert half(0.1, -0.1) == pytest.approx(0, abs=1e-9) and half(0.1, 0.1) == half(0.1)
-
-
 def test_trainings_on_other_text_are_not_compared():
-    again = one_key(0.1, name="elu_second")
-    short = tuple(
-        replace(c, unit_totals=c.unit_totals[:9], unit_counts=c.unit_counts[:9])
-        for c in again.cells
-    )
-    again = replace(again, kernel="elu", cells=short)
-    (finding,) = found_in([one_key(0.1), again])[0].findings
+    once = one_key(0.1)
+    fewer = {name: getattr(once.cells[0], name)[:9] for name in ("unit_totals", "unit_counts")}
+    again = renamed([with_cells(once, lambda cell: replace(cell, **fewer))], "second")
+    (finding,) = found_in([once, *again])[0].findings
     assert finding.holds is None and finding.sentence == "elu not compared: other text"
     fewer = np.ones(3)
     layers = [Effect("flatter", "all", "correlation", fewer[:n], fewer[:n]) for n in (3, 2)]
@@ -479,25 +445,18 @@ def test_trainings_on_other_text_are_not_compared():
     ("long", "noise", "expected"), [(0.4, 0.1, HOLDS), (0.49, 0.1, OPEN), (0.6, 0.1, OPPOSED)]
 )
 def test_long_and_short_are_compared_on_the_same_masked_tokens(long, noise, expected):
-    def on_text(counts):
-        text = Baseline(**ends(0.5, 0.5, 0.5, 0.5) | units(0.5, noise, counts), length=512)
-        return masked("short", exact=0.9, baselines={"longer_text": text})
-
-    short, other = on_text(100.0), on_text(99.0)
-    assert verdict([masked("long", exact=long), short], "long sequences") == expected
-    records = [masked("long", exact=long), other]
-    assert verdict(records, "long sequences") == OPEN
-    assert (
-        found_in(records)[7].lines()[0].endswith(": exact attention not compared: other targets ?")
-    )
-    assert verdict([masked("long", exact=long), masked("short")], "long seq") == "not measured"
+    model = masked("long", exact=long)
+    assert verdict([model, short_on_longer_text(noise)], "long sequences") == expected
+    answer = found_in([model, short_on_longer_text(noise, 99.0)])[7]
+    assert answer.verdict.startswith(OPEN)
+    assert answer.lines()[0].endswith(": exact attention not compared: other targets ?")
+    assert verdict([model, masked("short")], "long seq") == "not measured"
 
 
 def test_without_records_nothing_is_measured_and_every_claim_is_listed():
     answered = found_in([causal("elu")])
-    assert len(answered) == len(CLAIMS) == 9
-    assert {answer.verdict for answer in answered} == {"not measured"}
-    assert all(answer.published for answer in answered)
+    assert [answer.verdict for answer in answered] == len(CLAIMS) * ["not measured"]
+    assert len(CLAIMS) == 9 and all(answer.published for answer in answered)
 
 
 def test_a_single_unit_decides_nothing():

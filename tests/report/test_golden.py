@@ -6,8 +6,10 @@ Renew them: RENEW=1 pytest tests/report/test_golden.py
 import os
 
 import golden
+import pytest
 
 
+@pytest.mark.slow
 def test_the_page_of_the_synthetic_run_is_the_kept_one(tmp_path):
     golden.stages(tmp_path / "run")
     texts = dict(golden.kept(golden.page(tmp_path / "run")))

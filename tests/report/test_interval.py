@@ -17,8 +17,8 @@ from value_aware_study.report.claim import Effect, Spread, margin, over_training
 
 Array = NDArray[np.float64]
 TIMES = 3000
-WITHIN = 3 * np.sqrt(0.95 * 0.05 / TIMES)
-"""Monte-Carlo error of a share of 95%"""
+WITHIN = 3 * np.sqrt(0.95 * 0.05 / TIMES)  # Monte-Carlo error of a share of 95%
+# Standard deviation of a training's mean by text b, training a, and their interaction c
 REGIMES = {
     "text alone": (1.0, 0.0, 0.0),
     "trainings alone": (0.0, 1.0, 0.0),
@@ -29,9 +29,8 @@ REGIMES = {
     "all three": (1.0, 1.0, 1.0),
     "mostly interaction": (0.3, 0.5, 1.0),
 }
-"""Standard deviation of a training's mean by text b, training a, and their interaction c"""
+# Trainings and units; a single training has the spread of three others.
 DESIGNS = ((3, 96), (3, 64), (3, 24), (1, 96))
-"""Trainings and units; a single training has the spread of three others."""
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
@@ -47,15 +46,15 @@ def skewed(random: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return random.exponential(size=shape) - 1
 
 
+# How units (text and interaction) and trainings are drawn, with a standard deviation of 1
 NOISE: dict[str, tuple[Draw, Draw]] = {
     "normal": (normal, normal),
     "heavy tails": (heavy, normal),
     "trainings with heavy tails": (heavy, heavy),
     "skewed": (skewed, normal),
 }
-"""How units (text and interaction) and trainings are drawn, with a standard deviation of 1"""
+# Noise for which the rule was chosen; under the others no rule of the three holds 95%
 HELD = ("normal", "heavy tails")
-"""Noise for which the rule was chosen; under the others no rule of the three holds 95%"""
 
 
 def simulated(
@@ -112,10 +111,12 @@ def shares() -> Array:
     )
 
 
+@pytest.mark.slow
 def test_the_rule_holds_95_of_100_effects_in_every_regime(shares: Array) -> None:
     assert shares[:, 1].min() > 0.95 - WITHIN
 
 
+@pytest.mark.slow
 def test_no_other_rule_is_narrower_and_holds_as_many(shares: Array) -> None:
     """The pooled error holds more than it should; Satterthwaite's degrees of freedom too few."""
     assert np.all(shares[:, 0] >= shares[:, 1])
@@ -137,6 +138,7 @@ def test_a_finding_has_the_interval_of_the_rule(trainings: int, units: int) -> N
     assert margin(error, units, finding.spread, trainings) == pytest.approx(half)
 
 
+@pytest.mark.slow
 def test_under_other_noise_no_rule_holds_more_but_the_one_that_is_never_narrower() -> None:
     for noise in set(NOISE) - set(HELD):
         cells = [
@@ -148,7 +150,6 @@ def test_under_other_noise_no_rule_holds_more_but_the_one_that_is_never_narrower
 
 
 def main() -> None:
-    """Prints the coverage of each rule, least and most over designs, and the mean width."""
     for noise, regime in product(NOISE, REGIMES):
         cells = [coverage(*design, regime, noise, 20_000) for design in DESIGNS]
         held, width = (np.array([cell[place] for cell in cells]) for place in (0, 1))

@@ -4,6 +4,7 @@ import altair as alt
 import pytest
 import vl_convert
 
+from tests.refusals import assert_refused
 from tests.report.pages import MARKS, numbers
 from value_aware_study.report import charts, look
 
@@ -31,8 +32,7 @@ def test_colours_are_seen_on_both_grounds(theme: int) -> None:
 
 
 def test_a_colour_that_is_none_of_the_series_is_refused() -> None:
-    with pytest.raises(ValueError, match="'red' is not a colour of a series; they are blue"):
-        look.Mark.of("red")
+    assert_refused("'red' is not a colour of a series; they are blue", look.Mark.of, "red")
 
 
 def test_dots_are_sorted_and_published_values_are_hollow() -> None:

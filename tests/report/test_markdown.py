@@ -23,31 +23,27 @@ def test_what_would_be_markup_is_escaped_and_lines_are_one() -> None:
     assert escaped("a & b &lt;") == "a &amp; b &amp;lt;"
 
 
-def check(folder: Path) -> None:
-    """Checks that all rows of a table have as many cells and no markup of the data is left."""
-    texts = {file.name: file.read_text() for file in folder.glob("*.md")}
-    assert any("&lt;img" in text for text in texts.values())
-    for name, text in texts.items():
-        assert "<img" not in text and "\n# head" not in text and "[a](" not in text, name
-        rows = [line.replace(r"\\", "").replace(r"\|", "") for line in text.splitlines()]
-        assert len({row.count("|") for row in rows if row.startswith("|")}) <= 1, name
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_names_and_descriptions_of_a_report(
     records: list[Record], training: dict, tokens: dict, tmp_path: Path
 ) -> None:
+    """All rows of a table have as many cells, and no markup of the data is left."""
+    few = [content for content in records if content.model in ("causal_elu", "masked_short")]
     sly = [
         replace(content, model=content.model + SLY, text=replace(content.text, description=SLY))
-        for content in records
+        for content in few
     ]
     metrics = {name + SLY: content | {"model": name + SLY} for name, content in training.items()}
     sources = {f"{SLY} {name}": counts for name, counts in tokens["sources"].items()}
     probe = replace(probed(), model=SLY)
     results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[probe])
     write_page(report_page(results), tmp_path)
-    check(tmp_path)
     assert SAFE in (tmp_path / "hero.md").read_text()
+    for file in tmp_path.glob("*.md"):
+        text = file.read_text()
+        assert "<img" not in text and "\n# head" not in text and "[a](" not in text, file.name
+        rows = [line.replace(r"\\", "").replace(r"\|", "") for line in text.splitlines()]
+        assert len({row.count("|") for row in rows if row.startswith("|")}) <= 1, file.name
 
 
 def test_a_model_card() -> None:

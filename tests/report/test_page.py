@@ -8,6 +8,7 @@ from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,13 +71,10 @@ def elements(report: Path) -> Elements:
     return Elements((report / "index.html").read_text(encoding="utf-8"))
 
 
-def test_the_report_is_this_set_of_files(report: Path) -> None:
-    assert set(contents(report)) == FILES
-
-
 def test_the_same_page_gives_the_same_bytes(report: Path, tmp_path: Path) -> None:
     write_page(small_page(), tmp_path)
     assert contents(tmp_path) == contents(report)
+    assert set(contents(report)) == FILES
 
 
 def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
@@ -114,6 +112,7 @@ def test_titles_names_and_tokens_are_escaped(report: Path, elements: Elements) -
     assert content(elements, "models")["csv"].startswith(f"model,error\n{SLY},")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_long_table_is_in_a_file_beside_the_page(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,9 +125,8 @@ def test_a_long_table_is_in_a_file_beside_the_page(
     links = {attributes["href"] for tag, attributes in page_elements.found if tag == "a"}
     for name in ("hero", "picked", "models"):
         assert f"{name}.csv" in links and "csv" not in content(page_elements, name)
-    assert (
-        sum("data-save" in attributes for _, attributes in page_elements.found) == 4
-    )  # of the two figures
+    saves = [attributes for _, attributes in page_elements.found if "data-save" in attributes]
+    assert len(saves) == 4  # of the two figures
 
 
 def test_a_failed_report_leaves_the_old_one(
@@ -137,44 +135,44 @@ def test_a_failed_report_leaves_the_old_one(
     write_page(Page("old", "", []), tmp_path)
     (tmp_path / "mine.txt").write_text("kept")
     before = contents(tmp_path)
-
-    def fail(*_: object) -> bytes:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(page_module, "png", fail)
+    monkeypatch.setattr(page_module, "png", Mock(side_effect=OSError("disk full")))
     assert_refused("disk full", write_page, page, tmp_path, error=OSError)
     assert contents(tmp_path) == before
 
 
+@pytest.fixture
+def less(page: Page) -> Page:
+    return Page(page.title, page.lead, page.sections[1:])
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_what_an_earlier_page_wrote_goes_and_files_of_others_stay(
-    page: Page, tmp_path: Path
+    page: Page, less: Page, tmp_path: Path
 ) -> None:
     write_page(page, tmp_path, {"caches.json": "{}"})
     (tmp_path / "mine.csv").write_text("mine")
     (tmp_path / "picked.md").write_text("changed by hand")
-    write_page(Page(page.title, page.lead, page.sections[1:]), tmp_path)
+    write_page(less, tmp_path)
     assert set(contents(tmp_path)) == {
         *("index.html", "models.csv", "models.md", "explorer.json", "SHA256SUMS"),
         *("mine.csv", "picked.md"),
     }
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_killed_while_its_files_appear_is_replaced_by_the_next(
-    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, less: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_page(page, tmp_path)
-    less = Page(page.title, page.lead, page.sections[1:])
-    move = os.replace
 
     def killed(file: Path, target: Path) -> None:
         if file.name != "SHA256SUMS":
-            raise KeyboardInterrupt
-        move(file, target)
+            raise KeyboardInterrupt("killed")
+        file.rename(target)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            write_page(less, tmp_path)
+        assert_refused("killed", write_page, less, tmp_path, error=KeyboardInterrupt)
     write_page(less, tmp_path)
     write_page(page, tmp_path)
     assert set(contents(tmp_path)) == FILES
@@ -197,16 +195,18 @@ def test_a_file_of_somebody_else_is_never_replaced(
     assert contents(tmp_path) == {name: text.encode()}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_without_a_list_is_replaced_and_nothing_is_removed(
-    page: Page, tmp_path: Path
+    page: Page, less: Page, tmp_path: Path
 ) -> None:
     """Earlier versions wrote no list."""
     write_page(page, tmp_path)
     (tmp_path / "SHA256SUMS").unlink()
-    write_page(Page(page.title, page.lead, page.sections[1:]), tmp_path)
+    write_page(less, tmp_path)
     assert set(contents(tmp_path)) == FILES
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_too_large_is_refused_in_one_line(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

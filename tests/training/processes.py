@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,7 @@ def kill(**options: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def while_training(step: int) -> None:
-    _before_batch(step, signal.SIGKILL)
-
-
-def when_asked(step: int) -> None:
-    _before_batch(step, signal.SIGTERM)
-
-
-def _before_batch(step: int, number: signal.Signals) -> None:
+def before_batch(number: signal.Signals, step: int) -> None:
     read = CausalBatches.__getitem__
 
     def patched(batches: CausalBatches, asked: int) -> torch.Tensor:
@@ -118,4 +111,9 @@ def between_names(step: int) -> None:
     CheckpointFiles.save_checkpoint = patched
 
 
-DEATHS = {f.__name__: f for f in (while_training, while_writing, between_names, when_asked)}
+DEATHS = {
+    "while_training": partial(before_batch, signal.SIGKILL),
+    "when_asked": partial(before_batch, signal.SIGTERM),
+    "while_writing": while_writing,
+    "between_names": between_names,
+}

@@ -1,6 +1,7 @@
 """Checkpoints survive a full disk."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,13 +17,9 @@ def test_the_last_checkpoint_survives_a_full_disk(
     files.folder.mkdir()
     files.save_checkpoint({"global_step": 1}, files.last)
 
-    def full(state: object, file: object) -> None:
-        try:
-            raise OSError(28, "No space left on device")
-        except OSError as error:
-            raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected") from error
-
-    monkeypatch.setattr(torch, "save", full)
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected")
+    error.__cause__ = OSError(28, "No space left on device")
+    monkeypatch.setattr(torch, "save", Mock(side_effect=error))
     with pytest.raises(DiskFull, match=f"^no space left in {files.folder}"):
         files.save_checkpoint({"global_step": 2}, files.last)
     assert [file.name for file in files.folder.iterdir()] == ["last.ckpt"]

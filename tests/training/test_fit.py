@@ -4,13 +4,14 @@ import csv
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from tests.refusals import assert_refused
-from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
+from tests.training.tiny import Batches, causal_module, masked_batch, masked_module, on_the_cpu
 from value_aware_attention.models import TrainedAttention, attend_with
 from value_aware_study.training.fit import fit
 from value_aware_study.training.modules import LanguageModeling, MaskedTraining
@@ -42,9 +43,8 @@ def run(
         checkpoint_every=checkpoint_every,
         checkpoint_folder=folder,
         fingerprint=fingerprint,
-        log_every_n_steps=4,
         logger=logger,
-        **on_the_cpu(**options),
+        **on_the_cpu(**{"log_every_n_steps": 4} | options),
     )
     return curve, train.read
 
@@ -57,12 +57,15 @@ def same(first: State, other: State) -> bool:
     return all(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(tmp_path: Path) -> None:
-    curve, read = run(causal_module(), tmp_path)
-    assert read == list(range(13))
-    assert [point["step"] for point in curve] == [5, 10, 13]
+@pytest.mark.parametrize(("steps", "evaluated"), [(13, [5, 10, 13]), (10, [5, 10])])
+def test_every_step_reads_its_batch_and_evaluations_are_where_they_should(
+    tmp_path: Path, steps: int, evaluated: list[int]
+) -> None:
+    module, before = causal_module(), torch.get_rng_state()
+    curve, read = run(module, tmp_path, steps=steps)
+    assert read == list(range(steps)) and [point["step"] for point in curve] == evaluated
     assert set(curve[0]) == {"step", "loss", "perplexity"}
-    assert [path.name for path in tmp_path.iterdir()] == []
+    assert not list(tmp_path.iterdir()) and torch.equal(torch.get_rng_state(), before)
 
 
 def test_progress_is_a_line_of_the_log(
@@ -82,44 +85,21 @@ def test_progress_is_a_line_of_the_log(
 def test_a_training_whose_model_could_not_be_written_is_not_taken_again(
     tmp_path: Path, evaluate_every: int
 ) -> None:
-    def fails(curve: object) -> None:
-        raise OSError("no room for the model")
-
-    assert_refused(
-        "no room",
-        run,
-        causal_module(),
-        tmp_path,
-        error=OSError,
-        evaluate_every=evaluate_every,
-        save=fails,
-    )
-    saved: list[object] = []
-    module = causal_module()
-    curve, read = run(module, tmp_path, evaluate_every=evaluate_every, save=saved.append)
-    assert read == [] and saved == [curve] and not list(tmp_path.iterdir())
-    straight = causal_module()
-    expected, _ = run(straight, tmp_path / "straight", evaluate_every=evaluate_every)
+    often, fails = {"evaluate_every": evaluate_every}, Mock(side_effect=OSError("no room"))
+    assert_refused("no room", run, causal_module(), tmp_path, error=OSError, save=fails, **often)
+    module, straight, save = causal_module(), causal_module(), Mock()
+    curve, read = run(module, tmp_path, save=save, **often)
+    assert read == [] and not list(tmp_path.iterdir())
+    save.assert_called_once_with(curve)
+    expected, _ = run(straight, tmp_path / "straight", **often)
     assert curve == expected and same(module.state_dict(), straight.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_that_an_argument_ended_early_is_not_saved(tmp_path: Path) -> None:
-    saved: list[object] = []
-    assert_refused(
-        "ended after 1 of 13 steps with",
-        run,
-        causal_module(),
-        tmp_path,
-        save=saved.append,
-        fast_dev_run=True,
-    )
-    assert not saved
-
-
-def test_no_evaluation_twice_at_the_end(tmp_path: Path) -> None:
-    curve, _ = run(causal_module(), tmp_path, steps=10)
-    assert [point["step"] for point in curve] == [5, 10]
+    options = {"save": Mock(), "fast_dev_run": True}
+    assert_refused("ended after 1 of 13 steps with", run, causal_module(), tmp_path, **options)
+    options["save"].assert_not_called()
 
 
 class SameBatch(Batches):
@@ -129,7 +109,6 @@ class SameBatch(Batches):
 
 ATTENTIONS = {
     "learned": TrainedAttention("tests.training.tiny.LearnedScale", {"head_dim": 8, "seed": 0}),
-    "fourier": TrainedAttention("value_aware_attention.models.FourierMixing", {}),
     "linear": TrainedAttention(
         "value_aware_attention.models.LinearMixing", {"length": 12, "width": 16, "seed": 0}
     ),
@@ -138,27 +117,18 @@ ATTENTIONS = {
 
 def with_attention(name: str) -> MaskedTraining:
     module = masked_module(dropout=0.0)
-    attend_with(module.model, ATTENTIONS[name])
+    if name in ATTENTIONS:
+        attend_with(module.model, ATTENTIONS[name])
     return module
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked", *ATTENTIONS])
 def test_a_repeated_batch_is_learned_by_heart(tmp_path: Path, kind: str) -> None:
     masked = kind != "causal"
-    if kind in ATTENTIONS:
-        module: LanguageModeling = with_attention(kind)
-    else:
-        module = masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, peak=3e-2)
-    curve = fit(
-        module,
-        SameBatch(60, masked=masked),
-        SameBatch(1, masked=masked),
-        evaluate_every=20,
-        checkpoint_every=1000,
-        checkpoint_folder=tmp_path,
-        fingerprint="",
-        **on_the_cpu(),
-    )
+    module = causal_module(dropout=0.0, peak=3e-2) if not masked else with_attention(kind)
+    settings = {"evaluate_every": 20, "checkpoint_every": 1000, "checkpoint_folder": tmp_path}
+    batches = SameBatch(60, masked=masked), SameBatch(1, masked=masked)
+    curve = fit(module, *batches, **settings, fingerprint="", **on_the_cpu())
     losses = [point["loss"] for point in curve]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 0.5 * 3.7
@@ -201,45 +171,32 @@ def test_a_killed_run_continues_bit_by_bit(
     options |= {"masked": kind.startswith("masked"), "accumulate": accumulate}
     straight, killed, resumed = (MODULES[kind]() for _ in range(3))
     curve, _ = run(straight, tmp_path / "straight", **options)
-    with pytest.raises(KeyError):
-        run(killed, tmp_path / "run", breaks_at=breaks_at, **options)
-    again, read = run(resumed, tmp_path / "run", **options)
+    folder, death = tmp_path / "run", {"breaks_at": breaks_at, "error": KeyError}
+    assert_refused("killed", run, killed, folder, **death, **options)
+    again, read = run(resumed, folder, **options)
     assert read == [step for step in range(resumes_at, 13) for _ in range(accumulate)]
     assert again == curve
     assert same(resumed.state_dict(), straight.state_dict())
-
-
-def test_an_attentions_parameters_are_among_the_weights() -> None:
-    names = with_attention("learned").state_dict()
-    assert sum(name.endswith("approximation.scale") for name in names) == 2
 
 
 @pytest.mark.parametrize("change", [{"fingerprint": "b"}, {"accumulate": 2}])
 def test_a_checkpoint_of_other_settings_is_not_continued(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    with pytest.raises(KeyError):
-        run(causal_module(), tmp_path, breaks_at=8)
+    assert_refused("killed", run, causal_module(), tmp_path, breaks_at=8, error=KeyError)
     assert {path.name for path in tmp_path.iterdir()} == {"last.ckpt", "previous.ckpt"}
     _, read = run(causal_module(), tmp_path, **change)
     assert sorted(set(read)) == list(range(13))
 
 
 def test_dropout_depends_on_the_seed_and_the_step_alone(tmp_path: Path) -> None:
-    modules = [causal_module(seed=3), causal_module(seed=3), causal_module(seed=4)]
-    for number, module in enumerate(modules):
+    states = []
+    for number, seed in enumerate((3, 3, 4)):
+        module = causal_module(seed=seed)
         torch.manual_seed(number)
         run(module, tmp_path)
-    states = [module.state_dict() for module in modules]
-    assert same(states[0], states[1])
-    assert not same(states[0], states[2])
-
-
-def test_the_callers_random_state_is_left_alone(tmp_path: Path) -> None:
-    module = causal_module()
-    before = torch.get_rng_state()
-    run(module, tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
+        states.append(module.state_dict())
+    assert same(states[0], states[1]) and not same(states[0], states[2])
 
 
 def test_what_is_logged_and_at_which_steps(tmp_path: Path) -> None:
@@ -249,8 +206,8 @@ def test_what_is_logged_and_at_which_steps(tmp_path: Path) -> None:
     rows = logged(tmp_path / "logs")
     train = {int(row["step"]): row for row in rows if row["train/loss"]}
     evaluation = {int(row["step"]): row for row in rows if row["evaluation/loss"]}
-    assert list(train) == [4, 8, 12]
-    assert list(evaluation) == [5, 10, 13]
+    assert list(train) == [4, 8, 12] and list(evaluation) == [5, 10, 13]
+    assert "train/model_flops_utilisation" not in rows[0]  # no peak is known
     for step, row in train.items():
         assert float(row["train/learning_rate"]) == pytest.approx(module.schedule(step - 1))
         assert float(row["train/gradient_norm"]) > 0
@@ -263,22 +220,11 @@ def test_what_is_logged_and_at_which_steps(tmp_path: Path) -> None:
 def test_the_gradient_norm_is_that_before_clipping(tmp_path: Path) -> None:
     module = masked_module(dropout=0.0)
     module.make_optimizer = partial(BertAdam, lr=1.0, max_grad_norm=1e-3)
-    train = Batches(1, masked=True)
-    module.loss(train[0]).backward()
+    module.loss(masked_batch(0)).backward()
     expected = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
     module.zero_grad()
-    fit(
-        module,
-        train,
-        Batches(1, masked=True),
-        evaluate_every=1,
-        checkpoint_every=1,
-        checkpoint_folder=tmp_path / "checkpoint",
-        fingerprint="",
-        log_every_n_steps=1,
-        logger=CSVLogger(tmp_path / "logs", name="", version=""),
-        **on_the_cpu(),
-    )
+    logger = CSVLogger(tmp_path / "logs", name="", version="")
+    run(module, tmp_path / "checkpoint", masked=True, steps=1, log_every_n_steps=1, logger=logger)
     (row,) = [row for row in logged(tmp_path / "logs") if row["train/loss"]]
     assert float(row["train/gradient_norm"]) == pytest.approx(float(expected.norm()), rel=1e-4)
 

@@ -12,45 +12,33 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.refusals import assert_refused
 from tests.training.processes import exit_code, start
-from tests.training.test_fit import logged, same
+from tests.training.test_fit import logged, run, same
 from tests.training.tiny import (
     ADAMW,
     VOCABULARY,
-    Batches,
     causal_batch,
     causal_module,
     masked_batch,
     masked_module,
     module_for,
-    on_the_cpu,
 )
 from value_aware_attention.kernels import Elu, Polynomial
 from value_aware_attention.models import CausalLanguageModel
-from value_aware_study.training.fit import fit, missing_compiler, peak_flops_of
-from value_aware_study.training.modules import CausalTraining, LanguageModeling, training_flops
+from value_aware_study.training import fit as fitting
+from value_aware_study.training.fit import missing_compiler, peak_flops_of
+from value_aware_study.training.modules import CausalTraining, LanguageModeling
 from value_aware_study.training.optimizers import InverseSquareRoot
 
 pytestmark = pytest.mark.slow
 
 
-def trained(
-    module: LanguageModeling, folder: Path, *, breaks_at: int | None = None, **trainer: Any
-) -> list[dict[str, float]]:
-    """Trains six steps; returns the learning curve."""
-    masked = not isinstance(module, CausalTraining)
-    return fit(
-        module,
-        Batches(6, masked=masked, breaks_at=breaks_at),
-        Batches(2, masked=masked),
-        evaluate_every=3,
-        checkpoint_every=2,
-        checkpoint_folder=folder / "checkpoints",
-        fingerprint="",
-        log_every_n_steps=2,
-        logger=CSVLogger(folder / "logs", name="", version=""),
-        **on_the_cpu(**trainer),
-    )
+def trained(module: LanguageModeling, folder: Path, **trainer: Any) -> list[dict[str, float]]:
+    logger = CSVLogger(folder / "logs", name="", version="")
+    options = {"steps": 6, "evaluate_every": 3, "checkpoint_every": 2, "log_every_n_steps": 2}
+    options |= {"masked": not isinstance(module, CausalTraining), "logger": logger}
+    return run(module, folder / "checkpoints", **options | trainer)[0]
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -64,26 +52,14 @@ def test_workers_and_checkpointed_activations_change_nothing(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_checkpointed_activations_give_the_same_gradients(masked: bool) -> None:
-    """Dropout is drawn as in the forward pass, though each layer is computed twice."""
-    results, calls = [], []
-    for again in (False, True):
-        module = module_for(masked).train()
-        if again:
-            module.checkpoint_activations()
-        for layer in module.layers():
-            first = next(block for block in layer.modules() if isinstance(block, nn.Linear))
-            first.register_forward_pre_hook(lambda *arguments: calls.append(1))
-        torch.manual_seed(5)
-        loss = module.loss(masked_batch(0) if masked else causal_batch(0))
-        loss.backward()
-        gradients = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-        results.append((loss.detach(), gradients, len(calls)))
-        calls.clear()
-    (loss, gradients, once), (again_loss, again_gradients, twice) = results
-    assert torch.equal(loss, again_loss)
-    assert gradients.keys() == again_gradients.keys() and same(gradients, again_gradients)
-    assert (once, twice) == (2, 4)
+def test_with_checkpointed_activations_each_layer_is_computed_twice(masked: bool) -> None:
+    module, calls = module_for(masked).train(), []
+    module.checkpoint_activations()
+    for layer in module.layers():
+        first = next(block for block in layer.modules() if isinstance(block, nn.Linear))
+        first.register_forward_pre_hook(lambda *call: calls.append(call))
+    module.loss(masked_batch(0) if masked else causal_batch(0)).backward()
+    assert len(calls) == 2 * 2
 
 
 def one_layer() -> CausalTraining:
@@ -105,8 +81,8 @@ def compiled_run(folder: Path) -> None:
     plain, compiled = one_layer(), one_layer()
     names = list(plain.state_dict())
     expected = trained(plain, folder / "plain")
-    with pytest.raises(KeyError):
-        trained(one_layer(), folder, breaks_at=5, compile=True)
+    death = {"breaks_at": 5, "error": KeyError}
+    assert_refused("killed", trained, one_layer(), folder, compile=True, **death)
     curve = trained(compiled, folder, compile=True)
     assert all(part._compiled_call_impl is not None for part in compiled.compiled())
     assert counters["stats"]["unique_graphs"] == 2  # training and evaluation
@@ -128,43 +104,34 @@ def test_without_a_compiler_compiling_is_refused(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
-    missing_compiler.cache_clear()
-    try:
-        with pytest.raises(ValueError, match=r"compile is true, but it needs a C\+\+ compiler"):
-            trained(causal_module(), tmp_path, compile=True)
-    finally:
-        missing_compiler.cache_clear()
+    monkeypatch.setattr(fitting, "missing_compiler", missing_compiler.__wrapped__)  # not cached
+    line = r"compile is true, but it needs a C\+\+ compiler"
+    assert_refused(line, trained, causal_module(), tmp_path, compile=True)
 
 
-def test_what_compiling_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = missing_compiler.__wrapped__
-    find_spec = "value_aware_study.training.fit.find_spec"
-    monkeypatch.setattr(find_spec, lambda name: name == "triton")
-    assert missing("cpu") is None and missing("cuda") is None
-    monkeypatch.setattr(find_spec, lambda name: None)
-    assert missing("cuda") == "it needs Triton and a C compiler on CUDA"
+@pytest.mark.parametrize(
+    ("packages", "line"),
+    [({"triton"}, None), (set(), "it needs Triton and a C compiler on CUDA")],
+)
+def test_what_compiling_needs(
+    packages: set[str], line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "find_spec", lambda name: name in packages)
+    assert missing_compiler.__wrapped__("cuda") == line
 
 
 def test_flops_are_those_that_torch_counts() -> None:
     """Attention is eager, as torch counts no fused attention or fused losses on a CPU."""
-    causal = causal_module(kernel=Polynomial(), dropout=0.0)
-    batch = causal_batch(0)
-    with FlopCounterMode(display=False) as counted:
-        logits = causal.model(batch[:, :-1]).logits
-        cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
-    assert causal.flops(batch, causal.count_targets(batch)) == counted.get_total_flops()
-    masked, rows = masked_module(dropout=0.0), masked_batch(0)
+    causal, masked = causal_module(kernel=Polynomial(), dropout=0.0), masked_module(dropout=0.0)
     masked.model.set_attn_implementation("eager")
-    with FlopCounterMode(display=False) as counted:
-        masked.loss(rows).backward()
-    assert masked.flops(rows, masked.count_targets(rows)) == counted.get_total_flops()
-
-
-def test_flops_of_the_papers_model() -> None:
-    """A token takes 6 x (6 x 12 x 512^2 + 267,744 x 512) + 12 x 6 x 512 x 512 operations."""
-    parameters = 6 * 12 * 512**2 + 267_744 * 512
-    size = {"parameters": parameters, "layers": 6, "width": 512, "length": 512}
-    assert training_flops(**size) == 954_630_144
+    for module, batch in ((causal, causal_batch(0)), (masked, masked_batch(0))):
+        with FlopCounterMode(display=False) as counted:
+            if module is causal:
+                logits = causal.model(batch[:, :-1]).logits
+                cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+            else:
+                masked.loss(batch).backward()
+        assert module.flops(batch, module.count_targets(batch)) == counted.get_total_flops()
 
 
 @pytest.mark.parametrize(
@@ -192,14 +159,6 @@ def test_utilisation_is_logged_where_a_peak_is_known(tmp_path: Path, accumulate:
     for row, numbers in zip(rows, [(0, 1), (3,), (4, 5)], strict=True):
         batches = [masked_batch(number) for number in numbers]
         flops = sum(module.flops(batch, module.count_targets(batch)) for batch in batches)
-        seconds = sum(module.inputs(batch).numel() for batch in batches) / float(
-            row["train/tokens_per_second"]
-        )
-        expected = flops / seconds / 1e9
+        tokens = sum(module.inputs(batch).numel() for batch in batches)
+        expected = flops / 1e9 * float(row["train/tokens_per_second"]) / tokens
         assert float(row["train/model_flops_utilisation"]) == pytest.approx(expected)
-
-
-def test_without_a_peak_the_speed_alone_is_logged(tmp_path: Path) -> None:
-    trained(causal_module(), tmp_path)
-    assert "train/model_flops_utilisation" not in logged(tmp_path / "logs")[0]
-    assert any(row["train/tokens_per_second"] for row in logged(tmp_path / "logs"))

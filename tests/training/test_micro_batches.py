@@ -9,13 +9,13 @@ import pytest
 import torch
 from pytorch_lightning.loggers import CSVLogger
 
+from tests.refusals import assert_refused
 from tests.training.processes import exit_code, start
 from tests.training.test_fit import logged, same
-from tests.training.tiny import Batches, causal_module, masked_module, on_the_cpu
+from tests.training.tiny import Batches, causal_batch, causal_module, masked_module, on_the_cpu
 from value_aware_attention.kernels import Elu
 from value_aware_study.data.batches import rows_of
 from value_aware_study.training.fit import fit
-from value_aware_study.training.modules import LanguageModeling
 
 STEPS = 6
 Result = tuple[dict[str, torch.Tensor], list[dict[str, float]], list[float]]
@@ -29,14 +29,9 @@ class HeldOut(Batches):
         return rows_of(batch, slice(1)) if step == self.count - 1 else batch
 
 
-def module_of(masked: bool) -> LanguageModeling:
-    # no exponential kernel: it has no gradient for the keys' bias, and Adam enlarges what is left
-    return masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, kernel=Elu())
-
-
 def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
-    """Trains; returns weights, learning curve and logged training losses."""
-    module = module_of(masked)
+    # no exponential kernel: it has no gradient for the keys' bias, and Adam enlarges what is left
+    module = masked_module(dropout=0.0) if masked else causal_module(dropout=0.0, kernel=Elu())
     curve = fit(
         module,
         Batches(STEPS, masked=masked),
@@ -57,10 +52,8 @@ def trained(folder: Path, masked: bool, **trainer: Any) -> Result:
 def assert_equal(ours: Result, whole: Result) -> None:
     """Allows for another order of sums, whose rounding Adam's division enlarges at first."""
     torch.testing.assert_close(ours[0], whole[0], rtol=1e-3, atol=2e-5)
-    torch.testing.assert_close(ours[2], whole[2], rtol=2e-6, atol=0)
+    torch.testing.assert_close(ours[1:], whole[1:], rtol=2e-6, atol=0)
     assert len(ours[2]) == STEPS
-    for point, expected in zip(ours[1], whole[1], strict=True):
-        assert point == pytest.approx(expected, rel=2e-6)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -73,7 +66,6 @@ def test_micro_batches_take_the_step_of_their_batch(
 
 
 def share(rank: int, port: int, folder: Path, masked: bool, accumulate: int) -> None:
-    """Trains as one of two processes; each writes its result."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
@@ -87,6 +79,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("masked", "accumulate"), [(False, 1), (True, 1), (True, 2)])
 def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accumulate: int) -> None:
     port = free_port()
@@ -94,30 +87,24 @@ def test_two_processes_take_the_steps_of_one(tmp_path: Path, masked: bool, accum
     assert [exit_code(process) for process in processes] == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     assert_equal(first, trained(tmp_path / "whole", masked))
-    assert same(first[0], second[0])
-    assert first[1] == second[1]
-    assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == []
+    assert same(first[0], second[0]) and first[1] == second[1]
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
-    class Same(Batches):
-        def __getitem__(self, step: int) -> Any:
-            return super().__getitem__(step)[[0, 0]]  # the rows of the two parts are equal
+def test_micro_batches_draw_different_dropout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, first_row, losses = causal_module(dropout=0.5), causal_batch(0)[:1], []
+    compute = module.loss
 
-    losses = []
+    def of_equal_rows(batch: Any, targets: float | None = None) -> torch.Tensor:
+        losses.append(compute(first_row.expand_as(batch), targets))
+        return losses[-1]
 
-    class Recording(type(causal_module())):  # type: ignore[misc]
-        def loss(self, batch: Any, targets: float | None = None) -> torch.Tensor:
-            losses.append(super().loss(batch, targets))
-            return losses[-1]
-
-    module = causal_module(dropout=0.5)
-    module.__class__ = Recording
-    settings = {"evaluate_every": 1, "checkpoint_every": 1, "fingerprint": ""}
-    settings |= {"checkpoint_folder": tmp_path}
-    fit(module, Same(1), HeldOut(1), **settings, **on_the_cpu(accumulate=2))
-    assert len(losses) == 2
-    assert losses[0] != losses[1]
+    monkeypatch.setattr(module, "loss", of_equal_rows)
+    settings = {"evaluate_every": 1, "checkpoint_every": 1, "checkpoint_folder": tmp_path}
+    fit(module, Batches(1), HeldOut(1), **settings, fingerprint="", **on_the_cpu(accumulate=2))
+    assert len(losses) == 2 and losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(
@@ -128,5 +115,4 @@ def test_micro_batches_draw_different_dropout(tmp_path: Path) -> None:
     ],
 )
 def test_a_batch_that_does_not_divide(tmp_path: Path, accumulate: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trained(tmp_path, False, accumulate=accumulate)
+    assert_refused(message, trained, tmp_path, False, accumulate=accumulate)

@@ -1,5 +1,6 @@
 """Model cards parse and state every number of the metrics."""
 
+import json
 import re
 from typing import Any
 
@@ -31,20 +32,15 @@ MASKED = {
 ABOUT = {"data": "docstrings of numpy", "scale": "laptop", "kernel": "elu"}
 
 
-def numbers(value: Any) -> list[float]:
-    if isinstance(value, dict):
-        return [n for entry in value.values() for n in numbers(entry)]
-    if isinstance(value, list):
-        return [n for entry in value for n in numbers(entry)]
-    return [value] if isinstance(value, int | float) else []
-
-
 @pytest.mark.parametrize("metrics", [CAUSAL, MASKED], ids=["causal", "masked"])
 def test_every_number_of_the_metrics_is_stated(metrics: dict[str, Any]) -> None:
     text = ModelCard(model_card(metrics, **ABOUT)).text.replace(",", "")
-    in_text = [float(word) for word in re.findall(r"\d[\d.]*(?:e-?\d+)?(?=[\s|)])", text)]
-    for number in numbers(metrics):
-        assert any(number == pytest.approx(written, rel=1e-5) for written in in_text), number
+    stated, expected = (
+        [float(word) for word in re.findall(r"\d[\d.]*(?:e-?\d+)?(?=[\s|),}\]])", source)]
+        for source in (text, json.dumps(metrics))
+    )
+    for number in expected:
+        assert any(number == pytest.approx(written, rel=1e-5) for written in stated), number
     for words in ("docstrings of numpy", "Scale: laptop", "elu", "exact attention", "AdamW"):
         assert words in text
 

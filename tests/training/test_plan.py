@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.refusals import assert_refused
 from tests.training.tiny import causal_batch, masked_batch, masked_module, module_for
 from value_aware_study.training.plan import one_step
 
@@ -25,5 +26,4 @@ def test_it_is_a_step_of_that_module(masked: bool) -> None:
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
     module = masked_module()
     module.model.lm_head.bias.data[0] = float("nan")
-    with pytest.raises(ValueError, match="the loss is nan"):
-        one_step(module, masked_batch(0))
+    assert_refused("the loss is nan", one_step, module, masked_batch(0))

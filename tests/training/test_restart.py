@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.refusals import assert_refused
 from tests.training.processes import exit_code, start, train_app, write_tokens
 from tests.training.test_fit import run
 from tests.training.tiny import causal_module
@@ -63,44 +64,33 @@ def test_a_process_asked_to_end_saves_the_step_it_is_at(tmp_path: Path, straight
     assert weights(tmp_path) == straight
 
 
-def killed_at_8(folder: Path) -> None:
-    with pytest.raises(KeyError):
-        run(causal_module(), folder, breaks_at=8)
+def cut(content: bytes) -> bytes:
+    return content[:-100]
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-100])
+def flip(content: bytes) -> bytes:
+    half = len(content) // 2
+    return content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
 
 
-def flip(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-def empty(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [cut, flip, empty])
+@pytest.mark.parametrize("damage", [cut, flip, lambda content: b""])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_continued(
     tmp_path: Path, damage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    killed_at_8(tmp_path)
-    damage(tmp_path / "last.ckpt")
-    straight, resumed = causal_module(), causal_module()
-    curve, _ = run(straight, tmp_path / "straight")
-    again, read = run(resumed, tmp_path)
-    assert read == list(range(3, 13))
-    assert again == curve
+    assert_refused("killed", run, causal_module(), tmp_path, breaks_at=8, error=KeyError)
+    last = tmp_path / "last.ckpt"
+    last.write_bytes(damage(last.read_bytes()))
+    curve, _ = run(causal_module(), tmp_path / "straight")
+    again, read = run(causal_module(), tmp_path)
+    assert read == list(range(3, 13)) and again == curve
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path}/last.ckpt is damaged: the run continues from the one before it, if any"
     ]
 
 
 def test_two_damaged_checkpoints_leave_the_start(tmp_path: Path) -> None:
-    killed_at_8(tmp_path)
-    cut(tmp_path / "last.ckpt")
-    cut(tmp_path / "previous.ckpt")
+    assert_refused("killed", run, causal_module(), tmp_path, breaks_at=8, error=KeyError)
+    for file in tmp_path.glob("*.ckpt"):
+        file.write_bytes(cut(file.read_bytes()))
     _, read = run(causal_module(), tmp_path)
     assert read == list(range(13))

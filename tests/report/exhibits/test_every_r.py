@@ -4,7 +4,7 @@ import re
 
 import pandas as pd
 import pytest
-from drawn import parts, rows
+from drawn import parts
 from synthetic import with_cells
 
 from value_aware_study.cards import cards
@@ -23,39 +23,51 @@ from value_aware_study.report.words import method_label
 MODELS = ["causal, exponential", "causal, polynomial (deg 2)", "causal, elu", "masked, 512 tokens"]
 
 
-def colours(*charts):
+@pytest.fixture(scope="module")
+def exhibits(records, training):
+    figures, results = (
+        (figure_1, figure_2, figure_3, figure_4, figure_5),
+        Results.of(records, training),
+    )
+    return {number: figure(results) for number, figure in enumerate(figures, start=1)}
+
+
+@pytest.fixture(scope="module")
+def specifications(exhibits):
+    return {number: [chart.to_dict() for chart in exhibits[number].charts] for number in exhibits}
+
+
+def colours(panels):
     """Maps labels to colours, over the legends of all panels."""
     of_label = {}
-    for node in (node for chart in charts for node in parts(chart.to_dict())):
+    for node in parts(panels):
         scale = node["color"].get("scale", {}) if isinstance(node.get("color"), dict) else {}
         of_label |= dict(zip(scale.get("domain", []), scale.get("range", []), strict=True))
     return of_label
 
 
-def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(results):
-    exhibit = figure_4(results)
+def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(exhibits, specifications):
+    exhibit, panels = exhibits[4], specifications[4]
     assert list(exhibit.choices) == MODELS
-    errors = [r["relative_output_error"] for r in rows(*exhibit.charts) if "said" in r]
+    drawn = [row for panel in panels for rows in panel["datasets"].values() for row in rows]
+    errors = [row["relative_output_error"] for row in drawn if "said" in row]
     assert len(errors) == len(exhibit.table.data) and min(errors) >= SMALLEST_ERROR
-    for panel in exhibit.charts[:3]:  # the synthetic loss grows with the output error
-        error, cosine = re.findall(r"[+−]?\d\.\d+", panel.to_dict()["title"])
+    for panel in panels[:3]:  # the synthetic loss grows with the output error
+        error, cosine = re.findall(r"[+−]?\d\.\d+", panel["title"])
         assert float(error) > 0.9 and cosine == error.replace("+", "−")
     assert {"cosine", "relative_length"} <= set(exhibit.table.data)
 
 
-def test_figure_5_draws_the_others_as_a_band_and_one_by_one(records):
-    exhibit = figure_5(Results.of(records))
-    assert list(exhibit.choices) == MODELS and len(exhibit.charts) == 8
-    optimal = exhibit.charts[0].to_dict()
+def test_figure_5_draws_the_others_as_a_band_and_one_by_one(exhibits, specifications):
+    assert list(exhibits[5].choices) == MODELS and len(specifications[5]) == 8
+    optimal = specifications[5][0]
     [band] = [layer for layer in optimal["layer"] if layer["mark"]["type"] == "area"]
     ends = optimal["datasets"][band["data"]["name"]]
     assert all(row["low"] < row["high"] for row in ends) and len(ends) == 6
 
 
-def test_a_method_has_the_same_colour_in_every_figure(results):
-    first, fourth, fifth = (
-        colours(*figure(results).charts) for figure in (figure_1, figure_4, figure_5)
-    )
+def test_a_method_has_the_same_colour_in_every_figure(specifications):
+    first, fourth, fifth = (colours(specifications[number]) for number in (1, 4, 5))
     assert len(set(first.values())) == len(first) == 8
     shared = set(first) & set(fourth)
     assert shared == {"OVO", "OVA", "sliding window"}
@@ -93,21 +105,18 @@ def test_two_settings_are_not_joined_by_a_line(records):
         few = cell.approximation != "optimal_v_aware" or cell.parameters["r"] in (1, 65)
         return cell if few else None
 
-    few = Results.of(with_cells(record, kept) for record in records if record.task == "causal")
-    panels = figure_5(few).charts
+    panels = figure_5(Results.of([with_cells(records[0], kept)])).charts
     for spec in (panel.to_dict() for panel in panels):
         lines = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
         joined = {r["series"] for layer in lines for r in spec["datasets"][layer["data"]["name"]]}
         assert joined and "OVA" not in joined
 
 
-def test_every_axis_of_values_says_what_is_better(records, training):
-    results = Results.of(records, training)
-    for figure in (figure_1, figure_2, figure_3, figure_4, figure_5):
-        for chart in figure(results).charts:
-            titles = [
-                node["y"]["title"]
-                for node in parts(chart.to_dict())
-                if isinstance(node.get("y"), dict) and "scale" in node["y"]
-            ]
-            assert titles and all(title.endswith("lower is better") for title in titles)
+def test_every_axis_of_values_says_what_is_better(specifications):
+    for panel in (panel for panels in specifications.values() for panel in panels):
+        titles = [
+            node["y"]["title"]
+            for node in parts(panel)
+            if isinstance(node.get("y"), dict) and "scale" in node["y"]
+        ]
+        assert titles and all(title.endswith("lower is better") for title in titles)

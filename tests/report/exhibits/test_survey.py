@@ -17,18 +17,14 @@ from value_aware_study.report.look import specification
 
 
 def test_both_panels_have_the_closest_method_first_below_the_limit() -> None:
-    error, cost = survey.distance(survey_results()).charts
-    drawn = [row for row in rows(error) if "low" in row]
+    """The limit is the edge of what is shaded."""
+    panels = survey.distance(survey_results()).charts
+    drawn = [row for row in rows(panels[0]) if "low" in row]
     assert {row["series"] for row in drawn} == {"16 keys", "64 keys"}
     assert min(row["value"] for row in drawn) == FLOOR
-    order, of_cost = (
-        panel.to_dict()["layer"][-1]["encoding"]["y"]["sort"] for panel in (error, cost)
-    )
+    order, of_cost = (panel.to_dict()["layer"][-1]["encoding"]["y"]["sort"] for panel in panels)
     assert order[0] == survey.LIMIT and order == of_cost
-
-
-def test_the_limit_is_the_edge_of_what_is_shaded() -> None:
-    shade = survey.distance(survey_results()).charts[0].layer[0]
+    shade = panels[0].layer[0]
     assert shade.to_dict()["mark"]["type"] == "rect"
     assert shade.data["value"].tolist() == pytest.approx([0.04, FLOOR])
 
@@ -45,15 +41,13 @@ def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
 
 
 def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
-    sentences = findings(budget_settings(survey_results()))
-    assert "closest practical method is strided" in sentences
-
     def closer(cell):
         near = replace(cell.error, relative=0.001)
         return replace(cell, error=near) if cell.approximation == "sliding_window" else cell
 
-    moved = budget_settings(Results.of([with_cells(survey_record(), closer)]))
-    assert "closest practical method is sliding window" in findings(moved)
+    moved = Results.of([with_cells(survey_record(), closer)])
+    for results, closest in ((survey_results(), "strided"), (moved, "sliding window")):
+        assert f"closest practical method is {closest}" in findings(budget_settings(results))
 
 
 def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
