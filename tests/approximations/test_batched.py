@@ -1,9 +1,6 @@
 """Shortcuts of the torch search save work and change no result."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instances import SEARCHES, draw
+from methods import Counted
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.functional import pad
 
 from tests.reference import solver as reference_solver
 from value_aware_attention.approximations.closest_combination import batched
@@ -54,29 +52,6 @@ def test_children_have_one_name_exactly_where_they_are_the_same_set() -> None:
     assert repeated > 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**31), keys=st.integers(1, 6), width=st.integers(1, 4))
-def test_a_row_is_separated_where_no_weights_on_its_keys_are_as_good(
-    seed: int, keys: int, width: int
-) -> None:
-    """Never where some are as good; always, at half the error, where all keys lie in one place."""
-    instance = draw(seed, queries=1, keys=keys + 1, width=width)
-    value, output = instance.value[0, :keys], 3 * instance.output[0, 0]
-    share = torch.arange(keys + 1.0, dtype=value.dtype)[1:]
-    best = reference_solver.closest_in_hull(value, output)
-    least = reference_solver.squared_error(best, value, output)
-    hidden = torch.cat([value - output, torch.zeros(1, width, dtype=value.dtype)])
-
-    def separated(atoms: Tensor, share: Tensor, enough: Tensor) -> bool:
-        return bool(batched._separated(atoms[None], share[None], enough[None]))
-
-    with_zero = torch.cat([share, share.new_zeros(1)])
-    assert not separated(hidden, with_zero, 1.01 * least + 1e-9)
-    together = value[:1].expand(keys, -1) - output
-    error = together[0].square().sum()
-    assert separated(together, share, 0.5 * error) or error == 0
-
-
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize(("keys", "width", "r"), [(40, 8, 4), (40, 8, 30), (9, 40, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -107,12 +82,15 @@ def test_no_more_rows_are_searched_at_once_than_the_cache_of_a_cpu_has_room_for(
         assert batched._rows_at_once(elsewhere, 4, "fast") > batched.ROWS_AT_ONCE
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**31), keys=st.integers(2, 30), width=st.integers(2, 12))
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), keys=st.integers(2, 20), width=st.integers(1, 12))
 def test_a_row_is_given_up_only_where_no_weights_are_good_enough(
     seed: int, keys: int, width: int
 ) -> None:
-    """One row can be better than asked for, another cannot, and the third is never given up."""
+    """One row can be better than asked for, another cannot, and the third is never given up.
+
+    Nothing separates a row where some weights are as good; always where all keys lie in one place.
+    """
     instance = draw(seed, queries=1, keys=keys, width=width)
     value, output = instance.value[0], 2 * instance.output[0, 0]
     best = reference_solver.closest_in_hull(value, output)
@@ -125,32 +103,11 @@ def test_a_row_is_given_up_only_where_no_weights_are_good_enough(
     error = solved.error[:, 0]
     torch.testing.assert_close(error[[0, 2]], least.expand(2), rtol=1e-8, atol=1e-11)
     assert error[1] >= least * (1 - 1e-8) - 1e-11
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bend", [1e-1, 1e-2, 1e-3])
-def test_what_is_left_of_a_set_after_a_drop_keeps_its_digits(
-    bend: float, dtype: torch.dtype
-) -> None:
-    """Of three values nearly on a line the first is dropped."""
-    value = torch.tensor([[1.0, 0.0, 0.0], [2.0, 1.0, 0.0], [3.0, 2.0, bend]], dtype=dtype)
-    output, squared = torch.zeros(1, 1, 3, dtype=dtype), value.square().sum(-1)[None, None]
-    scale = squared.amax(-1, keepdim=True)
-    rows = batched._Rows(value[None], output, squared, scale, torch.zeros_like(scale))
-    yes, no = torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, 1, dtype=torch.bool)
-    sets = batched._ActiveSets.of_one(rows, torch.zeros_like(yes, dtype=torch.int64), yes)
-    sets.reserve(3)
-    for key in torch.tensor([1, 2]).view(2, 1, 1, 1):
-        sets.change(rows.values(key), key, key, no, yes)
-    sets.change(output, 0 * key, 0 * key, yes, no)
-    used = sets.empty[0, 0] == 0
-    basis, R_inverse = sets.basis[0, :, :4], sets.basis[0, used, 4:][:, used]
-    assert used.tolist() == [False, True, True] and not sets.basis[0, ~used].any()
-    assert not sets.basis[0, :, 4:][:, ~used].any() and sets.keys[0, 0, used].tolist() == [1, 2]
-    left, basis = torch.cat([value, sets.lift[0].expand(3, 1)], dim=1)[used], basis[used]
-    tight = {"rtol": 0, "atol": 20 * torch.finfo(dtype).eps}
-    torch.testing.assert_close(left @ basis.T @ basis, left, **tight)
-    torch.testing.assert_close(R_inverse @ left, basis, **tight)
+    share = torch.arange(1.0, keys + 1, dtype=value.dtype)[None]
+    hidden = torch.cat([atoms[:1], torch.zeros(1, 1, width)], dim=1), pad(share, (0, 1))
+    assert not batched._separated(*hidden, (1.01 * least + 1e-9)[None])
+    together, distance = atoms[:1, :1].expand(1, keys, -1), atoms[:1, 0].square().sum(-1)
+    assert batched._separated(together, share, 0.5 * distance) or distance == 0
 
 
 def test_rows_go_to_fp64_where_most_values_lie_close_next_to_what_is_far() -> None:
@@ -164,27 +121,6 @@ def test_rows_go_to_fp64_where_most_values_lie_close_next_to_what_is_far() -> No
         near_the_edge = torch.full((1, 4), close * wide * 4)
         assert bool(unresolved(near_the_edge, 1e-3 * far, torch.ones(1, 4))) is undone
     assert not unresolved(1e-7 * torch.ones(1, 4).double(), far.double(), output.double())
-
-
-class Counted(TorchDispatchMode):
-    """Counts the operations that PyTorch dispatches, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self,
-        operation: Any,
-        types: Sequence[type],
-        arguments: Sequence[Any] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> Any:
-        self.counts[str(operation.overloadpacket)] += 1
-        indices = arguments[1] if operation.overloadpacket == torch.ops.aten.index else ()
-        masked = any(x is not None and x.dtype == torch.bool for x in indices)
-        self.counts["masked indexing"] += masked
-        return operation(*arguments, **(options or {}))
 
 
 @pytest.mark.parametrize(
@@ -205,5 +141,5 @@ def test_a_gpu_would_seldom_wait_for_the_host(
     with Counted() as counted:
         batched.search(instance, r, search, 1)
     reads = ("aten._local_scalar_dense", "aten.nonzero", "masked indexing")
-    assert counted.counts.total() - counted.counts["masked indexing"] <= operations
+    assert counted.counts.total() <= operations
     assert sum(counted.counts[name] for name in reads) <= waits
