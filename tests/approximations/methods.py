@@ -1,5 +1,6 @@
 """Lists the methods of every test that holds for all approximations."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,6 +43,22 @@ class LargestTensor(TorchDispatchMode):
         tensors = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
         self.size = max(self.size, *(x.untyped_storage().nbytes() for x in tensors), 0)
         return made
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that PyTorch dispatches by name; indexing by a mask has its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        indices = args[1] if function.overloadpacket == torch.ops.aten.index else ()
+        is_masked = any(x is not None and x.dtype == torch.bool for x in indices)
+        self.counts["masked indexing" if is_masked else str(function.overloadpacket)] += 1
+        return function(*args, **(kwargs or {}))
 
 
 class Method(NamedTuple):

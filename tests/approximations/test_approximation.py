@@ -5,13 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from weakref import ref
 
+import methods
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import METHODS, LargestTensor, Method
-from torch import Tensor
 
 from tests.refusals import assert_refused
 from value_aware_attention import approximations, caches
@@ -33,9 +33,7 @@ SPARSE = {n: m for n, m in METHODS.items() if isinstance(m.build(), SparseApprox
 HEADS, LENGTH, WIDTH = 4, 256, 8
 
 
-def draw(seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(1, HEADS, LENGTH, WIDTH, generator=generator) for _ in range(3)]
+draw = partial(methods.draw, 0, 1, HEADS, LENGTH, WIDTH, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("place", range(3), ids=["query", "key", "value"])
@@ -114,6 +112,7 @@ def test_a_method_shows_its_arguments_but_not_what_is_usual() -> None:
     """Records name a method so, and are found again by it."""
     assert str(OptimalValueAware(9)) == "OptimalValueAware(r=9, search='default')"
     assert "engine='torch'" in str(OptimalValueAware(9, engine="torch"))
+    assert "mean=True" in str(OptimalValueAware(9, mean=True))
 
 
 def test_counts_may_be_numpys_and_show_as_pythons() -> None:
@@ -164,6 +163,15 @@ REFUSED: dict[Callable[[], object], str] = {
     **{
         lambda r=r: OptimalValueOblivious(r): r"^r is .*; it must be an integer >= 1$"
         for r in (True, np.True_, 4.0, np.float64(4), "4", np.array([4, 4]))
+    },
+    lambda: OptimalValueAware(3, mean="yes"): r"mean is 'yes'; it must be True or False",
+    lambda: approximations.MeanValueSlot(4, "true"): r"mass is 'true'.*one of mean_key, exact$",
+    **{
+        lambda build=build: build((3, 4))(X, X, X): "global position is 4; 4 keys allow 0 to 3"
+        for build in (
+            lambda places: approximations.Longformer(3, 1, places),
+            lambda places: approximations.BigBird(3, 1, places, 0),
+        )
     },
     lambda: LSH(2, 1, 0)(X, X[:3], X[:3]): "4 queries and 3 keys",
     lambda: Linformer(9, 0)(X, X, X): "rank is 9; it must be at most the 4 keys",

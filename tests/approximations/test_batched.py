@@ -1,14 +1,13 @@
 """Shortcuts of the torch search save work and change no result."""
 
 from dataclasses import replace
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from instances import SEARCHES, draw
+from methods import Counted
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pretend_device import PretendDevice
 from value_aware_attention.approximations import OptimalValueAware
@@ -191,16 +190,6 @@ def test_rows_that_need_fp64_are_solved_at_once(engine: str) -> None:
         torch.testing.assert_close(mass, weighed[head], rtol=0, atol=1e-6)
 
 
-class Counted(TorchDispatchMode):
-    """Counts the operations that PyTorch dispatches."""
-
-    operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += 1
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize(
     ("search", "r", "mean", "operations", "waits"),
     [
@@ -224,7 +213,7 @@ def test_a_search_seldom_waits_for_a_gpu_and_starts_few_operations(
         device.waits.clear()
         with Counted() as counted:
             OptimalValueAware(r, search, mean=mean).select(*inputs)
-    assert counted.operations <= operations
+    assert counted.counts.total() <= operations
     assert sum(device.waits.values()) <= waits, device.waits
 
 
@@ -236,6 +225,6 @@ def test_the_path_of_all_sizes_starts_few_operations_on_a_gpu() -> None:
         device.waits.clear()
         with Counted() as counted:
             path = OptimalValueAware(16, "fast").path(*elsewhere)
-        assert counted.operations <= 7_300 and sum(device.waits.values()) <= 33
+        assert counted.counts.total() <= 7_300 and sum(device.waits.values()) <= 33
         path = path.cpu()
     torch.testing.assert_close(path, OptimalValueAware(16, "fast", "torch").path(*inputs))

@@ -129,7 +129,7 @@ INSTANCES: dict[str, list[tuple[int, dict[str, Any]]]] = {
         for r in (2, 3, 4)
     ],
     "28 keys": [(3, {"seed": 13, "queries": 5, "keys": 28, "width": 16})],
-    "512 keys": [(2, {"seed": 0, "heads": 8, "queries": 2, "keys": 512, "width": 64})],
+    "256 keys": [(2, {"seed": 0, "heads": 8, "queries": 2, "keys": 256, "width": 64})],
 }
 """Sizes r and arguments of `draw`."""
 QUALITY = {"fast": 1.7, "default": 1.35, "best": 1.02}
@@ -138,9 +138,9 @@ QUALITY = {"fast": 1.7, "default": 1.35, "best": 1.02}
 
 @functools.cache
 def optima(name: str) -> list[tuple[int, Problem, Tensor]]:
-    """Draws the instances with their least errors: of every set, or of 512 keys every pair."""
+    """Draws the instances with their least errors: of every set, or of 256 keys every pair."""
     drawn = [(r, draw(**arguments)) for r, arguments in INSTANCES[name]]
-    if name == "512 keys":
+    if name == "256 keys":
         return [(r, x, reference_errors(x, reference_solver.all_pairs)) for r, x in drawn]
     return [
         (r, x, reference_errors(x, lambda *row, r=r: reference_solver.brute_force(*row, r)))
@@ -159,7 +159,7 @@ def test_quality_against_brute_force(engine: str, search: str, name: str) -> Non
         ratios.append(error[generic] / optimum[generic])
     ratio = torch.cat(ratios)
     assert len(ratio) > 4 and ratio.min() >= 1 - 1e-9
-    assert geometric_mean(ratio) <= (1.1 if name == "512 keys" else QUALITY[search])
+    assert geometric_mean(ratio) <= (1.1 if name == "256 keys" else QUALITY[search])
 
 
 @every_engine
@@ -227,33 +227,6 @@ def test_no_more_keys_are_used_than_the_rank_of_the_values_needs(
         assert (left <= 1e-9 * spread(instance.value) + 1e-12).all()
 
 
-@every_engine
-@every_search
-def test_keys_without_weight_need_no_keys(engine: str, search: str) -> None:
-    """alpha with exact zeros: r keys are enough where at most r have weight, visible or not."""
-    whole = draw(11, queries=20, keys=30, width=24)
-    kept = torch.zeros_like(whole.weights).scatter(-1, whole.weights.topk(6).indices, 1.0)
-    alpha = whole.weights * kept
-    instance = problem(whole.value, alpha / alpha.sum(-1, keepdim=True))
-    assert (solved(instance, 6, search, engine) <= 1e-18).all()
-    assert (solved(instance, 3, search, engine) > 1e-6).all()
-
-
-@every_engine
-@every_search
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_nearly_all_weight_on_one_key(engine: str, search: str, dtype: torch.dtype) -> None:
-    whole = draw(13, queries=10, keys=30)
-    alpha = torch.full_like(whole.weights, 1e-7 / 29)
-    alpha[0, torch.arange(10), torch.arange(10)] = 1 - 1e-7
-    instance = problem(whole.value, alpha, dtype=dtype)
-    peak = (instance.value[0, :10].double() - instance.output[0].double()).norm(dim=-1)
-    zero = {torch.float64: 1e-9, torch.float32: 5e-6}[dtype] * spread(instance.value)
-    for r in (1, 2, 4):
-        error = solved(instance, r, search, engine)[0].sqrt()
-        assert (error <= torch.maximum(peak * (1 + 1e-9), zero)).all()
-
-
 # What geometry promises
 
 
@@ -269,7 +242,7 @@ def moved(instance: Problem, seed: int, size: float) -> Problem:
 
 @every_engine
 @every_search
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("size", [1e-6, 1e6])
 def test_hardly_a_choice_is_decided_by_rounding(engine: str, search: str, size: float) -> None:
     """Rounding decides only between sets whose errors agree to the last digit."""
     instance = draw(16, heads=8, queries=8, keys=20, width=10)
@@ -293,7 +266,7 @@ def test_the_closest_of_many_close_values_in_fp32(engine: str, width: int) -> No
 
 @every_engine
 @every_search
-@quick
+@settings(max_examples=6, deadline=None)
 @given(
     seed=seeds,
     keys=st.integers(1, 20),
@@ -323,7 +296,7 @@ def test_more_search_never_hurts(engine: str) -> None:
 
 @every_search
 @every_value
-@pytest.mark.parametrize("r", [1, 3, 6])
+@pytest.mark.parametrize("r", [1, 4])
 def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
     instance = draw(19, heads=2, queries=8, keys=20, values=values)
     supports, left = [], []
@@ -349,20 +322,6 @@ def test_both_engines_look_closely_at_as_many_keys_of_a_large_set() -> None:
         indices, weights = solve(instance, 60, "default", each)
         supports.append(torch.where(weights > 0, indices, -1).sort(dim=-1).values)
     assert (supports[0] == supports[1]).all(dim=-1).double().mean() >= 0.75
-
-
-@every_engine
-@every_search
-def test_rows_and_heads_do_not_see_each_other(engine: str, search: str) -> None:
-    instance = draw(21, heads=2, queries=9, keys=24, weights="peaked")
-    together = solved(instance, 5, search, engine)
-    for head, row in ((0, 0), (0, 8), (1, 4)):
-        alone = problem(
-            instance.value[head : head + 1], instance.weights[head : head + 1, row : row + 1]
-        )
-        torch.testing.assert_close(
-            solved(alone, 5, search, engine)[0, 0], together[head, row], rtol=1e-8, atol=1e-16
-        )
 
 
 @every_engine
@@ -492,18 +451,10 @@ def built_in(folder: Path) -> list[str]:
     return (folder.parents[1] / "built").read_text().split()
 
 
-def test_a_library_in_the_cache_is_built_once_beside_its_place_with_its_sha256(
-    cached: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    library, written = sorted(cached.iterdir())
-    assert written.read_text() == f"{checksum(library)}  {library.name}\n"
-    assert engine() == "compiled" and not caplog.records
-    (place,) = built_in(cached)
-    assert Path(place).parent == cached
-
-
-@pytest.mark.parametrize("damage", ["zeroed", "cut", "empty", "without sha256", "empty sha256"])
-def test_a_damaged_library_is_built_again_and_never_loaded(
+@pytest.mark.parametrize(
+    "damage", ["none", "zeroed", "cut", "empty", "without sha256", "empty sha256"]
+)
+def test_a_library_in_the_cache_is_built_once_and_a_damaged_one_again(
     damage: str, cached: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library, written = sorted(cached.iterdir())
@@ -512,7 +463,9 @@ def test_a_damaged_library_is_built_again_and_never_loaded(
         "zeroed": whole[:5000] + bytes(3000) + whole[8000:],
         "cut": whole[: len(whole) // 2],
         "empty": b"",
+        "none": whole,
     }
+    assert written.read_text() == f"{checksum(library)}  {library.name}\n"
     if damage in damaged:
         library.unlink()  # another file: this process still has the first one in its memory
         library.write_bytes(damaged[damage])
@@ -523,7 +476,8 @@ def test_a_damaged_library_is_built_again_and_never_loaded(
         written.write_bytes(b"")
     assert engine() == "compiled" and not caplog.records
     assert library.read_bytes() == whole and written.read_text().startswith(checksum(library))
-    assert len(built_in(cached)) == 2
+    places = built_in(cached)
+    assert Path(places[0]).parent == cached and len(places) == (1 if damage == "none" else 2)
 
 
 @pytest.mark.parametrize("place", ["library", "folder", "above"])

@@ -32,18 +32,11 @@ METHODS: dict[str, tuple[FeatureAttention, Kernel]] = {
     "linear": (LinearAttention(), kernels.Elu()),
     "orf": (OrthogonalRandomFeatures(20, 3), kernels.Exponential()),
     "orf_paper": (OrthogonalRandomFeatures(20, 3, "paper"), kernels.Exponential()),
-    "fourier": (RandomFourierFeatures(200, 3), kernels.Exponential()),
+    "fourier": (RandomFourierFeatures(24, 3), kernels.Exponential()),
 }
 
 
-@pytest.fixture(params=METHODS)
-def method(request: pytest.FixtureRequest) -> FeatureAttention:
-    return METHODS[request.param][0]
-
-
-@pytest.fixture
-def kernel(method: FeatureAttention) -> Kernel:
-    return next(kernel for each, kernel in METHODS.values() if each is method)
+of_every_method = pytest.mark.parametrize(("method", "kernel"), METHODS.values(), ids=METHODS)
 
 
 def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> Tensor:
@@ -59,6 +52,7 @@ def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> T
     return reference.random_fourier_weights(query, key, frequencies)
 
 
+@of_every_method
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("hidden", [0, 3, CHUNK_SIZE + 5])
 def test_against_the_reference(
@@ -92,6 +86,7 @@ def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, sca
             torch.testing.assert_close(parts, whole, atol=1e-7, rtol=1e-6)
 
 
+@of_every_method
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 60.0])
 def test_outputs_and_gradients_are_finite_and_those_of_all_pairs(
@@ -111,23 +106,6 @@ def test_outputs_and_gradients_are_finite_and_those_of_all_pairs(
     for fast, slow in zip(*results, strict=True):
         assert fast.isfinite().all()
         torch.testing.assert_close(fast, slow, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_linear_attention_is_exact_attention_with_the_elu_kernel(causal: bool) -> None:
-    """Outputs and gradients, in fp32, over chunks, broadcast heads and padding."""
-    query, key, value = draw(6, 2, 3, LENGTH, 16, dtype=torch.float32)
-    query[..., 0] = key[..., 0] = -1  # log(1 + x), which is for larger numbers, has no slope here
-    mask = (torch.arange(LENGTH) % 7 > 0)[None, None, None].repeat(2, 1, 1, 1)
-    mask[1] = True
-    results = []
-    for function in (LinearAttention(), attention):
-        leaves = [x.clone().requires_grad_() for x in (query, key[:, :1], value)]
-        output = function(*leaves, kernel=kernels.Elu(), attn_mask=mask, is_causal=causal)
-        (output * query.cos()).sum().backward()
-        results.append([output, *(leaf.grad for leaf in leaves)])
-    for fast, exact in zip(*results, strict=True):
-        torch.testing.assert_close(fast, exact, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"is_causal": True}, {"attn_mask": True}, {}])
@@ -160,17 +138,15 @@ def test_long_queries_keep_their_digits(causal: bool) -> None:
     assert error.sqrt().max() < 5e-4
 
 
-def mean_errors(build: Callable[[int, int], FeatureAttention], causal: bool) -> list[float]:
+def mean_errors(build: Callable[[int, int], FeatureAttention]) -> list[float]:
     """Computes the relative errors of 16, 256 and 4096 features, each the mean of three seeds."""
     query, key, value = draw(7, 4, 96, 8)
     query, key = query / 2, key / 2  # at large norms any number of features is too few
-    exact = attention(query, key, value, is_causal=causal)
+    exact = attention(query, key, value)
     return [
         float(
             sum(
-                relative_output_error(
-                    build(features, seed)(query, key, value, is_causal=causal), exact
-                ).mean()
+                relative_output_error(build(features, seed)(query, key, value), exact).mean()
                 for seed in range(3)
             )
             / 3
@@ -179,13 +155,12 @@ def mean_errors(build: Callable[[int, int], FeatureAttention], causal: bool) -> 
     ]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_features_converge_but_the_papers_random_ones(causal: bool) -> None:
-    fourier = mean_errors(RandomFourierFeatures, causal)
+def test_features_converge_but_the_papers_random_ones() -> None:
+    fourier = mean_errors(RandomFourierFeatures)
     assert fourier[0] > 4 * fourier[1] > 16 * fourier[2] and fourier[2] < 0.02
-    performer = mean_errors(OrthogonalRandomFeatures, causal)
+    performer = mean_errors(OrthogonalRandomFeatures)
     assert performer[0] > 2 * performer[1] > 4 * performer[2]
-    paper = mean_errors(partial(OrthogonalRandomFeatures, scaling="paper"), causal)
+    paper = mean_errors(partial(OrthogonalRandomFeatures, scaling="paper"))
     assert paper[2] > 0.8 * paper[0]
 
 
@@ -210,6 +185,7 @@ def test_a_fourier_normaliser_near_zero_keeps_the_output_bounded() -> None:
     assert output.abs().max() <= 2 * 4 * 2 and (output < 0).any()
 
 
+@of_every_method
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_grows_linearly(
     method: FeatureAttention, kernel: Kernel, causal: bool, monkeypatch: pytest.MonkeyPatch
@@ -224,7 +200,7 @@ def test_memory_grows_linearly(
         return tensor.size
 
     monkeypatch.setattr(feature_attention, "ROWS_IN_CACHE", 64)
-    assert largest(4096) <= 4 * largest(1024)
+    assert largest(2048) <= 4 * largest(512)
 
 
 def test_orf_equals_performer_pytorch_with_its_projection() -> None:

@@ -4,12 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linformer import LinformerSelfAttention
 from methods import KERNELS, draw
 from nystrom_attention import NystromAttention
 from torch import Tensor
-from transformers import NystromformerConfig
-from transformers.models.nystromformer.modeling_nystromformer import NystromformerSelfAttention
 
 from tests.reference import approximations as reference
 from value_aware_attention import attention
@@ -77,21 +74,6 @@ def test_a_learned_linformer_trains_both_projections_and_refuses_longer_sequence
     assert not list(Linformer(3, 0).parameters()) and not Linformer(3, 0).state_dict()
 
 
-def test_linformer_equals_the_linformer_package() -> None:
-    """LinformerSelfAttention(dim, seq_len, k, heads) with its own E and F, also for less input."""
-    torch.manual_seed(0)
-    peer = LinformerSelfAttention(16, 24, k=6, heads=2)
-    method = Linformer(6, 0, length=24)
-    method.key_projection.data, method.value_projection.data = peer.proj_k.T, peer.proj_v.T
-    for length in (24, 15):
-        x = torch.randn(2, length, 16)
-        heads = [
-            f(x).unflatten(-1, (2, 8)).transpose(1, 2) for f in (peer.to_q, peer.to_k, peer.to_v)
-        ]
-        output = peer.to_out(method(*heads).transpose(1, 2).flatten(-2))
-        torch.testing.assert_close(output, peer(x))
-
-
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize(("length", "landmarks"), [(12, 4), (13, 5), (13, 4), (11, 11), (7, 1)])
 def test_nystrom_against_its_reference(name: str, length: int, landmarks: int) -> None:
@@ -147,21 +129,6 @@ def test_nystrom_equals_the_nystrom_attention_package(length: int) -> None:
     heads = [y[:, None] for y in peer.to_qkv(x).chunk(3, dim=-1)]
     output = peer.to_out(Nystrom(8, iterations=6)(*heads)[:, 0])
     assert torch.allclose(output, peer(x), atol=1e-5, rtol=1e-4) == (length % 8 == 0)
-
-
-def test_nystrom_equals_transformers_nystromformer_without_its_convolution() -> None:
-    """Its "original" iteration starts at 1 / ||A||_1 of the whole batch: one head, one sequence."""
-    torch.manual_seed(0)
-    config = NystromformerConfig(
-        hidden_size=8, num_attention_heads=1, num_landmarks=8, segment_means_seq_len=32,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    peer = NystromformerSelfAttention(config).eval()
-    peer.conv_kernel_size = None
-    x = 3 * torch.randn(1, 32, 8)
-    heads = [f(x)[:, None] for f in (peer.query, peer.key, peer.value)]
-    output = Nystrom(8, iterations=6)(*heads)[:, 0]
-    torch.testing.assert_close(output, peer(x)[0], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 60.0])

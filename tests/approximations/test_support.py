@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.utils import get_class
-from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method
+from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method, draw
 
 from docs.methods_table import METHODS as METHOD_DOCS
 from docs.methods_table import TABLE, renewed, support
@@ -30,16 +30,6 @@ def methods() -> dict[str, type[Approximation]]:
     }
 
 
-def inputs() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(2, KEYS, HEAD_DIM, generator=generator) for _ in range(3)]
-
-
-@pytest.fixture(params=METHODS)
-def method(request: pytest.FixtureRequest) -> Method:
-    return METHODS[request.param]
-
-
 def test_every_public_method_is_in_the_list_that_drives_the_tests() -> None:
     assert {type(method.build()) for method in METHODS.values()} == set(methods().values())
     assert set(methods()) <= set(approximations.__all__)
@@ -58,8 +48,9 @@ def test_a_card_says_what_its_class_does() -> None:
         assert set(card.kernels) == (names if row.kernels != ALL_KERNELS else set()), card.path
 
 
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_gradients(method: Method) -> None:
-    leaves = [x.requires_grad_() for x in inputs()]
+    leaves = [x.requires_grad_() for x in draw(1, 2, KEYS, HEAD_DIM, dtype=torch.float32)]
     approximation = method.build()
     approximation(*leaves, kernel=KERNELS[method.kernel or "exponential"]).sin().sum().backward()
     expected = [method.supported.gradients] * 2 + [True]

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from tests.caches.methods import METHODS, SEEING
 from tests.caches.seen import observed
-from tests.refusals import assert_refused
 from value_aware_attention import caches
-from value_aware_attention.caches import AfterPrefix, Observed
+from value_aware_attention.caches import Observed
 from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.joint_set import Rows
 
@@ -109,16 +108,3 @@ def test_orders_hold_every_key_with_the_protected_first(name: str) -> None:
     assert torch.equal(used, counts) and kept.indices.shape[-1] == 6
     with_r = method.cut(seen, order, torch.full((2, 2), 4))
     assert with_r.indices.shape[-1] == 4 and with_r.indices.diff().gt(0).all()
-
-
-def test_pools_that_have_no_meaning_are_refused() -> None:
-    tensors = [torch.randn(1, 2, 9, 4) for _ in range(3)]
-    method = AfterPrefix(caches.Recent(4), prefix=6, sinks=1, recent=1, pool="layer")
-    assert_refused(r"^heads are pooled by hugging_face[^\n]*$", method, *tensors, is_causal=True)
-    for line, options in (
-        (r"^pool [^\n]*layer[^\n]*model[^\n]*$", {"pool": "head"}),
-        (r"^pool is 2; it must be None or one of layer, model, checked$", {"pool": 2}),
-        (r"^heads may keep 4 keys; with pool each must keep 5: ", {"pool": "layer", "floor": 5}),
-        (r"^every is 2; with pool keys are chosen once: pool=None$", {"pool": "layer", "every": 2}),
-    ):
-        assert_refused(line, AfterPrefix, caches.Recent(4), prefix=6, sinks=1, recent=1, **options)

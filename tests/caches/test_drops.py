@@ -94,6 +94,7 @@ def test_costs_that_are_no_number_come_first(drops: Drops) -> None:
     assert drops(state, torch.zeros(1, M, dtype=torch.float64), 1, is_fresh=True)[0].item() == 3
 
 
+@pytest.mark.slow  # the compiler is imported
 def test_a_compiled_caller_drops_the_same_keys() -> None:
     """A traced tensor has no memory that C++ could read."""
     rows = Rows.of(observed(40, rows=24, batch=(2,)))

@@ -125,12 +125,11 @@ def test_a_drop_leaves_the_state_that_it_was_taken_from() -> None:
 def slowly_eliminated(rows: Rows, r: int) -> Tensor:
     """Drops padding, then each time the key whose loss leaves the least recomputed error."""
     kept = rows.available.clone()
-    for cache in range(len(kept)):
-        while kept[cache].sum() > r:
-            one = rows.take(torch.tensor([cache]))
-            candidates = (kept[cache] & ~rows.protected[cache]).nonzero()[:, 0].tolist()
-            left = [error(one, changed(kept[cache : cache + 1], key)) for key in candidates]
-            kept[cache, candidates[int(torch.stack(left).argmin())]] = False
+    while (is_above := kept.sum(-1, keepdim=True) > r).any():
+        left = [error(rows, kept & ~key) for key in torch.eye(kept.shape[-1]).bool()]
+        forced = ~kept | rows.protected
+        cheapest = torch.stack(left, dim=-1).masked_fill(forced, torch.inf).argmin(-1, keepdim=True)
+        kept = kept & ~torch.zeros_like(kept).scatter(-1, cheapest, is_above)
     return kept
 
 
@@ -272,12 +271,8 @@ def test_cuts_are_of_whole_caches_in_order(elements: int) -> None:
         assert torch.equal(torch.cat([vars(part)[name] for part in parts]), x)
 
 
-@pytest.mark.parametrize("sharpness", [4.0, 8.0, 12.0])
+@pytest.mark.parametrize("sharpness", [4.0, 12.0])
 def test_eliminating_drops_the_cheapest_key_where_heads_are_sharp(sharpness: float) -> None:
     rows = Rows.of(observed(keys=40, group=1, rows=32, sharpness=sharpness))
-    kept = rows.available.clone()
-    while int(kept.sum(-1).max()) > 6:
-        costs = torch.stack([error(rows, kept & ~one) for one in torch.eye(40).bool()], dim=-1)
-        cheapest = costs.masked_fill(~kept, torch.inf).argmin(dim=-1, keepdim=True)
-        kept = kept.scatter(-1, cheapest, value=False)
-    assert (error(rows, kept_by(eliminate, rows, 6)) <= 1.001 * error(rows, kept)).all()
+    least = error(rows, slowly_eliminated(rows, 6))
+    assert (error(rows, kept_by(eliminate, rows, 6)) <= 1.001 * least).all()

@@ -6,7 +6,7 @@ A press with a rule of its own is our scores with the line in which it differs.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +39,21 @@ BUDGETS = (12, 24, 31)
 SNAPKV = {"observed": "last", "rows": 8, "recent": 8}
 EVERY_ROW = {"observed": "causal", "rows": LENGTH}
 
+LAST = {"observed": "last", "rows": 1, "recent": 1}
+
 Choice = tuple[Callable[[int], CacheMethod], dict[str, Any]]
 """A method of r and the options of `AfterPrefix` with which it is a press."""
 
 SAME: dict[str, Choice] = {
     "snapkv": (lambda r: ObservedAttention(r, pool=5), SNAPKV),
     "snapkv_unpooled": (ObservedAttention, SNAPKV),
+    "tova": (partial(ObservedAttention, by_layer=True), LAST),
     "knorm": (KeyNorm, {}),
     "keydiff": (KeyDiff, {}),
     "streaming_llm": (Recent, {"sinks": 4}),
     "expected_attention": (lambda r: ExpectedAttention(r, horizon=16), EVERY_ROW),
     "criticalkv_snapkv": (lambda r: CriticalValues(ObservedAttention(r, pool=5)), SNAPKV),
 }
-
-
-class OfLayer(ObservedAttention):
-    """kvpress's TOVA, as its authors': one set for all heads of a layer."""
-
-    def scores(self, seen: Observed) -> Tensor:
-        return super().scores(seen).mean(dim=-2, keepdim=True).expand(*seen.batch, -1)
 
 
 class PerRow(ObservedAttention):
@@ -76,11 +72,9 @@ class WithoutSinks(ExpectedAttention):
         return pad(super().scores(replace(seen, **left, protected=None)), (4, 0))
 
 
-LAST = {"observed": "last", "rows": 1, "recent": 1}
 UNSUNK = {"observed": "last", "rows": LENGTH - 4, "sinks": 4}
 
 OTHER: dict[str, tuple[Choice, Choice]] = {
-    "tova": ((OfLayer, LAST), (ObservedAttention, LAST)),
     "h2o": ((PerRow, EVERY_ROW), (ObservedAttention, EVERY_ROW)),
     "criticalkv_h2o": (
         (lambda r: CriticalValues(PerRow(r)), EVERY_ROW),

@@ -50,8 +50,10 @@ def test_a_proved_set_leaves_what_the_best_of_all_sets_does(
     assert (kept | ~rows.protected).all()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("options", [{}, {"sharpness": 6.0}, {"causal": True, "protected": 2}])
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    list(zip(KERNELS, [{"sharpness": 6.0}, {}, {"causal": True, "protected": 2}], strict=True)),
+)
 @pytest.mark.parametrize(("keys", "r"), [(13, 3), (9, 5)])
 def test_it_is_the_optimum_of_more_keys(
     keys: int, r: int, options: dict[str, object], kernel: str
@@ -99,7 +101,7 @@ def subsets(rows: Rows, r: int) -> Tensor:
     return masks[((masks | ~rows.protected) & (~masks | rows.available)).all(-1)]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(kinds(keys=M, rows=4, batch=(1,)), st.integers(2, M))
 def test_the_search_alone_finds_the_optimum(seen: Observed, r: int) -> None:
     """From the worst of all sets; most often the optimum is where the search starts."""
@@ -109,24 +111,6 @@ def test_the_search_alone_finds_the_optimum(seen: Observed, r: int) -> None:
     kept, error, lower, proved = optimum._search(rows, masks[errors.argmax()][None], 60.0)
     assert proved and error <= errors.min() * (1 + 1e-8) + slack
     assert lower <= errors.min() * (1 + 1e-12) and torch.equal(rows.error(kept[None])[0], error)
-
-
-@settings(deadline=None, max_examples=30)
-@given(kinds(keys=M, batch=(1,)), st.integers(2, M), st.integers(0, 2**20))
-def test_a_tangent_is_below_the_bounds_elsewhere(seen: Observed, r: int, seed: int) -> None:
-    rows = Rows.of(seen)
-    r = min(r, int(rows.available.sum()))
-    problem = optimum._Problem.of(rows, r)
-    node = torch.rand(1, M, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    free, left = rows.available, torch.tensor([[r]])
-    masses = problem._masses(node.where(free, optimum.FIXED_OUT), free, left)
-    x = optimum._with_sum(node.where(free, 0.0), free, left)
-    torch.testing.assert_close(x.sum(-1), left[0].double())
-    other = optimum._with_sum(node.square().where(free, 0.0), free, left)
-    value, slope = problem.tangent(x, *masses)
-    beyond, _ = problem.tangent(other, *masses)
-    slack = 1e-9 * float(slope.abs().max()) + float(tolerance(rows))
-    assert float(beyond) >= float(value + ((other - x) @ slope[0])) - slack
 
 
 def test_with_no_time_the_bound_is_still_below_every_set() -> None:
@@ -161,9 +145,8 @@ def test_copies_of_keys_are_no_better_than_each_other() -> None:
     torch.testing.assert_close(found.error, seen.error(best_set(seen, 4)), rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "beside"), list(zip(KERNELS, (True, False, True), strict=True)))
 @pytest.mark.parametrize("r", [5, 10])
-@pytest.mark.parametrize("beside", [False, True])
 def test_errors_are_those_of_fp64_whatever_the_precision_of_the_inputs(
     r: int, kernel: str, beside: bool
 ) -> None:

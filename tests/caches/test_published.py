@@ -1,7 +1,4 @@
-"""Published cache methods have the scores and budgets of their formulas, computed slowly in fp64.
-
-Cards of some keep the keys of their papers' formulas, from queries and keys on.
-"""
+"""Cache methods have the scores and budgets of their formulas, computed slowly in fp64."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,10 +21,7 @@ from value_aware_study.cache_cards import cache_cards
 
 quick = settings(deadline=None, max_examples=15)
 
-PREFIX, R, HEADS, GROUP, DIM = 48, 16, 3, 2, 8
-SINKS, RECENT = [0, 1], [44, 45, 46, 47]
-Weights = list[list[np.ndarray]]
-"""Causal weights of the prefix, by head and query of its group: (rows, keys)"""
+PREFIX, R = 48, 16
 
 
 def published(name: str) -> AfterPrefix:
@@ -35,66 +29,8 @@ def published(name: str) -> AfterPrefix:
     card = cache_cards()[name]
     options = dict(card.after)
     if options.get("recent", 0) == 32 or name == "kvzip":
-        options |= {"sinks": options.get("sinks") or len(SINKS), "recent": len(RECENT)}
+        options |= {"sinks": options.get("sinks") or 2, "recent": 4}
     return card.after_prefix(options, R, PREFIX)
-
-
-def drawn() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    query = 2 * torch.randn(1, HEADS, GROUP, PREFIX + 4, DIM, generator=generator)
-    key, value = (torch.randn(1, HEADS, 1, PREFIX + 4, DIM, generator=generator) for _ in range(2))
-    return query, key, value
-
-
-def causal_weights(query: torch.Tensor, key: torch.Tensor) -> Weights:
-    def row(head: int, of: int, i: int) -> list[float]:
-        products = [
-            math.exp(float(query[0, head, of, i] @ key[0, head, 0, j]) / math.sqrt(DIM))
-            for j in range(i + 1)
-        ]
-        return [one / sum(products) for one in products] + [0.0] * (PREFIX - 1 - i)
-
-    return [
-        [np.array([row(head, of, i) for i in range(PREFIX)]) for of in range(GROUP)]
-        for head in range(HEADS)
-    ]
-
-
-def largest(scores: np.ndarray, kept: list[int]) -> list[int]:
-    others = [j for j in np.argsort(-scores, kind="stable").tolist() if j not in kept]
-    return sorted(kept + others[: R - len(kept)])
-
-
-def snapkv(weights: Weights, head: int) -> list[int]:
-    """Sums the weights of the last 32 queries, of which it takes the largest of 7 neighbours."""
-    summed = sum(of[PREFIX - 32 :].sum(axis=0) for of in weights[head])
-    summed[SINKS + RECENT] = 0
-    padded = np.concatenate([[0] * 3, summed, [0] * 3])
-    pooled = np.array([padded[j : j + 7].max() for j in range(PREFIX)])
-    return largest(pooled, SINKS + RECENT)
-
-
-def tova(weights: Weights, head: int) -> list[int]:
-    """Averages the last query's weights over all heads of the layer."""
-    return largest(sum(of[-1] for one in weights for of in one), [])
-
-
-def h2o(weights: Weights, head: int) -> list[int]:
-    """Sums the weights of every query; half of the keys are the latest."""
-    summed = sum(of.sum(axis=0) for of in weights[head])
-    return largest(summed, list(range(PREFIX - R // 2, PREFIX)))
-
-
-@pytest.mark.parametrize("slow", [snapkv, tova, h2o])
-def test_a_published_form_keeps_the_keys_of_its_formula(
-    slow: Callable[[Weights, int], list[int]],
-) -> None:
-    query, key, value = drawn()
-    after = published(slow.__name__)
-    kept = after.method.keep(after.observe(query, key, value, is_causal=True)).indices[0]
-    weights = causal_weights(query, key)
-    assert kept.tolist() == [slow(weights, head) for head in range(HEADS)]
-    assert len({tuple(one) for one in kept.tolist()}) == (1 if slow is tova else HEADS)
 
 
 def test_a_refinement_by_values_observes_what_its_method_does() -> None:
@@ -102,15 +38,13 @@ def test_a_refinement_by_values_observes_what_its_method_does() -> None:
     assert [caches.CriticalValues(method).observes for method in methods] == [False, True]
 
 
-def test_kvzip_takes_the_largest_weight_of_the_whole_prefix_read_again() -> None:
-    after = published("kvzip")
-    assert (after.observed, after.method.aggregate) == ("repeat", "max")
-    assert after.rows >= PREFIX
-
-
 @pytest.mark.parametrize(
     ("name", "pool", "rows", "sinks", "recent"),
     [
+        ("snapkv", None, 32, 2, 4),
+        ("tova", None, 1, 0, 0),
+        ("h2o", None, PREFIX, 0, R // 2),
+        ("kvzip", "model", PREFIX, 4, 4),
         ("ada_kv", "layer", 32, 2, 4),
         ("defensive_kv", "model", 32, 2, 4),
         ("cake", "model", 32, 2, 4),
@@ -133,7 +67,23 @@ def test_cards_protect_as_published_where_16_keys_allow_it(
     assert (after.pool, after.rows, after.sinks, after.recent) == (pool, rows, sinks, recent)
 
 
-M, W, WIDTH = 15, 4, 5
+@pytest.mark.parametrize(
+    ("name", "observed", "method"),
+    [
+        ("snapkv", "last", caches.ObservedAttention(R, pool=7, pooling="max")),
+        ("tova", "last", caches.ObservedAttention(R, by_layer=True)),
+        ("h2o", "causal", caches.ObservedAttention(R)),
+        ("kvzip", "repeat", caches.ObservedAttention(R, aggregate="max")),
+    ],
+)
+def test_cards_of_attention_weights_observe_and_pool_as_published(
+    name: str, observed: str, method: CacheMethod
+) -> None:
+    after = published(name)
+    assert (after.observed, str(after.method)) == (observed, str(method))
+
+
+M, W, WIDTH, DIM = 15, 4, 5, 8
 
 
 def cache(
@@ -230,8 +180,18 @@ def mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
+def slow_attention(head: Slow) -> np.ndarray:
+    return head.alpha.mean(axis=(0, 1))
+
+
+def slow_key_diff(head: Slow) -> np.ndarray:
+    unit = [key / np.linalg.norm(key) for key in head.key]
+    direction = sum(unit[j] for j in head.usable)
+    return np.array([-(key @ direction) / np.linalg.norm(direction) for key in unit])
+
+
 def slow_snapkv(head: Slow) -> np.ndarray:
-    return near(head.only_free(head.alpha.mean(axis=(0, 1))), 7, max)
+    return near(head.only_free(slow_attention(head)), 7, max)
 
 
 def slow_drop_kv(head: Slow) -> np.ndarray:
@@ -327,6 +287,17 @@ def slow_lava(head: Slow) -> np.ndarray:
 
 
 ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
+    "observed_attention": (caches.ObservedAttention(8), slow_attention),
+    "pooled_attention": (
+        caches.ObservedAttention(8, pool=3),
+        lambda head: near(head.only_free(slow_attention(head)), 3, mean),
+    ),
+    "largest_attention": (
+        caches.ObservedAttention(8, aggregate="max"),
+        lambda head: head.alpha.max(axis=(0, 1)),
+    ),
+    "key_norm": (caches.KeyNorm(8), lambda head: -np.linalg.norm(head.key, axis=1)),
+    "key_diff": (caches.KeyDiff(8), slow_key_diff),
     "ada_kv": (caches.AdaKV(8, pool=7, pooling="max"), slow_snapkv),
     "pyramid_kv": (caches.PyramidKV(8, pool=7, pooling="max"), slow_snapkv),
     "drop_kv": (caches.LeaveOneOut(8, pool=11), slow_drop_kv),

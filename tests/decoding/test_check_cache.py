@@ -104,8 +104,7 @@ def test_a_fault_of_another_cache_is_found_where_it_begins(
         assert "; those before by " in str(found)
 
 
-@pytest.mark.parametrize("pool", [None, "model"])
-@pytest.mark.parametrize("refit", [False, True])
+@pytest.mark.parametrize(("refit", "pool"), [(False, None), (True, "model")])
 def test_a_function_is_checked_as_a_cache_is(
     llama: PreTrainedModel, refit: bool, pool: str | None
 ) -> None:

@@ -1,6 +1,6 @@
 """Every causal architecture decodes with a compressed cache as in one pass, or is refused by name.
 
-An eighth of them by default, the same ones at every run; ARCHITECTURES=all tries all (a minute).
+A sixteenth of them by default, the same ones at every run; ARCHITECTURES=all tries all (a minute).
 """
 
 import os
@@ -12,7 +12,7 @@ from docs.compressed import SHOWN, causal, choices_in_bf16, try_architecture, ve
 from tests.hugging_face.test_architectures import ROOT, of_the_pinned_release
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), of_the_pinned_release]
-EVERY = 1 if os.environ.get("ARCHITECTURES") == "all" else 8
+EVERY = 1 if os.environ.get("ARCHITECTURES") == "all" else 16
 
 
 def documented() -> dict[str, str]:
@@ -36,6 +36,7 @@ def test_the_table_of_the_docs_has_every_causal_architecture() -> None:
     assert set(documented()) - {"---"} == set(causal())
 
 
+@pytest.mark.slow
 def test_choices_in_bf16_are_nearly_those_in_fp32() -> None:
     table = choices_in_bf16()
     shares = [float(share) for share in re.findall(r"([\d.]+)%", table)]

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.attention import varlen
 from transformers import DynamicCache
 
+from tests.decoding.test_compressed_cache import Uneven
 from tests.hugging_face.models import sharp
 from value_aware_attention import native
-from value_aware_attention.caches import Recent
 from value_aware_attention.decoding import compressed, fused, later_token
 from value_aware_attention.decoding.kept_layer import KeptLayer
 from value_aware_attention.decoding.pages import ROOM, Slots
@@ -247,6 +247,7 @@ def test_half_precision_that_would_overflow_is_summed_in_fp32() -> None:
         assert layer.serve(query, KERNEL, None).isfinite().all()
 
 
+@pytest.mark.slow  # it compiles
 def test_a_compiler_without_wide_vectors_builds_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,13 +267,6 @@ def test_a_compiler_without_wide_vectors_builds_the_same(
     finally:
         native.library.cache_clear()
         native.compiler.cache_clear()
-
-
-class Uneven(Recent):
-    """Keeps more keys in the later heads."""
-
-    def losses(self, observed) -> Tensor:  # type: ignore[no-untyped-def]
-        return self.scores(observed) + 4 * torch.arange(observed.batch[-1])[:, None]
 
 
 @torch.no_grad()

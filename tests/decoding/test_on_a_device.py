@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from tests.approximations.methods import Counted
 from tests.pretend_device import PretendDevice
 from value_aware_attention.caches import LeaveOneOut
 from value_aware_attention.hugging_face import compressed_cache
@@ -20,16 +20,6 @@ WAITS = 3
 """Waits of a prompt: what is refused, the kept keys of each head, and their means for the report"""
 OF_PADDING = 6
 """Waits of a layer of padded texts, whatever their lengths"""
-
-
-class Counted(TorchDispatchMode):
-    """Counts the operations that are dispatched within its context."""
-
-    operations = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations += 1
-        return func(*args, **kwargs or {})
 
 
 def llama(layers: int) -> LlamaForCausalLM:
@@ -52,7 +42,7 @@ def read(model: LlamaForCausalLM, texts: int, padding: int = 0) -> tuple[int, Dy
     cache = DynamicCache(config=model.config)
     with torch.no_grad(), Counted() as counted:
         model(*inputs, past_key_values=cache, logits_to_keep=1)
-    return counted.operations, cache
+    return counted.counts.total(), cache
 
 
 def chosen(

@@ -40,7 +40,7 @@ def batch() -> tuple[list[Tensor], tuple[Tensor, Tensor, Tensor]]:
 @pytest.mark.parametrize(
     "observed",
     [
-        name if name in ("last", "continued", "repeat") else pytest.param(name, marks=SLOWLY)
+        name if name in ("continued", "repeat") else pytest.param(name, marks=SLOWLY)
         for name in OBSERVED
     ],
 )

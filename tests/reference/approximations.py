@@ -54,17 +54,6 @@ def optimal_value_oblivious(alpha: Float[Tensor, " M"], r: int) -> Float[Tensor,
     )
 
 
-def optimal_value_aware_1(
-    alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, " M"]
-) -> int:
-    """Minimises ||o - v_i||^2 over visible keys i, by trying all of them (section 3, r = 1)."""
-    output = sum(a * v for a, v in zip(alpha, value, strict=True))
-    distances = {
-        i: float(((output - value[i]) ** 2).sum()) for i in range(len(value)) if visible[i]
-    }
-    return min(distances, key=distances.__getitem__)
-
-
 def oblivious_keys_optimal_weights(
     alpha: Float[Tensor, " M"], value: Float[Tensor, "M V"], visible: Bool[Tensor, " M"], r: int
 ) -> Float[Tensor, " M"]:

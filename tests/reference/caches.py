@@ -1,9 +1,8 @@
-"""Slow, obvious search for the best shared set of keys, and a bound on the error of any."""
+"""Slow, obvious search for the best shared set of keys."""
 
 from itertools import combinations
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from value_aware_attention.caches.kept import KeptKeys
@@ -34,15 +33,3 @@ def best_set(seen: Observed, r: int) -> KeptKeys:
         lowest = torch.minimum(lowest, error)
     assert available(seen).any()
     return plain(seen, best)
-
-
-def least_error(output: Float[Tensor, "*batch n V"], r: int) -> Float[Tensor, " *batch"]:
-    """Computes a lower bound of sum ||o_i - o~_i||^2 for any r slots shared by all rows.
-
-    Whatever keys, biases or values the slots hold, o~ lies in an affine space of r - 1 dimensions,
-    so the error is at least sum_{k >= r} sigma_k^2 of the centred outputs. 0 from r = V + 1 on:
-    beyond the head size no number of slots is too small, only the weights that q·k can produce
-    are. Every row must attend to some of the slots, and to nothing beside them.
-    """
-    centred = output - output.mean(dim=-2, keepdim=True)
-    return torch.linalg.svdvals(centred.double())[..., r - 1 :].square().sum(dim=-1)

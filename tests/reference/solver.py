@@ -74,18 +74,15 @@ def _affine_projection(
 
 def all_pairs(value: Float[Tensor, "M V"], output: Float[Tensor, " V"]) -> Float[Tensor, " M"]:
     """Computes the optimum at r = 2 in closed form: the closest point of every [v_i, v_j]."""
+    first, second = torch.combinations(torch.arange(len(value)), with_replacement=True).unbind(1)
     centred = value.double() - output.double()
-    gram = centred @ centred.T
-    squared_length = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
-    share = (gram.diagonal()[:, None] - gram) / squared_length.clamp_min(1e-300)  # of v_j
+    apart = centred[first] - centred[second]
+    share = -(centred[second] * apart).sum(dim=1) / apart.square().sum(dim=1).clamp_min(1e-300)
     share = share.clamp(0, 1)
-    errors = (1 - share) ** 2 * gram.diagonal()[:, None] + share**2 * gram.diagonal()
-    errors = errors + 2 * share * (1 - share) * gram
-    i, j = divmod(int(errors.argmin()), len(value))
-    best = torch.zeros(len(value), dtype=torch.float64)
-    best[i] += 1 - share[i, j]
-    best[j] += share[i, j]
-    return best
+    errors = (centred[second] + share[:, None] * apart).square().sum(dim=1)
+    best = int(errors.argmin())
+    places, weights = torch.stack([first, second])[:, best], torch.stack([share, 1 - share])
+    return torch.zeros(len(value)).double().index_add(0, places, weights[:, best])
 
 
 def greedy_path(
