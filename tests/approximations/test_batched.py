@@ -1,6 +1,7 @@
 """Shortcuts of the torch search save work and change no result."""
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
