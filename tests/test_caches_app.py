@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.apps import refusal, run_app
-from tests.models.gguf_files import llama, write_gguf
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.terminal import cache_table
 from value_aware_study.report import records
@@ -27,18 +26,6 @@ class Named:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Installs a package that holds a GGUF file."""
-    folder = tmp_path / "site/tiny_decoder"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    write_gguf(llama(), folder / "tiny.gguf")
-    (tmp_path / "text.txt").write_text(40 * "the thing that they thought of then was with them ")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    return tmp_path
 
 
 def command(site: Path, *more: str) -> str:

@@ -67,9 +67,14 @@ def scaled() -> list[Any]:
 
 
 @pytest.mark.parametrize(("app", "scale"), scaled())
-def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
-    cfg = composed(app, [f"scale={scale}", *ASKED.get(app, [])])
+def test_every_app_composes_at_every_scale_and_its_help_shows_a_command(
+    app: str, scale: str
+) -> None:
+    given = [f"scale={scale}", *ASKED.get(app, [])]
+    cfg = composed(app, given, return_hydra_config=True)
     assert cfg.scale == scale
+    first, _, rest = cfg.hydra.help.header.partition("\n")
+    assert "Hydra" not in first and f"python -m pipelines.{app}" in rest
     assert OmegaConf.to_container(cfg[app], resolve=False)
     for key in cfg[app]:
         if key != "choice":  # known only when Hydra runs the app
@@ -226,15 +231,6 @@ def test_no_scale_sets_what_params_lacks_and_laptop_is_params_alone() -> None:
     }
 
 
-def test_the_paper_scale_is_the_papers() -> None:
-    cfg = composed("plan", ["scale=paper"])
-    assert (cfg.causal.steps, cfg.causal.batch_size, cfg.causal.context) == (31520, 128, 400)
-    long, short = cfg.masked.long, cfg.masked.short
-    assert long.length == 8 * short.length == 4096
-    assert short.batch_size * short.length == long.batch_size * long.length
-    assert long.steps == short.steps == 2_476_000
-
-
 def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_tables() -> None:
     cfg, paper = composed("plan", ["scale=gpu"]), composed("plan", ["scale=paper"])
     for name in ("layers", "width", "heads", "feedforward", "length", "context"):
@@ -249,11 +245,3 @@ def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_ta
         for name, value in cell.parameters.items():
             assert value in axes[name], cell
     assert cfg.grid.value_aware_keys == composed("plan", []).grid.value_aware_keys
-
-
-@pytest.mark.parametrize("name", APPS)
-def test_the_help_of_an_app_says_what_it_does_and_shows_a_command(name: str) -> None:
-    header = composed(name, ASKED.get(name, []), return_hydra_config=True).hydra.help.header
-    first, _, rest = header.partition("\n")
-    assert "Hydra" not in first
-    assert f"python -m pipelines.{name}" in rest

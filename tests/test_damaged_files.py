@@ -22,23 +22,12 @@ OUT = "outputs/smoke/"
 CAUSAL, MODEL = f"{OUT}tokens/causal", f"{OUT}models/causal_elu"
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-7])
-
-
-def emptied(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-def other(text: str) -> Callable[[Path], object]:
-    def damage(file: Path) -> None:
-        file.write_text(text)
-
-    damage.__name__ = text
-    return damage
-
-
-DAMAGES = (cut, emptied, other("{}"), other("[]"))
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-7],
+    "emptied": lambda content: b"",
+    "{}": lambda content: b"{}",
+    "[]": lambda content: b"[]",
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +94,18 @@ def test_a_damaged_file_is_named_in_one_line(
     whole: Path, tmp_path: Path, command: str, name: str
 ) -> None:
     for damage in DAMAGES:
-        if (damage.__name__, Path(name).name) in RIGHT:
+        if (damage, Path(name).name) in RIGHT:
             continue
-        root = tmp_path / damage.__name__.encode().hex()
+        root = tmp_path / damage.encode().hex()
         shutil.copytree(whole, root)
         file = root / name
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(RECORD)
-        damage(file)
+        file.write_bytes(DAMAGES[damage](file.read_bytes()))
         before = contents(root)
         line = refusal(command.format(root=root), root)
-        assert str(file) in line, (damage.__name__, line)
+        assert str(file) in line, (damage, line)
         assert contents(root / OUT).items() <= before.items()
 
 
@@ -223,22 +212,6 @@ def test_a_model_with_two_records_is_refused_by_their_names(root: Path) -> None:
     )
 
 
-def test_weights_and_tokens_with_a_changed_bit_are_refused(root: Path) -> None:
-    write_checksums(root / CAUSAL)
-    for name in (f"{CAUSAL}/evaluation.npy", f"{MODEL}/model.safetensors"):
-        file = root / name
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
-        assert_refused(
-            f"^error: {file} has changed since it was written",
-            run_app,
-            "evaluate kernel=elu",
-            root,
-            error=SystemExit,
-        )
-
-
 @pytest.mark.parametrize(
     ("command", "name", "old", "new"),
     [
@@ -247,6 +220,8 @@ def test_weights_and_tokens_with_a_changed_bit_are_refused(root: Path) -> None:
         ("report", "metrics/tokens.json", b"60", b"61"),
         ("report", "metrics/train/a.json", b'"a"', b'"b"'),
         ("report", "records/a.json", b'"length": ', b'"length": 1'),
+        ("evaluate kernel=elu", "tokens/causal/evaluation.npy", b"\x01", b"\x02"),
+        ("evaluate kernel=elu", "models/causal_elu/model.safetensors", b"F32", b"F16"),
     ],
 )
 def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
@@ -256,7 +231,7 @@ def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
     if file.suffix == ".json":
         file.write_text(with_checksum(file.read_text()))
     else:
-        write_checksums(root / OUT / "corpus")
+        write_checksums(file.parents[1] if command == "tokens" else file.parent)
     file.write_bytes(file.read_bytes().replace(old, new, 1))
     assert_refused(
         f"^error: {file} .*has changed since it was written",

@@ -24,7 +24,7 @@ from tests.apps import run_app
 from tests.test_cluster import write_run
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start
 from value_aware_attention import distributed
-from value_aware_attention.distributed import broadcast, shared_map
+from value_aware_attention.distributed import shared_map
 from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.store import RecordCache
@@ -57,11 +57,6 @@ def test_every_item_is_computed_by_one_process_and_comes_back_in_order(
             patch("torch.distributed.all_gather_object", gather),
         ):
             assert shared_map(lambda item: item, items) == items
-
-
-def test_alone_a_process_computes_everything() -> None:
-    assert shared_map(lambda x: 2 * x, [1, 2, 3]) == [2, 4, 6]
-    assert broadcast(lambda: "read") == "read"
 
 
 def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:

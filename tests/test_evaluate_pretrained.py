@@ -18,18 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 WORDS = "the thing that they thought of then was with them "
 
 
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Installs a package that holds a GGUF file, and must be found without an import."""
-    folder = tmp_path / "site/tiny_decoder"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("raise ImportError('it is found, not imported')")
-    write_gguf(llama(), folder / "tiny.gguf")
-    (tmp_path / "text.txt").write_text(40 * WORDS)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    return tmp_path
-
-
 def command(site: Path, *more: str) -> str:
     """Asks for an evaluation on 32 tokens of a text."""
     options = [

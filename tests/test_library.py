@@ -62,6 +62,12 @@ def test_the_library_imports_its_dependencies_and_nothing_else() -> None:
     assert packages(LIBRARY) - set(sys.stdlib_module_names) - {LIBRARY.name} <= required
 
 
+def test_the_study_imports_no_runner_and_its_report_nothing_heavy() -> None:
+    assert not packages(STUDY) & {"dvc", "wandb"}
+    heavy = {"torch", "transformers", "pytorch_lightning", "hydra"}
+    assert not packages(STUDY / "report") & heavy
+
+
 @pytest.mark.parametrize("folder", [LIBRARY, STUDY], ids=lambda folder: folder.name)
 def test_no_package_imports_one_that_uses_it_nor_names_it_in_a_string(folder: Path) -> None:
     users = {STUDY.name, "pipelines", "benchmarks", "checks"} - {folder.name}

@@ -1,6 +1,5 @@
 """dvc.yaml, params.yaml, conf/ and the imports describe one pipeline."""
 
-import ast
 import shlex
 import shutil
 import subprocess
@@ -179,24 +178,3 @@ def test_both_readers_of_params_agree_and_it_holds_no_interpolation() -> None:
     text = (ROOT / "params.yaml").read_text()
     assert "${" not in text
     assert yaml.safe_load(text) == OmegaConf.to_container(PARAMS)
-
-
-def test_the_library_imports_no_hydra_the_study_no_runner_and_the_report_nothing_heavy() -> None:
-    runners = {"dvc", "wandb"}
-    heavy = {"torch", "transformers", "pytorch_lightning", "hydra"}
-    refused = {
-        "value_aware_attention": {"hydra", "omegaconf"} | runners,
-        "value_aware_study": runners,
-        "value_aware_study/report": heavy | runners,
-    }
-    for folder, names in refused.items():
-        for file in (ROOT / "src" / folder).rglob("*.py"):
-            assert not imported_by(file) & names, file
-
-
-def imported_by(file: Path) -> set[str]:
-    """Returns the packages that a file's import statements name."""
-    nodes = list(ast.walk(ast.parse(file.read_text())))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}

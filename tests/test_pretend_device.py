@@ -140,38 +140,8 @@ def test_what_else_cuda_refuses(
     assert_refused(message, work, torch.arange(4, device="cuda"), error=error)
 
 
-def test_what_cuda_allows(device: PretendDevice) -> None:
-    ours = torch.tensor([[1.0, -2.0], [3.0, 4.0]], device="cuda")
-    made = [
-        ours + torch.tensor(1.0),
-        ours[torch.tensor([1, 0])],
-        ours.clone().copy_(torch.ones(2, 2)),
-        ours.masked_fill(ours > 0, torch.tensor(0.0)),
-        torch.zeros_like(ours),
-        ours.new_tensor([1.0]),
-        nn.Linear(2, 2).to("cuda").weight,
-        torch.ones(2).to(ours),
-    ]
-    assert all(x.device == DEVICE and x.is_cuda and not x.is_cpu for x in made)
-    assert ours.cpu().device.type == "cpu" and ours.tolist() == [[1.0, -2.0], [3.0, 4.0]]
-    assert torch.zeros(2, device="meta").is_meta
-
-
-def test_gradients_and_views_are_those_of_the_cpu() -> None:
-    def work(x: Tensor) -> list[Tensor]:
-        leaf = x.detach().clone().requires_grad_()
-        product = leaf * 3
-        product[:, 1] += product[:, 0]
-        product[0].mul_(2)
-        (product @ leaf.mT).square().sum().backward()
-        return [product.detach(), leaf.grad]
-
-    same_on_both(work, torch.randn(3, 3))
-
-
 def test_waits_are_counted(device: PretendDevice) -> None:
     ours = torch.ones(3, device="cuda")
-    assert not device.waits
     for waits in (
         ours.sum().item,
         ours.cpu,
@@ -184,10 +154,6 @@ def test_waits_are_counted(device: PretendDevice) -> None:
         before = device.waits.total()
         waits()
         assert device.waits.total() == before + 1
-    before = device.waits.total()
-    ours[ours > 0] = 0.0
-    ours.add_(1).sum()
-    assert device.waits.total() == before
 
 
 def inputs(length: int = KEYS) -> list[Tensor]:
@@ -347,13 +313,12 @@ def trained(module: Any, rows: Any) -> list[Tensor]:
     return [loss.detach(), *(p.detach() for p in module.parameters()), *totals.values()]
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-def test_training_the_causal_model(kernel: Any) -> None:
-    same_on_both(trained, causal_module(kernel=kernel, dropout=0.0), causal_batch(0))
-
-
-def test_training_the_masked_model() -> None:
-    same_on_both(trained, masked_module(dropout=0.0), masked_batch(0))
+@pytest.mark.parametrize("name", [*KERNELS, "masked"])
+def test_training(name: str) -> None:
+    if name == "masked":
+        same_on_both(trained, masked_module(dropout=0.0), masked_batch(0))
+    else:
+        same_on_both(trained, causal_module(kernel=KERNELS[name], dropout=0.0), causal_batch(0))
 
 
 def test_training_with_an_approximation_and_recomputed_layers() -> None:

@@ -14,7 +14,7 @@ from value_aware_attention.measurement.run_on import cores_of, processor, run_on
 CORE = "processor\t: {}\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
 
 
-def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_processors_of_one_name_are_told_apart_where_the_system_tells_more(tmp_path: Path) -> None:
     told = []
     for model in (1, 17):
         info = tmp_path / str(model)
@@ -24,12 +24,9 @@ def test_processors_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert told[0] == {"name": "AMD EPYC", "family": "25", "model": "1", "vectors": vectors}
     assert cores_of(told[0]).endswith(f"of AMD EPYC (family 25, model 1, {vectors})")
     assert cores_of(told[0]) != cores_of(told[1])
-
-
-def test_a_system_without_cpuinfo_tells_less(tmp_path: Path) -> None:
-    told = processor(tmp_path / "missing")
-    assert told["family"] is None
-    assert "family" not in cores_of(told) and "None" not in cores_of(told)
+    less = processor(tmp_path / "missing")
+    assert less["family"] is None
+    assert "family" not in cores_of(less) and "None" not in cores_of(less)
 
 
 def test_what_numbers_were_made_on_names_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,10 @@ class TestFiles:
         with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
             file.write("compressed")
         (tmp_path / "notes.md").write_text("of another editor")
+        (tmp_path / "wiki.train.tokens").write_text("".join(LINES))
         read = list(read_texts(tmp_path))
-        assert read == ["plain\ntext\n", "compressed", "one", "two", "of another editor"]
+        texts = ["plain\ntext\n", "compressed", "one", "two", "of another editor"]
+        assert read == [*texts, *articles(LINES)]
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),
@@ -235,7 +237,3 @@ class TestArticles:
     def test_no_line_is_lost(self, lines):
         joined = "\n".join(articles(lines))
         assert joined == ("".join(lines)[:-1] if "".join(lines).strip() else "")
-
-    def test_tokens_files_are_read_as_articles(self, tmp_path):
-        (tmp_path / "wiki.train.tokens").write_text("".join(LINES))
-        assert len(list(read_texts(tmp_path))) == 2

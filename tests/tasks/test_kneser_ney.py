@@ -106,12 +106,6 @@ def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, d
         assert scores[0, candidate] == pytest.approx(expected.item())
 
 
-def test_no_n_gram_spans_two_rows() -> None:
-    model = KneserNey(np.array([[0, 1, 0, 1], [2, 3, 2, 3]]), order=2, vocabulary_size=SIZE)
-    crossing, within = model.probabilities(np.array([[1], [2]]), np.array([2, 3]))
-    assert crossing < 0.3 < within
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

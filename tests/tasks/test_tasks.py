@@ -40,6 +40,7 @@ from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.records.estimate import ratio_of_sums
 from value_aware_study.data.batches import MaskedSequences
 from value_aware_study.evaluation.grid import expand_axes
+from value_aware_study.evaluation.texts import _check_fit as check_fit
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -91,10 +92,6 @@ def test_every_target_is_scored_once_from_what_its_window_may_read(
     np.testing.assert_allclose(sums.totals, list(map(sum, windows)), rtol=1e-4)
 
 
-def test_a_context_as_long_as_the_window_is_refused() -> None:
-    assert_refused("context is 8", list, context_windows(10, 8, 8))
-
-
 def small_masked(
     tmp_path: Path, units: int | None, device: str = "cpu", piece: int | None = None
 ) -> Task:
@@ -114,18 +111,6 @@ def small_masked(
     )  # fmt: skip
 
 
-def test_masked_error_equals_the_full_output_layer(tmp_path: Path) -> None:
-    task = small_masked(tmp_path, None)
-    sums = task.run(lambda layer: Exact())
-    inputs, labels = task.texts[0].take(range(9))
-    with torch.no_grad():
-        predicted = task.model(inputs).logits.argmax(-1)
-    asked = labels >= 0
-    wrong = ((predicted != labels) & asked).sum(1).numpy()
-    np.testing.assert_array_equal(sums.totals, wrong)
-    np.testing.assert_array_equal(sums.counts, asked.sum(1).numpy())
-
-
 def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path: Path) -> None:
     (all_rows,), (some,) = (small_masked(tmp_path, units).texts for units in (None, 3))
     for row, index in enumerate(evenly_spaced(9, 3)):
@@ -133,30 +118,29 @@ def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path:
         assert torch.equal(all_rows.labels[index], some.labels[row])
 
 
-def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path: Path) -> None:
-    whole, cut = small_masked(tmp_path, None), small_masked(tmp_path, None, piece=4)
-    (text,), (pieces,) = whole.texts, cut.texts
-    assert torch.equal(pieces.inputs.view(9, 12), text.inputs)
-    assert torch.equal(pieces.labels.view(9, 12), text.labels)
-    sums = cut.run(None)
-    assert cut.length == 4 and sums.counts.tolist() == whole.run(None).counts.tolist()
-    wrong = []
-    for inputs, labels in zip(text.inputs, text.labels, strict=True):
-        with torch.no_grad():
-            parts = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
-        wrong.append(int(((torch.cat(parts) != labels) & (labels >= 0)).sum()))
-    assert sums.totals.tolist() == wrong
-    assert_refused(
-        "piece is 5; it must divide the sequences' 12 tokens", small_masked, tmp_path, None, piece=5
-    )
+@pytest.mark.parametrize("piece", [None, 4])
+def test_masked_errors_are_those_of_the_full_output_layer_which_may_read_pieces(
+    tmp_path: Path, piece: int | None
+) -> None:
+    (text,), task = small_masked(tmp_path, None).texts, small_masked(tmp_path, None, piece=piece)
+    assert torch.equal(task.texts[0].inputs.view(9, 12), text.inputs)
+    assert torch.equal(task.texts[0].labels.view(9, 12), text.labels)
+    sums = task.run(lambda layer: Exact())
+    with torch.no_grad():
+        parts = text.inputs.reshape(-1, piece or 12)
+        predicted = task.model(parts).logits.argmax(-1).view(9, 12)
+    asked = text.labels >= 0
+    assert sums.totals.tolist() == ((predicted != text.labels) & asked).sum(1).tolist()
+    assert sums.counts.tolist() == asked.sum(1).tolist()
+    assert task.length == (piece or 12)
 
 
-def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
-    task = small_masked(tmp_path, None)
-    from value_aware_study.evaluation.texts import _check_fit
-
-    assert_refused("vocabulary of 60, the tokens of 61", _check_fit, task.model, 61, 12)
-    assert_refused("13 tokens; the model has 12 positions", _check_fit, task.model, 60, 13)
+def test_what_does_not_fit_a_task_is_refused(tmp_path: Path) -> None:
+    model = small_masked(tmp_path, None).model
+    assert_refused("context is 8", list, context_windows(10, 8, 8))
+    assert_refused("piece is 5; it must divide", small_masked, tmp_path, None, piece=5)
+    assert_refused("vocabulary of 60, the tokens of 61", check_fit, model, 61, 12)
+    assert_refused("13 tokens; the model has 12 positions", check_fit, model, 60, 13)
 
 
 def test_a_cell_is_measured_against_exact_on_the_same_units(causal: Task) -> None:
