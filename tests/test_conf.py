@@ -1,28 +1,31 @@
-"""Every option of every config group builds what it names."""
+"""Every option of every config group builds what it names; a bad card is one line."""
 
 import re
-from functools import cache
+import shutil
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
-from hydra.utils import instantiate
+from hydra.errors import HydraException
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from pipelines.app import composed, plain
+from pipelines.app import composed, hydra_app, one_line, plain
 from pipelines.app.method_cards import register_methods
 from pipelines.app.training import trained_attention
 from pipelines.app.values import TRAINER, leaves, read_params, value_of, values_of_scale
+from tests.apps import refusal
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
-from value_aware_study.cards import cards
+from value_aware_study.cards import APPROXIMATIONS, Card, cards
 from value_aware_study.data.tokenization import ByteLevelBPE, PretrainedTokenizer, WordLevel
 from value_aware_study.evaluation.grid import grid, setting
 from value_aware_study.report.published import TABLE_1
@@ -245,3 +248,71 @@ def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_ta
         for name, value in cell.parameters.items():
             assert value in axes[name], cell
     assert cfg.grid.value_aware_keys == composed("plan", []).grid.value_aware_keys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Copies the cards, to be spoilt."""
+    return Path(shutil.copytree(APPROXIMATIONS, tmp_path / "conf/approximation"))
+
+
+@pytest.mark.parametrize(
+    ("card", "before", "after", "said"),
+    [
+        ("nystrom", "  label: Nyström\n", "", "nystrom.yaml: card.label is missing"),
+        ("nystrom", "card:", "cart:", "nystrom.yaml: card.label is missing"),
+        ("nystrom", "_target_: value", "target: value", "nystrom.yaml: _target_ is missing"),
+        (
+            "nystrom",
+            "label: Nyström",
+            "label: LSH",
+            "nystrom.yaml: card.label is 'LSH', as in conf",
+        ),
+        ("nystrom", "  keeps:", "  keep:", "nystrom.yaml: card.keep is unknown; a card has label,"),
+        ("nystrom", "  keeps:", "  keeps: [", "nystrom.yaml: while parsing"),
+    ],
+)
+def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, card: str, before: str, after: str, said: str
+) -> None:
+    file = folder / f"{card}.yaml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after, 1))
+    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder=folder))
+    line = refusal("plan", folder.parent)
+    assert line.startswith("error: conf/approximation/") and said in line
+
+
+@pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.name)
+def test_every_argument_that_a_card_names_is_one_of_its_class(card: Card) -> None:
+    survey = dict(card.survey or {})
+    vary = survey.pop("vary", None)
+    named = [card.arguments, card.axes, card.curves, survey, card.train or {}]
+    known = set(signature(get_class(card.target)).parameters)
+    assert {vary} - {None} <= known and set().union(*named) <= known
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"round": 4}, "unexpected keyword argument 'round'"),
+        ({"_target_": "value_aware_attention.approximations.Nowhere"}, "Nowhere"),
+    ],
+)
+def test_a_card_that_names_something_else_ends_in_one_line_when_its_method_is_built(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(HydraException) as stop:
+        setting("lsh", cards()["lsh"].build(**changes)).build(0)
+    line = one_line(stop.value)
+    assert said in line and "\n" not in line
+
+
+def test_no_cards_are_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no method cards"):
+        cards(tmp_path)
+
+
+def test_cards_come_in_the_order_of_their_places() -> None:
+    places = [card.place for card in cards().values()]
+    assert places == sorted(set(places)) and next(iter(cards())) == "exact"

@@ -93,32 +93,22 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
 def test_a_stopped_probe_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = probed("roberta").record
-    done: list[tuple] = []
-    measuring = import_module("value_aware_attention.measurement.measure")
-    run, measure = Task.run, measuring.layer_errors
+    whole, run = probed("roberta").record, Task.run
+    windows: list[int] = []
 
-    def counted(task: Task, method: object, window: int) -> UnitSums:
-        if len(done) == 9:
+    def stopped(task: Task, method: object, window: int) -> UnitSums:
+        windows.append(window)
+        if len(windows) == 10:
             raise KeyboardInterrupt
-        done.append((method, window))
         return run(task, method, window)
 
-    monkeypatch.setattr(Task, "run", counted)
+    monkeypatch.setattr(Task, "run", stopped)
     with pytest.raises(KeyboardInterrupt):
         probed("roberta", cache=tmp_path)
-    monkeypatch.setattr(Task, "run", run)
-    layers: list[object] = []
-    monkeypatch.setattr(
-        measuring, "layer_errors", lambda c, **o: layers.append(c) or measure(c, **o)
-    )
-    after: list[int] = []
-    monkeypatch.setattr(
-        Task, "run",
-        lambda task, method, window: after.append(window) or run(task, method, window),
-    )  # fmt: skip
+    measuring = import_module("value_aware_attention.measurement.measure")
+    monkeypatch.setattr(measuring, "layer_errors", lambda *_, **__: pytest.fail("measured again"))
     assert probed("roberta", cache=tmp_path).record == whole
-    assert not layers and len(after) == 2 * (1 + 5 * 5 + 1 + 3 * 4) - 9  # the mean is r = 1
+    assert len(windows) - 1 == 2 * (1 + 5 * 5 + 1 + 3 * 4)  # the mean is r = 1
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -138,66 +128,55 @@ def test_the_cache_knows_what_a_number_depends_on(cached: Path, change: dict) ->
     assert probed(cache=cached, **options).record == probed(**options).record
 
 
-def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
-    first, other = model("bert"), model("bert")
-    other.encoder.layer[1].output.dense.bias.data[0] += 1
-    options = {**QUICK, "sizes": [1]}
-    for made in (first, other):
-        record = probe.probe(made, tokenizer(), TEXT, cache=tmp_path, **options).record
-        assert record == probe.probe(made, tokenizer(), TEXT, **options).record
-
-
-def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
+def test_a_report_prints_what_was_shown_and_counts_keys_of_a_measured_share() -> None:
     lines: list[str] = []
-    report = probed(show=lines.append)
+    report = probed(sizes=[1, 4], show=lines.append)
     assert "\n".join([*lines, "", report.headline]) == str(report)
     needed = report.keys_needed(0.05, layer=1)
     assert needed["optimal_v_aware"] <= needed["optimal_v_oblivious"] <= LENGTH
     assert needed != report.keys_needed(0.01, layer=1)
+    assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
+    assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
+    for share in (0.02, 5, 0):
+        line = f"share is {share}; it must be one of 0.01, 0.05"
+        assert_refused(line, report.keys_by_head, share)
+        assert_refused(line, report.keys_needed, share)
+    window = "sliding_window"
+    assert_refused(f"method is '{window}'; it must be", report.keys_by_head, 0.05, window)
+    assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
+
+
+def probed_caches(**options: object) -> CacheRecord:
+    given = {"windows": 2, "length": LENGTH, **options}
+    return probe.probe_caches(model("bert"), tokenizer(), TEXT, **given)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "named"),
+    ("measure", "options", "named"),
     [
-        ("bert", {"length": 40}, "length is 40; the model has 16 positions"),
-        ("roberta", {"length": 17}, "length is 17; the model has 16 positions"),
-        ("bert", {"sizes": [1, 17]}, "sizes has 17; it must lie between 1 and the length, 16"),
-        ("bert", {"sizes": [0]}, "sizes has 0"),
-        ("bert", {"rows": 0}, "rows is 0"),
-        ("bert", {"search": "slow"}, "fast, default, best"),
-        ("bert", {"sizes": []}, "sizes is empty"),
-        ("bert", {"sizes": 4}, "sizes is 4; it must be a list of integers"),
-        ("bert", {"methods": {}}, "methods is empty"),
-        ("bert", {"length": 0}, "length is 0; it must be an integer >= 1"),
-        ("bert", {"length": 16.0}, "length is 16.0; it must be an integer"),
-        ("bert", {"windows": 2.5}, "windows is 2.5; it must be an integer"),
-        ("bert", {"seed": 2**64}, "seed is 18446744073709551616; it must be"),
+        (probed, {"length": 40}, "length is 40; the model has 16 positions"),
+        (partial(probed, "roberta"), {"length": 17}, "length is 17; the model has 16 positions"),
+        (probed, {"sizes": [1, 17]}, "sizes has 17; it must lie between 1 and the length, 16"),
+        (probed, {"sizes": [0]}, "sizes has 0"),
+        (probed, {"rows": 0}, "rows is 0"),
+        (probed, {"search": "slow"}, "fast, default, best"),
+        (probed, {"sizes": []}, "sizes is empty"),
+        (probed, {"sizes": 4}, "sizes is 4; it must be a list of integers"),
+        (probed, {"methods": {}}, "methods is empty"),
+        (probed, {"length": 0}, "length is 0; it must be an integer >= 1"),
+        (probed, {"length": 16.0}, "length is 16.0; it must be an integer"),
+        (probed, {"windows": 2.5}, "windows is 2.5; it must be an integer"),
+        (probed, {"seed": 2**64}, "seed is 18446744073709551616; it must be"),
+        (probed_caches, {"parts": ()}, "parts is"),
+        (probed_caches, {"parts": (8, 0)}, "parts is"),
+        (probed_caches, {"rows": 0}, "rows is 0"),
+        (probed_caches, {"methods": {}}, "methods is empty"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
-    assert_refused(named, probed, name, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"parts": ()}, "parts is"),
-        ({"parts": (8, 0)}, "parts is"),
-        ({"rows": 0}, "rows is 0"),
-        ({"methods": {}}, "methods is empty"),
-    ],
-)
-def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -> None:
-    assert_refused(
-        named,
-        probe.probe_caches,
-        model("bert"),
-        tokenizer(),
-        TEXT,
-        windows=2,
-        length=LENGTH,
-        **options,
-    )
+def test_what_cannot_be_measured_is_refused(
+    measure: Callable[..., object], options: dict, named: str
+) -> None:
+    assert_refused(named, measure, **options)
 
 
 @pytest.mark.parametrize("count", [99, 100, 1000])
@@ -226,21 +205,6 @@ def test_one_window_has_no_intervals_and_a_page(name: str, tmp_path: Path) -> No
     write_probe(report.record, tmp_path / "page")
     page = (tmp_path / "page/model_control.csv").read_text()
     assert "random_keys" in page and (tmp_path / "page/index.html").exists()
-
-
-def test_budgets_are_those_of_a_measured_share() -> None:
-    report = probed(sizes=[1, 4])
-    assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
-    assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
-    for share in (0.02, 5, 0):
-        assert_refused(
-            f"share is {share}; it must be one of 0.01, 0.05", report.keys_by_head, share
-        )
-        assert_refused("share is", report.keys_needed, share)
-    assert_refused(
-        "method is 'sliding_window'; it must be one of", report.keys_by_head, 0.05, "sliding_window"
-    )
-    assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
 
 
 def with_other_mask() -> PreTrainedTokenizerFast:
@@ -281,21 +245,6 @@ def of_few_tokens() -> CausalLanguageModel:
 def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -> None:
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=LENGTH)):
         assert_refused(line, call, made(), tokenizer(), TEXT)
-
-
-@pytest.mark.parametrize(
-    ("made", "text", "line"),
-    [
-        (tokenizer, None, "text is None; give a string, or several"),
-        (tokenizer, Path("a.txt"), "text is of type PosixPath; give a string, or several"),
-        (tokenizer, ["a", 2], "text holds one 2; give strings"),
-        (tokenizer, "unheard " * 100, "no token of the text can be hidden"),
-        (with_other_mask, TEXT, r"gives token \d+, the model knows \d+: it is another"),
-        (lambda: None, TEXT, "tokenizer is a NoneType"),
-    ],
-)
-def test_texts_that_cannot_be_read_are_refused(made: Callable, text: object, line: str) -> None:
-    assert_refused(line, probe.probe, model("roberta"), made(), text, **QUICK)
 
 
 def test_a_causal_model_needs_two_tokens() -> None:
@@ -399,15 +348,27 @@ def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
     assert "| none" in (tmp_path / "model_keys_by_head.md").read_text()
 
 
-def test_a_model_whose_values_are_all_0_is_refused() -> None:
-    assert_refused(
-        "every layer's attention gives 0",
-        probe.probe,
-        silenced(range(2), slice(None)),
-        tokenizer(),
-        TEXT,
-        **QUICK,
-    )
+@pytest.mark.parametrize(
+    ("network", "made", "text", "line"),
+    [
+        (partial(model, "roberta"), tokenizer, None, "text is None; give a string, or several"),
+        (partial(model, "roberta"), tokenizer, Path("a.txt"), "text is of type PosixPath; give a"),
+        (partial(model, "roberta"), tokenizer, ["a", 2], "text holds one 2; give strings"),
+        (partial(model, "roberta"), tokenizer, "unheard " * 100, "no token of the text can be hid"),
+        (partial(model, "roberta"), with_other_mask, TEXT, r"gives token \d+, the model knows \d+"),
+        (partial(model, "roberta"), lambda: None, TEXT, "tokenizer is a NoneType"),
+        (
+            partial(silenced, range(2), slice(None)),
+            tokenizer,
+            TEXT,
+            "every layer's attention gives 0",
+        ),
+    ],
+)
+def test_models_and_texts_that_do_not_go_together_are_refused(
+    network: Callable, made: Callable, text: object, line: str
+) -> None:
+    assert_refused(line, probe.probe, network(), made(), text, **QUICK)
 
 
 # The app.

@@ -62,12 +62,16 @@ def test_it_prints_the_report_and_writes_the_record(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     records = []
-    for name in ("bert", "gpt2"):
+    for name, more in (("bert", ["--caches"]), ("gpt2", [])):
         file = tmp_path / f"{name}.json"
         options = ["--text", folder / "text.txt", "--length", LENGTH, "--json", file]
-        run(monkeypatch, folder / name, *options, *FEW)
+        run(monkeypatch, folder / name, *options, *FEW, *more)
         records.append(Record.from_json(file.read_text()))
         printed = capsys.readouterr().out
+        compressed = "a cache that keeps r of 16 keys for all later queries: 1 - cosine"
+        caches = {line.split("  ")[0] for line in printed.splitlines()}
+        named = {"SnapKV", "DropKV", "value-aware", "value-aware, refitted"}
+        assert (compressed in printed) == (named <= caches) == bool(more)
         assert "\n".join(tables(records[-1])) in printed and headline(records[-1]) in printed
         assert printed.startswith(f"{name}\n") and records[-1].model == name
     run(monkeypatch, *(tmp_path / f"{record.model}.json" for record in records))
@@ -109,45 +113,45 @@ def test_explain_writes_one_page_of_the_whole_sentence(
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    ("sentence", "pieces"),
-    [
-        ("w1 <mask> w2.", "w1 <mask> w2."),
-        ("w1 </s> w2 <s> .", "w1 </s> w2 <s> ."),
-        (f"W1 {words(40)}. W2 w3.", None),  # the first sentence could be a passage alone
-        ("w1. w2! w3? w4", None),
-        ("\u200b", ""),
-        (words(46), None),
-        (words(47), ""),
-    ],
-)
-def test_explain_shows_any_text_whole_or_tells_its_tokens(
-    tmp_path: Path, sentence: str, pieces: str | None
-) -> None:
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saves a model of 48 positions, whose tokenizer drops what takes no room."""
     from tokenizers import normalizers
     from transformers import BertConfig, BertForMaskedLM
 
-    tokens = tokenizer()
+    folder, tokens = tmp_path_factory.mktemp("masked"), tokenizer()
     tokens.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    tokens.save_pretrained(tmp_path)
+    tokens.save_pretrained(folder)
     sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-    BertForMaskedLM(BertConfig(**sizes, vocab_size=len(tokens))).save_pretrained(tmp_path)
+    BertForMaskedLM(BertConfig(**sizes, vocab_size=len(tokens))).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "w1 <mask> w2.",
+        "w1 </s> w2 <s> .",
+        f"W1 {words(40)}. W2 w3.",  # the first sentence could be a passage alone
+        "w1. w2! w3? w4",
+        words(46),
+    ],
+)
+def test_explain_shows_any_text_whole(masked: Path, tmp_path: Path, sentence: str) -> None:
     page = tmp_path / "page.html"
-    if pieces == "":
-        count = len(tokens(sentence, add_special_tokens=False).input_ids)
-        assert_refused(
-            f"^the text has {count} tokens; .* take 1 to 46, beside",
-            explain,
-            str(tmp_path),
-            sentence,
-            page,
-        )
-        return
-    explain(str(tmp_path), sentence, page)
+    explain(str(masked), sentence, page)
     (data,) = re.findall(r'id="explorer-data">([^<]*)<', page.read_text())
     (shown,) = json.loads(json.loads(zlib.decompress(b64decode(data)))["exploration"])["models"]
-    written = "".join(shown["tokens"]).split()
-    assert "".join(written) == "".join(f"<s> {pieces or sentence} </s>".split())
+    written = "".join("".join(shown["tokens"]).split())
+    assert written == "".join(f"<s>{sentence}</s>".split())
+
+
+@pytest.mark.parametrize(("sentence", "count"), [("\u200b", 0), (words(47), 47)])
+def test_explain_tells_the_tokens_of_a_text_that_is_none_or_too_long(
+    masked: Path, tmp_path: Path, sentence: str, count: int
+) -> None:
+    line = f"^the text has {count} tokens; .* take 1 to 46, beside"
+    assert_refused(line, explain, str(masked), sentence, tmp_path / "page.html")
 
 
 def test_explain_shows_a_character_of_several_tokens(
@@ -208,17 +212,6 @@ def test_probe_is_one_of_the_commands(
     with pytest.raises(SystemExit):
         value_aware(monkeypatch, "probe", "--help")
     assert "  value-aware probe ./my-llama --text" in capsys.readouterr().out
-
-
-def test_caches_have_a_table(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    run(monkeypatch, folder / "bert", "--text", folder / "text.txt", "--length", LENGTH, *FEW,
-        "--caches")  # fmt: skip
-    printed = capsys.readouterr().out
-    assert "a cache that keeps r of 16 keys for all later queries: 1 - cosine" in printed
-    rows = [line.split("  ")[0] for line in printed.splitlines()]
-    assert {"SnapKV", "DropKV", "value-aware", "value-aware, refitted"} <= set(rows)
 
 
 def test_a_file_of_llama_cpp_is_named_and_its_bos_is_told(
