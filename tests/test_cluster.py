@@ -1,12 +1,10 @@
 """Clusters run sweeps through submitit, train on several devices, and share results by DVC."""
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from contextlib import chdir
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 from dvc.repo import Repo
 
 from pipelines.scale import choose
-from tests.apps import ROOT, refusal, run_app
+from tests.apps import ROOT, refusal
 from tests.training.processes import save_tokenizer, write_tokens
 from value_aware_attention.kernels import Elu
 from value_aware_attention.models import CausalLanguageModel
@@ -32,29 +30,6 @@ def write_run(root: Path) -> Path:
     model.save_pretrained(root / "outputs/smoke/models/causal_elu")
     save_tokenizer(root / "outputs/smoke/models/causal_elu")
     return root
-
-
-@pytest.mark.skipif(find_spec("submitit") is None, reason="needs requirements-cluster.txt")
-@pytest.mark.filterwarnings("ignore")
-def test_a_sweep_of_submitit_jobs_prints_its_table(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path)
-    sweep = "kernel=elu approximation=optimal_v_oblivious approximation.r=1,96"
-    run_app(f"evaluate -m hydra/launcher=submitit_local {sweep}", tmp_path)
-    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
-    head, *rows = [words for words in lines if words[:1] in (["model"], ["causal_elu"])]
-    assert head[:4] == ["model", "kernel", "method", "r"]
-    assert [row[:4] for row in rows[1:]] == [
-        ["causal_elu", "elu", "optimal_v_oblivious", "1"],
-        ["causal_elu", "elu", "optimal_v_oblivious", "96"],
-    ]
-    # a job each, and with every key the exact attention
-    jobs = list((tmp_path / "logs/hydra/evaluate/.submitit").glob("*/*_result.pkl"))
-    assert len(jobs) == 2
-    (job,) = tmp_path.glob("logs/hydra/evaluate/jobs/*/1.json")
-    kept = json.loads(job.read_text())
-    assert dict(kept["row"])["relative_output_error"] < 1e-9
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -18,7 +18,7 @@ from pipelines.app import composed, hydra_app, one_line, plain
 from pipelines.app.method_cards import register_methods
 from pipelines.app.training import trained_attention
 from pipelines.app.values import TRAINER, leaves, read_params, value_of, values_of_scale
-from tests.apps import refusal
+from tests.apps import ROOT, refusal
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
@@ -30,7 +30,6 @@ from value_aware_study.data.tokenization import ByteLevelBPE, PretrainedTokenize
 from value_aware_study.evaluation.grid import grid, setting
 from value_aware_study.report.published import TABLE_1
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 SHARED = ("base", "paths")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)

@@ -7,15 +7,28 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from tests.apps import ROOT, refusal, run_app
 from tests.refusals import assert_refused
+from tests.report.pages import exploration
+from tests.report.surveyed import survey_record
 from tests.report.synthetic import probed
 from tests.test_cluster import write_run
 from tests.test_distributed import GRID
-from value_aware_attention.files import held, with_checksum, write_checksums
+from value_aware_attention.files import (
+    check_checksums,
+    held,
+    listed,
+    with_checksum,
+    write_checksums,
+)
+from value_aware_attention.records.record import Record
+from value_aware_study.report import records
+from value_aware_study.report.contents import survey_section
+from value_aware_study.report.frame import Results
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 OUT = "outputs/smoke/"
@@ -240,3 +253,157 @@ def test_another_letter_or_digit_is_refused_where_it_says_what_it_was(
         root,
         error=SystemExit,
     )
+
+
+SUMMARY, TIMES = "summary.json", "seconds.json"
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes a report with a probed model's section, and then one without it."""
+    run = tmp_path_factory.mktemp("reported")
+    texts = {
+        "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),
+        "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
+        "records/a.json": replace(probed(), scale="smoke", attention=()).to_json(),
+        "records/probe/a/record.json": probed().to_json(),
+        "explored/a.json": exploration().to_json(),
+    }
+    for name, text in texts.items():
+        file = run / "outputs/smoke" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:  # drawing pictures takes most of the time
+        patch.setattr("value_aware_study.report.page.png", lambda *_: b"")
+        run_app("report", run)
+        assert (run / "report/model_layers.png").exists()
+        shutil.rmtree(run / "outputs/smoke/records/probe")
+        run_app("report", run)
+    return run
+
+
+@pytest.fixture
+def run(reported: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(reported, tmp_path / "run")
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_an_earlier_report_wrote_is_not_published(run: Path) -> None:
+    (run / "report/mine.csv").write_text("mine")
+    run_app("publish", run)
+    (run / "results/smoke" / TIMES).write_text('{"report": 7}')
+    write_checksums(run / "results/smoke")
+    run_app("publish", run)  # which keeps the times
+    kept = {name for name in names(run / "report") if name.endswith(".csv")} - {"mine.csv"}
+    kept |= {"claims.md", "findings.md"}  # which README links
+    assert names(run / "results/smoke") == kept | {SUMMARY, TIMES, "index.html", "SHA256SUMS"}
+    check_checksums(run / "results/smoke", "publish again")
+    assert not list(run.glob("*/**/model_*"))
+    (run / "report/grid.md").unlink()
+    assert_refused(
+        r"report/grid\.md is missing: make the report again",
+        run_app,
+        "publish",
+        run,
+        error=SystemExit,
+    )
+
+
+def test_a_report_without_a_list_of_its_files_is_not_published(run: Path) -> None:
+    (run / "report/SHA256SUMS").unlink()
+    assert_refused(
+        r"report has no SHA256SUMS, .*: make the report again",
+        run_app,
+        "publish",
+        run,
+        error=SystemExit,
+    )
+    assert not (run / "results").exists()
+
+
+def test_a_report_of_another_scale_is_not_published(run: Path) -> None:
+    record = run / "outputs/smoke/records/a.json"
+    record.write_text(replace(probed(), scale="laptop", attention=()).to_json())
+    shutil.move(run / "outputs/smoke", run / "outputs/laptop")
+    line = "report is of scale smoke; scale is laptop: make the report again"
+    assert_refused(line, run_app, "publish scale=laptop", run, error=SystemExit)
+
+
+def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(run: Path) -> None:
+    run_app("publish what=numbers", run)
+    tables = {name for name in names(run / "report") if name.endswith(".csv")}
+    assert names(run / "results/smoke") == tables | {SUMMARY, "SHA256SUMS"}
+
+
+def test_the_records_of_a_page_are_packed_and_equal_ones_are_equal_bytes(run: Path) -> None:
+    archive = run / "results/records/smoke/records.zip"
+    run_app("publish what=trainings", run)
+    before = archive.read_bytes()
+    run_app("publish what=trainings", run)
+    assert archive.read_bytes() == before
+    with ZipFile(archive) as packed:
+        assert {Path(name).name for name in packed.namelist()} == {"a.json", "tokens.json"}
+    shutil.rmtree(run / "outputs/smoke/records")
+    line = "holds no records; run dvc repro first"
+    refused = "publish what=trainings"
+    assert_refused(line, run_app, refused, run, error=SystemExit)
+
+
+def test_a_published_survey_is_shown_by_a_run_without_one(run: Path) -> None:
+    """Its section says of which models it is; a survey of the run's own takes its place."""
+    ours, published = run / "outputs/smoke/records", run / "results/records"
+    surveyed = replace(survey_record(), scale="laptop")
+    (ours / "survey").mkdir()
+    (ours / "survey/elu.json").write_text(surveyed.to_json())
+    for name in ("survey", "trained"):
+        (published / name).mkdir(parents=True)
+        (published / name / "of_another_scale.json.xz").write_bytes(b"")
+        write_checksums(published / name)
+    run_app("publish what=survey", run)
+    assert names(published) == {"survey"}
+    assert names(published / "survey") == {"elu.json.xz", "SHA256SUMS"}
+    assert records.survey(ours, published) == ([surveyed], [], "")
+    shutil.rmtree(ours / "survey")
+    shown, _, scale = records.survey(ours, published)
+    assert shown == [surveyed] and scale == "laptop"
+    lead = survey_section(Results.of([], surveyed=shown, survey_of=scale)).lead
+    assert "published run of scale laptop" in lead and "Left out" not in lead
+
+
+def test_a_published_probe_is_shown_by_a_run_without_one(run: Path) -> None:
+    """It has the path of the run's own, which takes its place; published ones of others stay."""
+    roots = run / "outputs/smoke/records", run / "results/records"
+    probe, pattern = roots[0] / "probe/a", "probe/*/record.json"
+    probe.mkdir(parents=True)
+    (probe / "record.json").write_text(probed().to_json())
+    (probe / "explorer.json").write_text(exploration().to_json())
+    run_app("publish what=probe", run)
+    paths = {"a/record.json.xz", "a/explorer.json.xz"}
+    assert set(listed(roots[1] / "probe")) == paths
+    probe.rename(probe.with_name("b"))
+    run_app("publish what=probe", run)
+    assert set(listed(roots[1] / "probe")) == paths | {name.replace("a/", "b/") for name in paths}
+    shutil.rmtree(probe.parent)
+    assert records.read_all(Record.from_json, pattern, *roots) == {
+        "probe/a/record.json": probed(),
+        "probe/b/record.json": probed(),
+    }
+    shown = records.explorations(run / "none", *roots)
+    assert [other.sizes for other in shown] == [exploration().sizes] * 2
+    again = replace(probed(), scale="again")
+    probe.mkdir(parents=True)
+    (probe / "record.json").write_text(again.to_json())
+    (probe / "explorer.json").write_text(replace(exploration(), sizes=(3,)).to_json())
+    assert records.read_all(Record.from_json, pattern, *roots)["probe/a/record.json"] == again
+    shown = records.explorations(run / "none", *roots)  # the published ones have other sizes
+    assert [other.sizes for other in shown] == [(3,)]
+    (roots[1] / "probe/b/record.json.xz").write_bytes(b"")
+    line = r"b/record\.json\.xz is damaged .*: restore it \(git restore results\), or remove it"
+    assert_refused(line, records.read_all, Record.from_json, pattern, *roots)
+
+
+def test_one_page_is_published() -> None:
+    assert [page.parent.name for page in ROOT.glob("results/*/index.html")] == ["hours"]

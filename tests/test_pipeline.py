@@ -28,7 +28,6 @@ from pipelines.scale import STAGE_AXES
 from tests.apps import ROOT
 from tests.refusals import assert_refused
 
-ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
 BEFORE = {"fingerprints", "corpus", "tokens"}
 

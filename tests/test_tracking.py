@@ -18,13 +18,12 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from pipelines.app import composed, plain, tracking
-from tests.apps import run_app
+from tests.apps import ROOT, run_app
 from tests.refusals import assert_refused
 from tests.test_cluster import write_run
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
