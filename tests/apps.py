@@ -5,7 +5,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from altair.utils.schemapi import debug_mode
+
+from tests.training.processes import save_tokenizer, write_tokens
+from value_aware_attention.kernels import Elu
+from value_aware_attention.models import CausalLanguageModel
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,3 +40,15 @@ def refusal(command: str, folder: Path) -> str:
     assert line.startswith("error: ") and "\n" not in line
     assert not list(folder.rglob("*.partial"))
     return line
+
+
+def write_run(root: Path) -> Path:
+    """Writes random tokens and a model with random weights, as a run leaves them."""
+    write_tokens(root)
+    torch.manual_seed(0)
+    model = CausalLanguageModel(
+        vocabulary_size=60, layers=2, width=64, heads=1, feedforward=64, kernel=Elu(), dropout=0.0
+    )  # fmt: skip
+    model.save_pretrained(root / "outputs/smoke/models/causal_elu")
+    save_tokenizer(root / "outputs/smoke/models/causal_elu")
+    return root

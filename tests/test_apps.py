@@ -235,6 +235,10 @@ def test_no_record_names_the_machine(made: Path) -> None:
             "train_causal scale=gpu trainer.accelerator=gpu paths.outputs={made}/outputs/smoke",
             ("operations of training", "hours", "trainer.accelerator=auto"),
         ),
+        (
+            "train_causal -m trainer=ddp kernel=elu",
+            ("run the whole sweep again", "submitit_slurm"),
+        ),
         ("report report.records=/no/such/folder", ("/no/such/folder", "no records")),
         (
             "train_masked attention=sliding_window attention.method._target_="

@@ -1,6 +1,5 @@
 """Every option of every config group builds what it names; a bad card is one line."""
 
-import re
 import shutil
 from functools import cache, partial
 from inspect import signature
@@ -188,12 +187,6 @@ def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
         section = OmegaConf.to_yaml(cfg.task, resolve=True)
         assert "/other/model" in section and "/other/text" in section
         assert "outputs/" not in section
-
-
-@pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda file: file.name)
-def test_no_file_writes_a_path_twice(file: Path) -> None:
-    paths = re.findall(r"\$\{paths\.\w+\}/[^\s'\"]+", file.read_text())
-    assert len(paths) == len(set(paths))
 
 
 @pytest.mark.parametrize("name", options("approximation"))

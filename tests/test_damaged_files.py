@@ -11,12 +11,11 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.apps import ROOT, refusal, run_app
+from tests.apps import ROOT, refusal, run_app, write_run
 from tests.refusals import assert_refused
 from tests.report.pages import exploration
 from tests.report.surveyed import survey_record
 from tests.report.synthetic import probed
-from tests.test_cluster import write_run
 from tests.test_distributed import GRID
 from value_aware_attention.files import (
     check_checksums,
@@ -43,6 +42,20 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+METRICS = {
+    "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),
+    "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
+}
+
+
+def write_outputs(root: Path, texts: dict[str, str]) -> None:
+    """Writes files of a run's outputs, and the metrics that a report reads."""
+    for name, text in (METRICS | texts).items():
+        file = root / OUT / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes the files that the apps read, as small as can be."""
@@ -50,20 +63,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "text.txt").write_text("some words " * 300)
     shutil.copytree(root / CAUSAL / "tokenizer", root / MODEL, dirs_exist_ok=True)
     write_checksums(root / MODEL)
-    (root / OUT / "metrics/train").mkdir(parents=True)
-    sizes = {"sources": {"a": {}}, "vocabulary_size": 60}
-    training = {"model": "a", "curve": [], "hyperparameters": {}}
     texts = {
         "corpus/networkx/train.jsonl": json.dumps({"text": "some words " * 300}),
         "metrics/corpus.json": json.dumps({"networkx": {}}),
-        "metrics/tokens.json": json.dumps(sizes),
-        "metrics/train/a.json": json.dumps(training),
         "records/a.json": RECORD,
     }
-    for name, text in texts.items():
-        file = root / OUT / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    write_outputs(root, texts)
     for folder in (root / OUT / "corpus", root / OUT / "tokens"):
         write_checksums(folder)
     return root
@@ -263,16 +268,11 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes a report with a probed model's section, and then one without it."""
     run = tmp_path_factory.mktemp("reported")
     texts = {
-        "metrics/tokens.json": json.dumps({"sources": {"a": {}}, "vocabulary_size": 60}),
-        "metrics/train/a.json": json.dumps({"model": "a", "curve": [], "hyperparameters": {}}),
         "records/a.json": replace(probed(), scale="smoke", attention=()).to_json(),
         "records/probe/a/record.json": probed().to_json(),
         "explored/a.json": exploration().to_json(),
     }
-    for name, text in texts.items():
-        file = run / "outputs/smoke" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    write_outputs(run, texts)
     with pytest.MonkeyPatch.context() as patch:  # drawing pictures takes most of the time
         patch.setattr("value_aware_study.report.page.png", lambda *_: b"")
         run_app("report", run)

@@ -20,8 +20,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from pipelines import evaluate
-from tests.apps import run_app
-from tests.test_cluster import write_run
+from tests.apps import run_app, write_run
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
 from value_aware_attention import distributed
 from value_aware_attention.distributed import shared_map

@@ -6,8 +6,7 @@ import pytest
 from hydra.utils import get_class
 
 from pipelines.app import summary
-from tests.apps import refusal, run_app
-from tests.test_cluster import write_run
+from tests.apps import refusal, run_app, write_run
 from tests.test_distributed import write_masked
 from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.records.record import Cell

@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from pipelines.app.checkpoint import file_hash
 from tests import apps
-from tests.apps import run_app
+from tests.apps import run_app, write_run
 from tests.refusals import assert_refused
-from tests.test_cluster import write_run
 from tests.test_distributed import GRID, write_masked
 from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled

@@ -17,12 +17,9 @@ from methods import HEAD_DIM, KERNELS, KEYS, METHODS
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from benchmarks import survey
-from benchmarks.memory import tensor_peak
 from tests.caches.methods import METHODS as CACHE_METHODS
 from tests.hugging_face.models import batch, sharp
 from tests.pretend_device import DEVICE, PretendDevice, PretendTensor
-from tests.reference.caches import best_set
 from tests.refusals import assert_refused
 from tests.tasks.test_tasks import small_causal, small_masked
 from tests.training.tiny import causal_batch, causal_module, masked_batch, masked_module
@@ -44,7 +41,7 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.approximations.closest_combination import SEARCHES, compiled
 from value_aware_attention.attention import attention_weights
-from value_aware_attention.caches import AfterPrefix, Observed
+from value_aware_attention.caches import AfterPrefix
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
@@ -262,14 +259,6 @@ def test_every_cache_method(name: str) -> None:
         same_on_both(outputs, method, *inputs())
 
 
-def test_the_best_of_all_sets() -> None:
-    def sets(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        observed = Observed(query=query[:, None], key=key, value=value, kernel=KERNELS["elu"])
-        return best_set(observed, 2).indices
-
-    same_on_both(sets, *(x[:, 0, :8] for x in inputs()))
-
-
 @pytest.mark.parametrize("search", SEARCHES)
 def test_optimal_paths(search: str) -> None:
     few = [x[:1, :1] for x in inputs()]
@@ -413,18 +402,6 @@ def test_hugging_face_models(kind: str) -> None:
         return logits
 
     same_on_both(work, sharp(kind), batch())
-
-
-@pytest.mark.parametrize("name", survey.LENGTHS)
-def test_the_surveys_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**20)
-    for method in ("nystrom", "linear_mixing"):
-        with PretendDevice():
-            like = torch.empty(0, device=DEVICE)
-            work = survey.work_of(name, survey.METHODS[method], 12, like)
-            assert tensor_peak(work, "cuda") == 3
 
 
 def test_the_search_waits_a_few_times_for_every_key() -> None:

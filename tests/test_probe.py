@@ -537,7 +537,6 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
 def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     for name in ("bert", "roberta"):
         shutil.copytree(folder / name, tmp_path / name / "final")
-    shutil.copytree(tmp_path / "bert/final", tmp_path / "again/final")
     file = tmp_path / "outputs/smoke/records/probe/final/record.json"
     command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
     run(folder, f"{command}bert/final", tmp_path)
@@ -545,13 +544,6 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     message = refusal(small(folder, f"{command}roberta/final"), tmp_path)
     assert "final holds final of another checkpoint: give probe.name=<another name>" in message
     assert file.read_bytes() == first
-    run(folder, f"{command}again/final", tmp_path)
-    assert file.read_bytes() == first
-    run(folder, f"{command}roberta/final probe.name=other", tmp_path)
-    hashes = [
-        Record.from_json(hash_of.read_text()).hashes for hash_of in tmp_path.rglob("record.json")
-    ]
-    assert len({hash_of["checkpoint"] for hash_of in hashes}) == 2
 
 
 @pytest.mark.slow

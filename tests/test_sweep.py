@@ -14,8 +14,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from pipelines.app.sweep import SweepTable, curve_name, job_rows, picture_of
-from tests.apps import refusal, run_app
-from tests.test_cluster import write_run
+from tests.apps import refusal, run_app, write_run
 from value_aware_attention.files import held
 from value_aware_study.report.look import ORACLE_MARKS, oracle_marks
 

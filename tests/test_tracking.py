@@ -18,9 +18,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from pipelines.app import composed, plain, tracking
-from tests.apps import ROOT, run_app
+from tests.apps import ROOT, run_app, write_run
 from tests.refusals import assert_refused
-from tests.test_cluster import write_run
 from value_aware_study.evaluation.grid import setting
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 
@@ -143,20 +142,21 @@ def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
     )
 
 
+def linked(mode: str, how: str, sha256: str) -> list[wandb.Artifact]:
+    """Returns what a run in this mode is linked to."""
+    artifacts: list[wandb.Artifact] = []
+    run = SimpleNamespace(settings=wandb.Settings(mode=mode), **{how: artifacts.append})
+    tracking.link(run, how, "data", sha256)
+    return artifacts
+
+
 def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online() -> None:
-    """Nothing is linked offline: W&B keeps no lineage of such runs."""
-    for mode, expected in (("offline", []), ("online", [("data", {"sha256": "ab12"})])):
-        linked: list[wandb.Artifact] = []
-        run = SimpleNamespace(settings=wandb.Settings(mode=mode), use_artifact=linked.append)
-        tracking.link(run, "use_artifact", "data", "ab12")
-        assert [(artifact.type, artifact.metadata) for artifact in linked] == expected
-    digests = set()
-    for sha256 in ("ab12", "ab12", "cd34"):
-        made: list[wandb.Artifact] = []
-        run = SimpleNamespace(settings=wandb.Settings(mode="online"), log_artifact=made.append)
-        tracking.link(run, "log_artifact", "data", sha256)
-        digests.add(made[0].digest)
-    assert len(digests) == 2  # the same content is the same version
+    assert not linked("offline", "use_artifact", "ab12")  # W&B keeps no lineage of such runs
+    (artifact,) = linked("online", "use_artifact", "ab12")
+    assert (artifact.type, artifact.metadata) == ("data", {"sha256": "ab12"})
+    digests = [linked("online", "log_artifact", sha256)[0].digest for sha256 in ("ab12", "cd34")]
+    assert digests == [linked("online", "log_artifact", "ab12")[0].digest, digests[1]]
+    assert len({*digests}) == 2  # the same content is the same version
 
 
 def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatch) -> None:
