@@ -3,7 +3,7 @@
 import json
 import lzma
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from pipelines.app import composed
 from tests.apps import ROOT, refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
 from value_aware_attention.measurement import Record
+from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.terminal import cache_table
 from value_aware_study.evaluation.pretrained import weights_of
@@ -23,18 +24,6 @@ from value_aware_study.report.exhibits import caches, pretrained
 from value_aware_study.report.records import pretrained as read
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@dataclass
-class Named:
-    """What a record is of."""
-
-    text: str
-    of: str
-    begins_with_bos: bool = False
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 def command(site: Path, *more: str) -> str:
@@ -87,7 +76,15 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("value_aware_attention.records.terminal.cache_table", lambda _: [])
     monkeypatch.setattr(
         "value_aware_attention.measurement.caches.measure_prompts",
-        lambda *_, text, description, **__: Named(text, description),
+        lambda *_, **named: CacheRecord(
+            model="tiny",
+            task="running_text",
+            text=named["text"],
+            description=named["description"],
+            prefix=32,
+            run_on=run_on(),
+            cells=(),
+        ),
     )
     monkeypatch.setattr("value_aware_attention.measurement.windows.adds_bos", lambda _: False)
     card = "caches pretrained.weights=package:tiny_decoder/tiny.gguf pretrained.name=tiny"
@@ -109,8 +106,9 @@ def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.Monk
     assert docstrings | {"docstrings-512-seed_3-prompts_4", "mine-512"} <= names
     assert {"docstrings-512-keep_0.5+0.25", "docstrings-512-skip_0"} <= names
     written = [json.loads(file.read_text()) for file in folder.iterdir()]
-    assert all((one["text"] == "docstrings") == ("docstrings" in one["of"]) for one in written)
-    assert {one["of"] for one in written if one["text"] == "mine"} == {"mine, a text of the user"}
+    named = {(record["text"], record["description"]) for record in written}
+    assert all((text == "docstrings") == ("docstrings" in given) for text, given in named)
+    assert {given for text, given in named if text == "mine"} == {"mine, a text of the user"}
     for given in (
         f"{text} text_name=Docstrings-512", f"text={site}/docstrings.txt", "description=mine",
     ):  # fmt: skip
