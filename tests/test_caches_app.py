@@ -3,6 +3,7 @@
 import json
 import lzma
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,20 +133,6 @@ def test_a_model_of_the_user_is_measured_with_its_layers_and_decoding(
     assert {gap.cache for gap in record.gaps} == {cell.cache for cell in cells if not cell.pool}
 
 
-def test_what_cannot_be_measured_is_named(site: Path) -> None:
-    assert refusal(command(site, "group=other"), site).endswith(
-        "caches.group is other; it must be one of practical, long, joint"
-    )
-    assert "keep 0.5 of 32 tokens: r is 16; it counts" in refusal(command(site), site)
-    line = refusal(command(site, "group=joint", "prompts=90"), site)
-    assert "prompts of 38 tokens; 90 after the first 1 are asked for: give a longer text" in line
-    line = refusal(command(site, "group=joint", "kind=needles"), site)
-    assert "the tokenizer has no chat template, by which questions are asked" in line
-
-
-WORDS = "the thing that they thought of then was with them "
-
-
 def evaluation(site: Path, *more: str) -> str:
     """Asks for an evaluation on 32 tokens of a text."""
     options = [
@@ -199,7 +186,7 @@ def test_windows_begin_with_bos_where_the_tokenizer_adds_it(site: Path) -> None:
     (site / "text.txt").write_text("the thing " * 13)
     refused = refusal(evaluation(site), site)  # 32 tokens for 31 of the text
     assert "the text fills 3 windows of 32 tokens; 4 are needed" in refused
-    (site / "text.txt").write_text(40 * WORDS)
+    (site / "text.txt").write_text(40 * "the thing that they thought of then was with them ")
     run_app(evaluation(site), site)
     (file,) = (site / "outputs/smoke/records/pretrained").glob("*.json")
     record = Record.from_json(file.read_text())
@@ -241,24 +228,28 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("asked", "change", "named"),
     [
-        ("pretrained.weights=package:no_such/a", "no such package, or no such path in it"),
-        ("pretrained.weights=other.gguf", "other.gguf: no such file"),
-        ("extent.length=65", "length is 65; the model has 64 positions"),
-        ("extent.length=64", "the text fills 1 windows of 64 tokens; 4 are needed"),
-        ("extent.windows=2", "the text fills 2 windows"),
-        ("text_name=a/b", "cannot name a file"),
+        (command, "", "keep 0.5 of 32 tokens: r is 16; it counts"),
+        (command, "group=other", "group is other; it must be one of practical, long, joint"),
+        (command, "group=joint prompts=90", "prompts of 38 tokens; 90 after the first 1 are asked"),
+        (command, "group=joint kind=needles", "no chat template, by which questions are asked"),
+        (evaluation, "pretrained.weights=other.gguf", "other.gguf: no such file"),
+        (evaluation, "extent.length=65", "length is 65; the model has 64 positions"),
+        (evaluation, "extent.windows=99", "windows of 32 tokens; 99 are needed"),
+        (evaluation, "text_name=a/b", "cannot name a file"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(site: Path, change: str, named: str) -> None:
-    (site / "text.txt").write_text("the thing " * 12)
-    assert named in refusal(evaluation(site, change), site)
-    assert not (site / "outputs/smoke/records/pretrained").exists()
+def test_bad_input_is_one_line_and_nothing_is_written(
+    site: Path, asked: Callable[..., str], change: str, named: str
+) -> None:
+    assert named in refusal(
+        asked(site, "extent.windows=8" if asked is evaluation else "", change), site
+    )
+    assert not (site / "outputs/smoke/records").exists()
 
 
-# Warnings of libraries that tests of our own code cannot mend.
-WORDS = [
+VOCABULARY = [
     "the",
     "key",
     "of",
@@ -286,7 +277,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         weight.data *= 8 if weight.ndim > 1 else 1  # random attention would be uniform
     model.save_pretrained(folder / "model")
     vocabulary = tmp_path / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *VOCABULARY]))
     BertTokenizerFast(str(vocabulary)).save_pretrained(folder / "model")
     (folder / "__init__.py").write_text("raise ImportError('it is found, not imported')")
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -298,7 +289,7 @@ def texts(tmp_path: Path) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
     for number, start in enumerate(("a query", "too short", "the value", "its key", "of a key")):
-        words = [start] if number == 1 else [start, *(3 * WORDS)]
+        words = [start] if number == 1 else [start, *(3 * VOCABULARY)]
         (folder / f"{number}.txt").write_text(" ".join(words))
     return folder
 

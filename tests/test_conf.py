@@ -58,16 +58,14 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def scaled() -> list[Any]:
-    """Pairs every app with every scale; all but laptop are slow, as other tests run smoke."""
-    return [
+@pytest.mark.parametrize(
+    ("app", "scale"),
+    [  # all scales but laptop are slow, as other tests run smoke
         pytest.param(app, scale, marks=[] if scale == "laptop" else [pytest.mark.slow])
         for app in APPS
         for scale in options("scale")
-    ]
-
-
-@pytest.mark.parametrize(("app", "scale"), scaled())
+    ],
+)
 def test_every_app_composes_at_every_scale_and_its_help_shows_a_command(
     app: str, scale: str
 ) -> None:
@@ -101,26 +99,16 @@ def test_no_choice_has_a_value_that_is_refused(app: str, chosen: str) -> None:
     composed(app, [chosen, *ASKED.get(chosen, [])])
 
 
-def built() -> list[Any]:
-    """Pairs every option of the groups that build something with the app that builds it."""
-    of_groups = {
-        "kernel": ("train_causal", "kernel.function", Kernel),
-        "tokenizer@tokens.causal_tokenizer": ("tokens", "tokens.causal_tokenizer", TOKENIZERS),
-    }
-    return [
-        (app, f"{group}={name}", key, kind)
-        for group, (app, key, kind) in of_groups.items()
-        for name in options(group.partition("@")[0])
-    ]
+@pytest.mark.parametrize("name", options("kernel"))
+def test_every_kernel_builds_and_names_itself(name: str) -> None:
+    kernel = composed("train_causal", [f"kernel={name}"]).kernel
+    assert isinstance(instantiate(kernel.function), Kernel) and kernel.name.endswith(name)
 
 
-@pytest.mark.parametrize(("app", "chosen", "key", "kind"), built())
-def test_every_option_builds(app: str, chosen: str, key: str, kind: Any) -> None:
-    cfg = composed(app, [chosen])
-    assert isinstance(instantiate(OmegaConf.select(cfg, key)), kind)
-    if "@" not in chosen:
-        named = OmegaConf.select(cfg, key.rpartition(".")[0])
-        assert named.name.endswith(chosen.partition("=")[2])
+@pytest.mark.parametrize("name", options("tokenizer"))
+def test_every_tokenizer_builds(name: str) -> None:
+    tokens = composed("tokens", [f"tokenizer@tokens.causal_tokenizer={name}"]).tokens
+    assert isinstance(instantiate(tokens.causal_tokenizer), TOKENIZERS)
 
 
 @pytest.mark.parametrize("name", options("corpus"))

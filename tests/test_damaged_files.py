@@ -302,34 +302,29 @@ def test_what_an_earlier_report_wrote_is_not_published(run: Path) -> None:
     assert names(run / "results/smoke") == kept | {SUMMARY, TIMES, "index.html", "SHA256SUMS"}
     check_checksums(run / "results/smoke", "publish again")
     assert not list(run.glob("*/**/model_*"))
-    (run / "report/grid.md").unlink()
-    assert_refused(
-        r"report/grid\.md is missing: make the report again",
-        run_app,
-        "publish",
-        run,
-        error=SystemExit,
-    )
 
 
-def test_a_report_without_a_list_of_its_files_is_not_published(run: Path) -> None:
-    (run / "report/SHA256SUMS").unlink()
-    assert_refused(
-        r"report has no SHA256SUMS, .*: make the report again",
-        run_app,
-        "publish",
-        run,
-        error=SystemExit,
-    )
-    assert not (run / "results").exists()
-
-
-def test_a_report_of_another_scale_is_not_published(run: Path) -> None:
+def of_another_scale(run: Path) -> None:
     record = run / "outputs/smoke/records/a.json"
     record.write_text(replace(probed(), scale="laptop", attention=()).to_json())
     shutil.move(run / "outputs/smoke", run / "outputs/laptop")
-    line = "report is of scale smoke; scale is laptop: make the report again"
-    assert_refused(line, run_app, "publish scale=laptop", run, error=SystemExit)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "command", "line"),
+    [
+        (lambda run: (run / "report/grid.md").unlink(), "publish", r"report/grid\.md is missing"),
+        (lambda run: (run / "report/SHA256SUMS").unlink(), "publish", "report has no SHA256SUMS"),
+        (of_another_scale, "publish scale=laptop", "report is of scale smoke; scale is laptop"),
+    ],
+)
+def test_a_report_that_is_not_that_of_the_run_is_not_published(
+    run: Path, spoil: Callable[[Path], None], command: str, line: str
+) -> None:
+    spoil(run)
+    line = f"{line}.*: make the report again"
+    assert_refused(line, run_app, command, run, error=SystemExit)
+    assert not (run / "results").exists()
 
 
 def test_of_a_run_to_compare_with_the_numbers_are_published_without_a_page(run: Path) -> None:

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from pipelines import evaluate
 from tests.apps import run_app, write_run
 from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
 from value_aware_attention import distributed
@@ -77,12 +76,6 @@ def as_process(
     function(*arguments)
 
 
-def evaluate_app(root: Path, *values: str) -> None:
-    fixed = ("scale=smoke", "logger=none", f"paths.root={root}")
-    sys.argv = ["pipelines.evaluate", *fixed, *values]
-    evaluate.main()
-
-
 def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
     """Writes random outputs of the stages `tokens` and `train_masked`, for three sequences."""
     folder = root / "outputs/smoke/tokens/masked"
@@ -119,7 +112,7 @@ def test_two_processes_write_the_record_of_one(
 ) -> None:
     alone = ("paths.records=" + str(root / "alone"), "paths.cache=" + str(root / "cache"))
     run_app(" ".join(["evaluate", *values, *GRID, *alone]), root)
-    assert together(2, evaluate_app, root, *values, *GRID) == [0, 0]
+    assert together(2, run_app, " ".join(["evaluate", *values, *GRID]), root) == [0, 0]
     single, shared = (
         without_checksum(json.loads((root / folder / f"{name}.json").read_text()))
         for folder in ("alone", "outputs/smoke/records")
@@ -138,10 +131,10 @@ def test_two_processes_write_the_record_of_one(
 def test_more_processes_than_batches_still_agree_on_what_was_computed_before(root: Path) -> None:
     values = ("kernel=elu", "approximation=optimal_v_aware", "approximation.r=4")
     values += ("evaluation.causal_units=2",)  # the first window is shorter: a batch each
-    assert together(3, evaluate_app, root, *values) == [0, 0, 0]
+    assert together(3, run_app, " ".join(["evaluate", *values]), root) == [0, 0, 0]
     files = {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")}
     assert len(files) == 4  # exact attention and the cell: end metric, output error
-    assert together(2, evaluate_app, root, *values) == [0, 0]
+    assert together(2, run_app, " ".join(["evaluate", *values]), root) == [0, 0]
     assert {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")} == files
 
 

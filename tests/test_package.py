@@ -78,8 +78,6 @@ def test_citation_and_changelog_name_the_version_and_one_day() -> None:
 
 STUDY = ROOT / "src/value_aware_study"
 TOPS = (LIBRARY, STUDY, ROOT / "pipelines")
-ROOMS = ("caches", "hugging_face", "decoding")
-"""Folders of the library that import nothing within functions"""
 
 
 def imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
@@ -171,15 +169,6 @@ def test_caches_and_models_know_nothing_of_each_other_but_in_decoding() -> None:
         for file in (LIBRARY / room).rglob("*.py"):
             below = names(ast.parse(file.read_text()))
             assert not {name for name in below if f".{other}" in name}, file
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_of_the_library_hides_no_import_in_a_function(room: str) -> None:
-    for file in (LIBRARY / room).rglob("*.py"):
-        tree = ast.parse(file.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
-                assert not names(node), f"{file.name}: {node.name}"
 
 
 def test_the_import_does_not_bring_the_compiler() -> None:

@@ -780,16 +780,6 @@ def test_explain_names_what_a_wheel_does_without(monkeypatch: pytest.MonkeyPatch
         value_aware(monkeypatch, "explain", "model", "w1")
 
 
-def test_probe_is_one_of_the_commands(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="error: --text is missing; "):
-        value_aware(monkeypatch, "probe", folder / "bert")
-    with pytest.raises(SystemExit):
-        value_aware(monkeypatch, "probe", "--help")
-    assert "  value-aware probe ./my-llama --text" in capsys.readouterr().out
-
-
 def test_a_file_of_llama_cpp_is_named_and_its_bos_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -360,7 +360,7 @@ def test_skewness_of_known_distributions() -> None:
 
 
 LENGTH, WIDTH = 64, 8
-BUILD = {
+SIZED = {
     "oblivious": OptimalValueOblivious,
     "window": SlidingWindow,
     "strided": Strided,
@@ -376,16 +376,16 @@ def cost(method: torch.nn.Module, *, is_causal: bool = False) -> float:
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("name", [name for name in BUILD if name not in ("lsh", "linformer")])
+@pytest.mark.parametrize("name", [name for name in SIZED if name not in ("lsh", "linformer")])
 @settings(max_examples=8, deadline=None)
 @given(keys=st.integers(1, LENGTH))
 def test_the_closest_setting_is_the_best_of_all(name: str, is_causal: bool, keys: int) -> None:
     closest = closest_to_budget(
-        BUILD[name], keys, length=LENGTH, head_dim=WIDTH, is_causal=is_causal, within=1e9
+        SIZED[name], keys, length=LENGTH, head_dim=WIDTH, is_causal=is_causal, within=1e9
     )
-    costs = [cost(BUILD[name](value), is_causal=is_causal) for value in range(1, LENGTH + 1)]
+    costs = [cost(SIZED[name](value), is_causal=is_causal) for value in range(1, LENGTH + 1)]
     assert closest is not None
-    assert closest.cost == cost(BUILD[name](closest.parameter), is_causal=is_causal)
+    assert closest.cost == cost(SIZED[name](closest.parameter), is_causal=is_causal)
     best = min(abs(price - keys) for price in costs)
     # Costs that fall and rise again have two places to look: coarse to fine may miss the better.
     assert abs(closest.cost - keys) <= (
@@ -395,8 +395,8 @@ def test_the_closest_setting_is_the_best_of_all(name: str, is_causal: bool, keys
 
 def test_what_no_setting_reaches_is_none_and_refused_parameters_are_passed_over() -> None:
     options = {"length": LENGTH, "head_dim": WIDTH, "is_causal": False}
-    assert closest_to_budget(BUILD["strided"], 4, within=0.1, **options) is None
-    even = closest_to_budget(BUILD["lsh"], 20, within=1e9, **options)
+    assert closest_to_budget(SIZED["strided"], 4, within=0.1, **options) is None
+    even = closest_to_budget(SIZED["lsh"], 20, within=1e9, **options)
     assert even is not None and even.parameter % 2 == 0
 
 
