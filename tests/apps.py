@@ -1,5 +1,6 @@
 """Runs apps in this process, and catches the line with which they refuse a command."""
 
+import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -52,3 +53,14 @@ def write_run(root: Path) -> Path:
     model.save_pretrained(root / "outputs/smoke/models/causal_elu")
     save_tokenizer(root / "outputs/smoke/models/causal_elu")
     return root
+
+
+def copy_of_the_project(folder: Path, *names: str) -> Path:
+    """Copies files and folders of the project without compiled code."""
+    for name in names:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, folder)
+    return folder

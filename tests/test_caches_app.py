@@ -231,7 +231,7 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
     ("asked", "change", "named"),
     [
         (command, "", "keep 0.5 of 32 tokens: r is 16; it counts"),
-        (command, "group=other", "group is other; it must be one of practical, long, joint"),
+        (command, "group=other", "group is other; it must be one of practical, long, "),
         (command, "group=joint prompts=90", "prompts of 38 tokens; 90 after the first 1 are asked"),
         (command, "group=joint kind=needles", "no chat template, by which questions are asked"),
         (evaluation, "pretrained.weights=other.gguf", "other.gguf: no such file"),

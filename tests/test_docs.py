@@ -25,10 +25,10 @@ from probed import model, tokenizer, words
 
 import value_aware_attention
 from docs import stages
+from tests.apps import ROOT, copy_of_the_project
 from tests.hugging_face.models import sharp
 from value_aware_attention import approximations, caches, hugging_face, measurement, probe
 
-ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium")
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 NAMED = ("README.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", "params.yaml", "dvc.yaml")
@@ -313,8 +313,10 @@ def cell(notebook: NotebookNode, name: str) -> NotebookNode:
 """Page -> the number of places that a method takes"""
 
 
-COPIED = ("conf", "docs", "pipelines", "src", "tests")
-COPIED_FILES = ("README.md", "params.yaml", "pyproject.toml", "requirements.txt")
+COPIED = (
+    *("conf", "docs", "pipelines", "src", "tests"),
+    *("README.md", "params.yaml", "pyproject.toml", "requirements.txt"),
+)
 METHOD_PAGES = {"add-a-method": 5, "your-cache-method": 4}
 """Page that adds a method -> the number of places that it takes"""
 
@@ -341,10 +343,7 @@ def test_a_page_has_a_block_for_every_place(name: str, places: int) -> None:
 @pytest.fixture(params=METHOD_PAGES)
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     """Copies the project and adds the method of a page; returns the page's name and the folder."""
-    for name in COPIED:
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in COPIED_FILES:
-        shutil.copy(ROOT / name, tmp_path)
+    copy_of_the_project(tmp_path, *COPIED)
     for name, text in code_blocks(request.param).items():
         file = tmp_path / name
         before = file.read_text(encoding="utf-8") if file.exists() else ""

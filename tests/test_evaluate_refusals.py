@@ -3,10 +3,12 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import file_digest
 from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -29,7 +31,6 @@ from value_aware_study.paths import LONGEST, inside
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CAUSAL = "outputs/smoke/models/causal_elu"
-NOT_A_NUMBER = np.array([np.nan]), np.array([1.0])
 
 
 @pytest.fixture
@@ -111,15 +112,14 @@ def test_a_masked_model_of_another_size_or_share_of_masked_tokens_is_refused(
     assert f"a model with {differs}" in message
 
 
-def a_gpu_is_full() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-
-def this_machine_is_full() -> None:
-    torch.empty(2**60)
-
-
-@pytest.mark.parametrize("happens", [a_gpu_is_full, this_machine_is_full])
+@pytest.mark.parametrize(
+    "happens",
+    [
+        Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.")),
+        partial(torch.empty, 2**60),
+    ],
+    ids=["of a GPU", "of this machine"],
+)
 def test_too_little_memory_names_the_values_to_lower(
     root: Path, happens: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,9 +141,9 @@ def test_less_memory_finds_the_same_cells_again(root: Path) -> None:
     """Blocks of another size change numbers by rounding alone, so none is computed anew."""
     cell = "evaluate kernel=elu approximation=optimal_v_aware approximation.r=4"
     run_app(cell, root)
-    cells = set((root / ".cache/cells").iterdir())
+    cells = {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").iterdir()}
     run_app(f"{cell} evaluation.memory_gib=0.01", root)
-    assert set((root / ".cache/cells").iterdir()) == cells
+    assert {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").iterdir()} == cells
 
 
 SHORT = "evaluate model=masked length=short evaluation.masked_units.short=3"
@@ -191,7 +191,8 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
         root,
         error=SystemExit,
     )
-    monkeypatch.setattr(Task, "run", lambda *arguments: UnitSums(*NOT_A_NUMBER))
+    not_a_number = UnitSums(np.array([np.nan]), np.array([1.0]))
+    monkeypatch.setattr(Task, "run", lambda *arguments: not_a_number)
     cells = list((root / ".cache/cells").iterdir())
     assert_refused(
         r"^error: sliding_window r=3: totals.0 is nan, which JSON",
@@ -203,7 +204,20 @@ def test_a_number_that_is_not_finite_is_named_with_its_cell_and_not_kept(
     assert list((root / ".cache/cells").iterdir()) == cells
 
 
-def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed(root: Path) -> None:
+def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def counted(stream: BinaryIO, name: str) -> object:
+        hashed.append(Path(stream.name).name)
+        return file_digest(stream, name)
+
+    write_checksums(root / CAUSAL)
+    files._checksum.cache_clear()
+    monkeypatch.setattr(files, "file_digest", counted)
+    measured = import_module("value_aware_attention.measurement.measure")
+    monkeypatch.setattr(measured, "weights_hash", None)
     other = root / "elsewhere/model"
     shutil.move(root / CAUSAL, other)
     tokens = root / "elsewhere/evaluation.npy"
@@ -212,6 +226,7 @@ def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed(root: Path) 
     run_app(" ".join(["evaluate", "kernel=elu", *places, *GRID]), root)
     record = json.loads((root / "outputs/smoke/records/causal_elu.json").read_text())
     assert record["hashes"] == {"checkpoint": file_hash([other]), "data": file_hash([tokens])}
+    assert hashed.count("model.safetensors") == 1
 
 
 @pytest.mark.slow
@@ -255,23 +270,6 @@ def test_a_record_is_replaced_after_what_belongs_to_it(
         import_module("value_aware_study.evaluation.explorer"), "exploration", fails
     )
     assert "no text to explore" in refusal(" ".join(["evaluate", "kernel=elu", *GRID]), root)
-
-
-def test_a_checkpoint_is_hashed_once_a_start(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_checksums(root / CAUSAL)
-    files._checksum.cache_clear()
-    hashed: list[str] = []
-
-    def counted(stream: BinaryIO, name: str) -> object:
-        hashed.append(Path(stream.name).name)
-        return file_digest(stream, name)
-
-    monkeypatch.setattr(files, "file_digest", counted)
-    monkeypatch.setattr(
-        import_module("value_aware_attention.measurement.measure"), "weights_hash", None
-    )
-    run_app(" ".join(["evaluate", "kernel=elu", *GRID]), root)
-    assert hashed.count("model.safetensors") == 1
 
 
 HOSTILE = ("", ".", "..", "../x", "/x", "a/b", "a\\b", "a\0b", "a\nb", "\ud800", "ä" * LONGEST)

@@ -346,12 +346,10 @@ def test_a_cell_under_the_name_of_another_is_computed_again(
     for r in (1, 2):
         cache.get({"r": r}, lambda r=r: {"r": r})
     first, other = tmp_path.iterdir()
-    aside = first.rename(tmp_path / "aside")
-    other.rename(first)
-    aside.rename(other)
+    other.write_bytes(first.read_bytes())
     with caplog.at_level(logging.WARNING):
         assert [cache.get({"r": r}, lambda r=r: {"r": r}) for r in (1, 2)] == [{"r": 1}, {"r": 2}]
-    assert len(caplog.messages) == 2 and "has changed" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "has changed" in caplog.messages[0]
 
 
 CONTENT = {"b": [1, 0.1, None], "a": {"10": "text", "9": True}}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipelines import fingerprints
+from tests.apps import copy_of_the_project
 from value_aware_attention.measurement.store import import_closure
 
-ROOT = Path(__file__).parents[1]
 READ = ("conf", "pipelines", "src", ".dvcignore", "dvc.yaml", "params.yaml")
 FEWER = {"  - exponential\n  - polynomial\n": "", "  - fourier_mixing\n": ""}  # composing is slow
 KERNELS = "src/value_aware_attention/kernels.py"
@@ -41,10 +41,7 @@ def edit(tree: Path, file: str, old: str, new: str) -> None:
 @pytest.fixture(scope="module")
 def computed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copies the project with fewer stages and computes their fingerprints."""
-    tree = tmp_path_factory.mktemp("project")
-    for name in READ:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, tree / name)
+    tree = copy_of_the_project(tmp_path_factory.mktemp("project"), *READ)
     (tree / ".dvc").mkdir()
     (tree / ".dvc/config").write_text("[core]\n    no_scm = true\n")
     for old, new in FEWER.items():

@@ -7,7 +7,6 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Iterator, Mapping
-from email.message import Message
 from email.parser import Parser
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -16,7 +15,8 @@ from zipfile import ZipFile
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests.apps import ROOT, copy_of_the_project
+
 LIBRARY = ROOT / "src/value_aware_attention"
 FILES = {
     file.relative_to(ROOT / "src").as_posix()
@@ -29,12 +29,8 @@ BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds both from a copy, because setuptools leaves folders behind."""
-    copy = tmp_path_factory.mktemp("copy")
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for name in ("src", "pipelines", "docs"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    files = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+    copy = copy_of_the_project(tmp_path_factory.mktemp("copy"), *files, "src", "pipelines", "docs")
     (copy / "tests").mkdir()
     shutil.copy(__file__, copy / "tests")
     (copy / "dist").mkdir()
@@ -50,10 +46,7 @@ def test_the_wheel_holds_the_library_alone(dist: Path) -> None:
     assert {name for name in names if ".dist-info/" not in name} == FILES
     assert {"value_aware_attention/caches/drops.cpp"} < FILES
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    check_described(Parser().parsestr(text.decode()))
-
-
-def check_described(metadata: Message) -> None:
+    metadata = Parser().parsestr(text.decode())
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert metadata.get_payload() == (ROOT / "README.md").read_text()

@@ -25,7 +25,7 @@ from pipelines import fingerprints
 from pipelines.app import composed as compose
 from pipelines.app.values import read_params
 from pipelines.scale import STAGE_AXES
-from tests.apps import ROOT
+from tests.apps import ROOT, copy_of_the_project
 from tests.refusals import assert_refused
 
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
@@ -111,12 +111,6 @@ def covers(tracked: set[str], path: str, separator: str) -> bool:
     return any(path == t or path.startswith(t + separator) for t in tracked)
 
 
-def test_every_stage_reads_its_own_fingerprint_and_no_source_itself(name: str) -> None:
-    deps = file_deps(stages()[name])
-    assert f"outputs/{PARAMS.scale}/fingerprints/{name}.json" in deps
-    assert not {dep for dep in deps if dep.startswith(("conf", "pipelines", "src", "params"))}
-
-
 def strings(value: Any) -> set[str]:
     if isinstance(value, dict):
         return set().union(*map(strings, value.values()), set())
@@ -125,8 +119,13 @@ def strings(value: Any) -> set[str]:
     return {value} if isinstance(value, str) else set()
 
 
-def test_composed_paths_are_the_outs_and_the_deps(name: str) -> None:
+def test_a_stage_reads_its_fingerprint_and_its_composed_paths_are_the_outs_and_the_deps(
+    name: str,
+) -> None:
     stage, cfg = stages()[name], composed(name)
+    deps = file_deps(stage)
+    assert f"outputs/{PARAMS.scale}/fingerprints/{name}.json" in deps
+    assert not {dep for dep in deps if dep.startswith(("conf", "pipelines", "src", "params"))}
     app, _ = app_of(stage)
     section = OmegaConf.to_container(cfg[app], resolve=False)
     paths = {
@@ -137,7 +136,7 @@ def test_composed_paths_are_the_outs_and_the_deps(name: str) -> None:
     outs = {str(Path(out.fs_path).relative_to(ROOT)) for out in stage.outs}
     for out in outs:
         assert covers(paths, out, "/"), f"{name} has the out {out}; its config writes {paths}"
-    for dep in file_deps(stage):
+    for dep in deps:
         if dep.startswith(("outputs/", "results/")) and "fingerprints" not in dep:
             assert covers(paths, dep, "/") or any(p.startswith(dep) for p in paths), dep
 
@@ -195,9 +194,7 @@ CURVE = {"curve": [{"step": step, "loss": 5 - step / 100} for step in (50, 100, 
 def titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Draws the plots of a run's files; returns the SVG of each by its title."""
     folder = tmp_path_factory.mktemp("run")
-    for name in ("dvc.yaml", "params.yaml"):
-        shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / ".dvc" / "plots", folder / ".dvc" / "plots")
+    copy_of_the_project(folder, "dvc.yaml", "params.yaml", ".dvc/plots")
     with contextlib.chdir(folder):
         outputs = folder / "outputs" / read_params()["scale"]
         for name in ("plots", "metrics/train"):

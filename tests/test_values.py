@@ -31,10 +31,10 @@ from pipelines.app import (
 )
 from pipelines.app.values import PARAMS_FILE, VALUE_RULES, check_targets, leaves, rule_of
 from pipelines.probe import SHORT_ARGUMENTS
+from tests.apps import ROOT, copy_of_the_project
 from tests.refusals import assert_refused
 from tests.test_conf import APPS, ASKED
 
-ROOT = Path(__file__).parents[1]
 EDITED = (
     "causal.steps is 3 in params.yaml, edited, and scale=hours sets 3000: edit "
     "conf/scale/hours.yaml, or give it on the command line"
@@ -473,15 +473,12 @@ def test_replicates_have_outputs_of_their_own_and_read_the_same_text(
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Copies the project with fewer stages and without git."""
-    tree = tmp_path / "project"
-    for name in ("conf", "pipelines", "src", "results"):
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    folders, files = ("conf", "pipelines", "src", "results"), ("dvc.yaml", "requirements.txt")
+    tree = copy_of_the_project(tmp_path / "project", *folders, *files, "Makefile")
     text = PARAMS
     for old, new in FEWER.items():
         text = text.replace(old, new)
     (tree / "params.yaml").write_text(text)
-    for name in ("dvc.yaml", "requirements.txt", "Makefile"):
-        shutil.copy(ROOT / name, tree)
     (tree / ".dvc").mkdir()
     (tree / ".venv").symlink_to(sys.prefix)
     scale = (ROOT / "conf/scale/smoke.yaml").read_text().replace("scale: smoke", "scale: again")
