@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
+from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from pipelines.app import composed
-from tests.apps import ROOT, refusal, run_app
+from tests.apps import refusal, run_app
 from tests.models.gguf_files import llama, write_gguf
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.terminal import cache_table
-from value_aware_study.evaluation.pretrained import weights_of
 from value_aware_study.report import records
 from value_aware_study.report.contents import caches_section, pretrained_section
 from value_aware_study.report.exhibits import caches, pretrained
@@ -214,7 +212,6 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
     data = pretrained.gap_closed(records).table.data.set_index("rule")["value"]
     between = pretrained.find(record, pretrained.CORRECTIONS["OVO's keys, best weights"])
     worst = pretrained.find(record, ("optimal_v_oblivious", {"r": 4}))
-    assert worst is not None
     cells = [replace(worst, approximation=aware.approximation) if c == aware else c
              for c in record.cells]  # fmt: skip
     others = replace(record, model="another", cells=tuple(cells))
@@ -345,13 +342,3 @@ def test_what_is_missing_is_said_in_one_line(
 ) -> None:
     assert named in refusal(probing(texts, change), tmp_path)
     assert not (tmp_path / "outputs/smoke/records/probe").exists()
-
-
-def test_the_encoder_that_is_committed_about_is_the_one_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has six layers of twelve heads."""
-    monkeypatch.chdir(ROOT)
-    cfg = composed("probe", ["pretrained=minilm"]).pretrained
-    model = AutoModel.from_pretrained(weights_of(cfg), local_files_only=True).eval()
-    assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)

@@ -187,8 +187,8 @@ def test_a_stage_that_is_started_twice_is_refused_the_second_time(
     assert contents(root / OUT) == before
 
 
-TOKENS, TRAINING = '{"sources": %s, "vocabulary_size": %s}', '{"model": %s, "curve": %s, "hyperp'
-TRAINING += 'arameters": %s}'
+TOKENS = '{"sources": %s, "vocabulary_size": %s}'
+TRAINING = '{"model": %s, "curve": %s, "hyperparameters": %s}'
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,11 @@ LENGTH = 16
 # Three batches of causal windows and two of sequences, the last of each short.
 CAUSAL = ("kernel=elu", "evaluation.causal_units=5", "evaluation.batch_size=2")
 MASKED = ("model=masked", "length=short", "evaluation.masked_units.short=3")
-GRID = ("grid.keys=[1]", "grid.value_aware_keys=[4,65]", "grid.window_keys=[4]")
-GRID += ("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]")
-GRID += ("grid.orf_features=[16]", "grid.random_seeds=[0]")
+GRID = (
+    *("grid.keys=[1]", "grid.value_aware_keys=[4,65]", "grid.window_keys=[4]"),
+    *("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]"),
+    *("grid.orf_features=[16]", "grid.random_seeds=[0]"),
+)
 
 
 @given(items=st.lists(st.integers(), max_size=30), count=st.integers(2, 8))

@@ -107,7 +107,7 @@ def test_chunks_of_no_position_and_of_broadcast_heads() -> None:
 @pytest.mark.usefixtures("_flex_with_gradients")
 @pytest.mark.parametrize(
     ("length", "degree", "scale"),
-    [(1, 2, 1.0), (7, 2, 1e-3), (130, 2, 1e3), (70, 4, 1.0), (9, 0, 1.0)],
+    [(1, 2, 1.0), (130, 2, 1e3), (7, 4, 1e-3), (9, 0, 1.0)],
 )
 def test_flex_equals_the_plain_product(length: int, degree: int, scale: float) -> None:
     tensors = inputs(length, scale=scale)

@@ -90,51 +90,41 @@ def same_on_both(work: Callable[..., Any], *arguments: Any) -> PretendDevice:
     return device
 
 
-MIXTURES: dict[str, Callable[[Tensor, Tensor], object]] = {
-    "sum": lambda ours, cpu: ours + cpu,
-    "a number on the CPU is not written": lambda ours, cpu: cpu.sum().add_(ours.sum()),
-    "product": lambda ours, cpu: cpu @ ours,
-    "cat": lambda ours, cpu: torch.cat([ours, cpu]),
-    "where": lambda ours, cpu: torch.where(cpu > 0, ours, 0.0),
-    "gather": lambda ours, cpu: ours.gather(1, cpu.long()),
-    "index_select": lambda ours, cpu: ours.index_select(0, cpu[0].long()),
-    "embedding": lambda ours, cpu: nn.functional.embedding(cpu.long(), ours),
-    "scatter": lambda ours, cpu: ours.scatter_add_(0, cpu.long(), ours),
-    "put": lambda ours, cpu: ours.index_put_((cpu[0].long(),), cpu),
-    "module": lambda ours, cpu: nn.Linear(3, 2)(ours),
-}
-
-
-@pytest.mark.parametrize("mix", MIXTURES.values(), ids=MIXTURES)
-def test_devices_do_not_mix(device: PretendDevice, mix: Callable[..., object]) -> None:
-    with pytest.raises(RuntimeError, match="same device"):
-        mix(torch.zeros(3, 3, device="cuda"), torch.zeros(3, 3))
-
-
+MIXED = (RuntimeError, "same device")
 TO_HOST = (TypeError, "copy the tensor to host memory first")
-REFUSED: dict[str, tuple[Callable[[Tensor], object], type[Exception], str]] = {
-    "numpy": (lambda ours: ours.numpy(), *TO_HOST),
-    "asarray": (np.asarray, *TO_HOST),
+REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], object], type[Exception], str]] = {
+    "sum": (lambda ours, cpu: ours + cpu, *MIXED),
+    "a number on the CPU": (lambda ours, cpu: cpu.sum().add_(ours.sum()), *MIXED),
+    "product": (lambda ours, cpu: cpu @ ours, *MIXED),
+    "cat": (lambda ours, cpu: torch.cat([ours, cpu]), *MIXED),
+    "where": (lambda ours, cpu: torch.where(cpu > 0, ours, 0.0), *MIXED),
+    "gather": (lambda ours, cpu: ours.gather(1, cpu.long()), *MIXED),
+    "index_select": (lambda ours, cpu: ours.index_select(0, cpu[0].long()), *MIXED),
+    "embedding": (lambda ours, cpu: nn.functional.embedding(cpu.long(), ours), *MIXED),
+    "scatter": (lambda ours, cpu: ours.scatter_add_(0, cpu.long(), ours), *MIXED),
+    "put": (lambda ours, cpu: ours.index_put_((cpu[0].long(),), cpu), *MIXED),
+    "module": (lambda ours, cpu: nn.Linear(3, 2)(ours), *MIXED),
+    "numpy": (lambda ours, cpu: ours.numpy(), *TO_HOST),
+    "asarray": (lambda ours, cpu: np.asarray(ours), *TO_HOST),
     "generator": (
-        lambda ours: torch.rand(3, device=ours.device, generator=torch.Generator()),
-        RuntimeError,
-        "generator",
+        lambda ours, cpu: torch.rand(3, device=ours.device, generator=torch.Generator()),
+        *(RuntimeError, "generator"),
     ),
-    "index": (lambda ours: torch.zeros(4)[ours], RuntimeError, "indices should be either on cpu"),
+    "index": (lambda ours, cpu: cpu[ours.long()], RuntimeError, "should be either on cpu"),
     "integers": (
-        lambda ours: ours[None] @ ours[:, None],
-        RuntimeError,
-        "not implemented for integers",
+        lambda ours, cpu: ours.long() @ ours.long(),
+        *(RuntimeError, "not implemented for integers"),
     ),
-    "address": (lambda ours: ours.data_ptr(), RuntimeError, "address"),
+    "address": (lambda ours, cpu: ours.data_ptr(), RuntimeError, "address"),
 }
 
 
 @pytest.mark.parametrize(("work", "error", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_else_cuda_refuses(
+def test_what_cuda_refuses(
     device: PretendDevice, work: Callable[..., object], error: type[Exception], message: str
 ) -> None:
-    assert_refused(message, work, torch.arange(4, device="cuda"), error=error)
+    with pytest.raises(error, match=message):
+        work(torch.zeros(3, 3, device="cuda"), torch.zeros(3, 3))
 
 
 def test_waits_are_counted(device: PretendDevice) -> None:

@@ -22,13 +22,11 @@ QUICK = {
     "optimal_value_aware": "call / fused",
     "survey": "Forward + backward, and the growth of cost",
     "training_step": "With both GPT-2 does the same work",
+    "decoding": "## Processor time of a token",
+    "peers --only FNet": "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
 }
 """Maps a benchmark, with its options, to a part of its page."""
-DECODING = ("decoding", "## Processor time of a token")
-PEERS = (
-    "peers --only FNet",
-    "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
-)
+SLOW = ("survey", "cache_optimum", "decoding", "peers --only FNet")
 PAGES = {"kills": "checks.kills.suite", "mutants": "checks.mutants_page"}
 """Maps a check to the module of its page; a benchmark makes its own."""
 RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem != "values"]
@@ -36,7 +34,7 @@ RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem !=
 
 @pytest.mark.parametrize(
     ("command", "title"),
-    [*QUICK.items(), *(pytest.param(*page, marks=pytest.mark.slow) for page in (DECODING, PEERS))],
+    [pytest.param(*row, marks=pytest.mark.slow if row[0] in SLOW else ()) for row in QUICK.items()],
 )
 def test_a_quick_run_prints_its_tables_and_writes_nothing(
     command: str,
