@@ -275,11 +275,10 @@ def test_nan_gives_nan_however_few_the_keys(name: str, keys: int, causal: bool) 
 def test_few_keys_are_attended_to_as_torch_does_it() -> None:
     """Bit for bit."""
     for keys in (1, 7, 15):
-        query, key, value = (x.float() for x in draw(2, 3, keys, 8))
-        expected = scaled_dot_product_attention(query, key, value, is_causal=True)
-        assert torch.equal(attention(query, key, value, is_causal=True), expected)
-        expected = scaled_dot_product_attention(query[..., :1, :], key, value)
-        assert torch.equal(attention(query[..., :1, :], key, value), expected)
+        query, *rest = (x.float() for x in draw(2, 3, keys, 8))
+        for rows, causal in ((query, True), (query[..., :1, :], False)):
+            expected = scaled_dot_product_attention(rows, *rest, is_causal=causal)
+            assert torch.equal(attention(rows, *rest, is_causal=causal), expected)
 
 
 @pytest.mark.parametrize("name", KERNELS)

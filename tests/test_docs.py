@@ -132,13 +132,18 @@ def exists(name: str) -> bool:
     return True
 
 
+def examples(page: str, words: str = "") -> list[str]:
+    """Returns the Python examples of a page that have these words."""
+    texts = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return [text for text in texts if words in text]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_examples_of_decoding_run_and_check_the_cache(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (ROOT / "docs/decoding.md").read_text()
     names: dict[str, object] = {}
-    for example in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+    for example in examples("docs/decoding.md"):
         exec(compile(example, "decoding.md", "exec"), names)
     said = capsys.readouterr().out
     assert "256 tokens: 64.0 keys a head" in said and "equal over 56 tokens" in said
@@ -150,9 +155,7 @@ def test_the_class_for_a_harness_scores_over_the_kept_keys(monkeypatch: pytest.M
     harness = SimpleNamespace(HFLM=object)
     for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface"):
         monkeypatch.setitem(sys.modules, name, harness)
-    (example,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/harness.md").read_text(), flags=re.DOTALL
-    )
+    (example,) = examples("docs/harness.md")
     names: dict[str, Any] = {}
     exec(compile(example, "harness.md", "exec"), names)
     scorer = names["CompressedLM"]()
@@ -193,8 +196,7 @@ TEXT = (ROOT / "README.md").read_text()
 
 
 def test_the_library_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    examples = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    (example,) = (text for text in examples if "torch.randn" in text)
+    (example,) = examples("README.md", "torch.randn")
     assert "torch.randn(1, 8, 512, 64)" in example
     example = example.replace("(1, 8, 512, 64)", "(1, 2, 256, 64)")  # a tenth of the time
     exec(compile(example, "README.md", "exec"), {})
@@ -204,8 +206,7 @@ def test_the_library_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_example_of_any_trained_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    text = (ROOT / "docs/hugging-face.md").read_text()
-    example = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[0]
+    example = examples("docs/hugging-face.md")[0]
     exec(compile(example, "hugging-face.md", "exec"), {})
     errors = [float(x) for x in re.findall(r"tensor\((.*?)\)", capsys.readouterr().out)]
     assert len(errors) == 4 and errors[0] > 1e-4 > errors[-1]
@@ -219,9 +220,7 @@ def test_the_probe_example_runs(
     tokenizer().save_pretrained(tmp_path / "my-model")
     (tmp_path / "text.txt").write_text(words(40))
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs/probe.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    (example,) = (text for text in examples if "probe.probe(" in text)
+    (example,) = examples("docs/probe.md", "probe.probe(")
     exec(compile(example, "probe.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "keys needed" in printed and "Too few windows" in printed
