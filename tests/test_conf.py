@@ -18,6 +18,7 @@ from pipelines.app.method_cards import register_methods
 from pipelines.app.training import trained_attention
 from pipelines.app.values import TRAINER, leaves, read_params, value_of, values_of_scale
 from tests.apps import ROOT, refusal
+from tests.refusals import assert_refused
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
@@ -289,8 +290,7 @@ def test_a_card_that_names_something_else_ends_in_one_line_when_its_method_is_bu
 
 
 def test_no_cards_are_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no method cards"):
-        cards(tmp_path)
+    assert_refused("holds no method cards", cards, tmp_path, error=FileNotFoundError)
 
 
 def test_cards_come_in_the_order_of_their_places() -> None:

@@ -759,17 +759,16 @@ def test_explain_refuses_in_one_line_and_leaves_nothing(
     (folder / "mine.html").write_text("mine")
     words = [folder / word[1:-1] if word.startswith("{") else word for word in arguments.split()]
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        value_aware(monkeypatch, "explain", words[0], str(words[1]).replace("_", " "), *words[2:])
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and line in message and "\n" not in message
+    words[1] = str(words[1]).replace("_", " ")
+    line = f"^error: .*{re.escape(line)}"
+    assert_refused(line, value_aware, monkeypatch, "explain", *words, error=SystemExit)
     assert not list(tmp_path.iterdir()) and (folder / "mine.html").read_text() == "mine"
 
 
 def test_explain_names_what_a_wheel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "value_aware_study.explain", None)
-    with pytest.raises(SystemExit, match=r"error: .*in a checkout: pip install -e '\.\[study\]'"):
-        value_aware(monkeypatch, "explain", "model", "w1")
+    line = r"error: .*in a checkout: pip install -e '\.\[study\]'"
+    assert_refused(line, value_aware, monkeypatch, "explain", "model", "w1", error=SystemExit)
 
 
 def test_a_file_of_llama_cpp_is_named_and_its_bos_is_told(
@@ -794,8 +793,8 @@ def test_half_precision_is_read_as_another_dtype(
     model("bert").half().save_pretrained(tmp_path / "half")
     tokenizer().save_pretrained(tmp_path / "half")
     arguments = [tmp_path / "half", "--text", folder / "text.txt", "--length", LENGTH, *BRIEF]
-    with pytest.raises(SystemExit, match="the model is float16 on a CPU"):
-        probe_command(monkeypatch, *arguments)
+    line = "the model is float16 on a CPU"
+    assert_refused(line, probe_command, monkeypatch, *arguments, error=SystemExit)
     probe_command(monkeypatch, *arguments, "--dtype", "float32")
     assert "On half (BertModel) at 16 tokens" in capsys.readouterr().out
 
@@ -837,10 +836,8 @@ def test_an_error_of_the_command_is_one_line(
     words = [folder / word[1:-1] if word.startswith("{") else word for word in arguments.split()]
     for name in ("measure", "measure_caches"):
         monkeypatch.setattr(measuring, name, lambda *_, **__: pytest.fail("it measures"))
-    with pytest.raises(SystemExit) as stopped:
-        probe_command(monkeypatch, *words)
-    message = str(stopped.value.code)
-    assert message.startswith("error: ") and line in message and "\n" not in message
+    line = f"^error: .*{re.escape(line)}"
+    assert_refused(line, probe_command, monkeypatch, *words, error=SystemExit)
 
 
 def test_it_reads_texts_as_the_apps_do(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

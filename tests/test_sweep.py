@@ -162,8 +162,8 @@ def test_jobs_of_a_killed_sweep_are_not_those_of_the_next(tmp_path: Path) -> Non
     config = OmegaConf.create({"hydra": hydra})
     killed, sweep, done = SweepTable(), SweepTable(), JobStatus.COMPLETED
     killed.on_multirun_start(config)
-    with pytest.raises(SystemExit, match=r"jobs belongs to a sweep .*hydra\.sweep\.dir=FOLDER"):
-        SweepTable().on_multirun_start(config)
+    line = r"jobs belongs to a sweep .*hydra\.sweep\.dir=FOLDER"
+    assert_refused(line, SweepTable().on_multirun_start, config, error=SystemExit)
     in_another_process = pickle.loads(pickle.dumps(killed))
     killed.lock.close()
     sweep.on_multirun_start(config)

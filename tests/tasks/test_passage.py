@@ -8,6 +8,7 @@ from probed import model, tokenizer, words
 from torch import Tensor
 
 from tests.recorded import recorded
+from tests.refusals import assert_refused
 from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     OptimalValueAware,
@@ -63,8 +64,7 @@ def test_without_sentences_as_many_whole_words_as_fit_are_taken() -> None:
     chosen = passage([words(100)], tokenizer(), ([0], [2]), most=20)
     assert text(chosen.pieces) == f"<s> {' '.join(words(100).split()[1:19])} </s>"
     assert text(passage(["alone"], tokenizer(), NOTHING).pieces) == "alone"
-    with pytest.raises(ValueError, match="the text is empty"):
-        passage([" \n"], tokenizer(), NOTHING)
+    assert_refused("the text is empty", passage, [" \n"], tokenizer(), NOTHING)
 
 
 @pytest.mark.parametrize("name", ["roberta", "gpt2", "llama", "bert", "our_causal", "our_masked"])
@@ -180,8 +180,8 @@ def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> 
 
 
 def test_more_tokens_than_keys_are_refused(generator: torch.Generator) -> None:
-    with pytest.raises(ValueError, match="9 tokens given for a call of 8 keys"):
-        explored_model("tiny", [call(generator, True)], "abcdefghi", METHODS, SIZES)
+    line, calls = "9 tokens given for a call of 8 keys", [call(generator, True)]
+    assert_refused(line, explored_model, "tiny", calls, "abcdefghi", METHODS, SIZES)
 
 
 def test_json_is_read_back_and_small(generator: torch.Generator) -> None:
