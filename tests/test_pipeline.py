@@ -210,6 +210,7 @@ def titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {re.findall(r"<text[^>]*>([^<]*: [^<]*)<", svg)[-1]: svg for svg in drawn}
 
 
+@pytest.mark.slow
 def test_every_model_has_its_loss_against_r_and_its_learning_curve(titles: dict[str, str]) -> None:
     against_r = {title for title in titles if not title.endswith("loss on validation text")}
     assert against_r == {
@@ -224,6 +225,7 @@ def test_every_model_has_its_loss_against_r_and_its_learning_curve(titles: dict[
         assert word in titles["masked_long: error in %"]
 
 
+@pytest.mark.slow
 def test_r_is_on_a_logarithmic_axis(titles: dict[str, str]) -> None:
     """The ticks at 4 and 16 keys are as far apart as those at 1 and 4."""
     tick = r'<text[^>]*translate\(([\d.]+),[\d.]+\)"[^>]*>{}<'
