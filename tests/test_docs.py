@@ -309,9 +309,6 @@ def cell(notebook: NotebookNode, name: str) -> NotebookNode:
     return next(cell for cell in notebook.cells if cell.id == name)
 
 
-"""Page -> the number of places that a method takes"""
-
-
 COPIED = (
     *("conf", "docs", "pipelines", "src", "tests"),
     *("README.md", "params.yaml", "pyproject.toml", "requirements.txt"),
@@ -325,7 +322,7 @@ def page(name: str) -> str:
 
 
 def code_blocks(name: str) -> dict[str, str]:
-    """Returns the code code_blocks of a page that belong into a file, by the file's name."""
+    """Returns the code blocks of a page that belong into a file, by the file's name."""
     return dict(re.findall(r"\(`([\w/.-]+)`\):\n\n```\w+\n(.*?)```", page(name), flags=re.DOTALL))
 
 
