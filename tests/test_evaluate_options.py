@@ -114,10 +114,11 @@ def with_a_masked_model(root: Path) -> None:
 
 
 MASKED = "evaluate model=masked length=short"
-LAPTOP = OmegaConf.load(Path(__file__).parents[1] / "params.yaml").causal
+LAPTOP = OmegaConf.load(apps.ROOT / "params.yaml").causal
+SIZES = ("layers", "width", "heads", "feedforward")
 SCALES = (
     f"{CAUSAL} holds a model with layers 2, width 64, heads 1, feedforward 64",
-    f"scale=laptop asks for layers {LAPTOP.layers}, width {LAPTOP.width}, heads {LAPTOP.heads}, ",
+    f"scale=laptop asks for {', '.join(f'{name} {LAPTOP[name]}' for name in SIZES)}",
 )
 SCALED = "kernel=elu scale=laptop paths.outputs={root}/outputs/smoke"
 EVALUATE = "evaluate kernel=elu"
