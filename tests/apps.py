@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from altair.utils.schemapi import debug_mode
+from hydra._internal.hydra import Hydra
 
 from tests.training.processes import save_tokenizer, write_tokens
 from value_aware_attention.kernels import Elu
@@ -19,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 def run_app(command: str, folder: Path) -> None:
     """Runs an app as the command line would: below `folder`, at smoke scale, without a logger.
 
-    Altair then checks each chart once, as it is written, and not each part as it is made.
+    Altair then checks each chart once, as it is written, and not each part as it is made. Hydra
+    does not compose the config a first time to read `hydra.mode`, which no config sets.
     """
     name, *given = command.split()
     options = [f"paths.root={folder}", "trainer.accelerator=cpu"]
@@ -29,6 +31,7 @@ def run_app(command: str, folder: Path) -> None:
     arguments = sorted([*options, *given], key=lambda argument: not argument.startswith("-"))
     with debug_mode(False), pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         patch.setattr(sys, "argv", [f"pipelines.{name}", *arguments])
         import_module(f"pipelines.{name}").main()
 
