@@ -233,7 +233,7 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
         (command, "group=joint kind=needles", "no chat template, by which questions are asked"),
         (evaluation, "pretrained.weights=other.gguf", "other.gguf: no such file"),
         (evaluation, "extent.length=65", "length is 65; the model has 64 positions"),
-        (evaluation, "extent.windows=99", "windows of 32 tokens; 99 are needed"),
+        (evaluation, "extent.windows=9999", "windows of 32 tokens; 9999 are needed"),
         (evaluation, "text_name=a/b", "cannot name a file"),
     ],
 )
