@@ -326,7 +326,7 @@ def code_blocks(name: str) -> dict[str, str]:
     return dict(re.findall(r"\(`([\w/.-]+)`\):\n\n```\w+\n(.*?)```", page(name), flags=re.DOTALL))
 
 
-def tests_of(name: str) -> list[str]:
+def chosen_tests(name: str) -> list[str]:
     """Returns the arguments of the page's last block, which runs the tests of the method."""
     return shlex.split(page(name).split("```\n")[-2])[1:]
 
@@ -367,7 +367,7 @@ def test_the_method_of_a_page_passes_the_tests_of_every_method(project: tuple[st
     if "docs.methods_table" in page(name):
         python(folder, "-m", "docs.methods_table")
         assert "| `LargestValues(r)` |" in (folder / "docs/methods.md").read_text(encoding="utf-8")
-    chosen = tests_of(name)
+    chosen = chosen_tests(name)
     outcomes = python(folder, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen)
     assert not re.search(r"FAILED|ERROR", outcomes)
     for place in (argument for argument in chosen if argument.startswith("tests/")):
