@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
@@ -46,3 +47,18 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def generator() -> torch.Generator:
     """Returns a generator with a fixed seed."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Installs a package that holds a GGUF file, and must be found without an import."""
+    from tests.models.gguf_files import llama, write_gguf
+
+    folder = tmp_path / "site/tiny_decoder"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('it is found, not imported')")
+    write_gguf(llama(), folder / "tiny.gguf")
+    words = "the thing that they thought of then was with them "
+    (tmp_path / "text.txt").write_text(40 * words)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path

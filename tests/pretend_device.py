@@ -86,9 +86,6 @@ class PretendTensor(Tensor):
         copied.__dict__.update({k: v for k, v in self.__dict__.items() if k != "held"})
         return memo.setdefault(id(self), copied)
 
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"PretendTensor({self.held})"
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError(f"{func} on a pretend tensor outside of its PretendDevice")

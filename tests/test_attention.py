@@ -1,4 +1,4 @@
-"""Kernels and exact attention: definitions, numerical edges, gradients, public references."""
+"""Kernels and exact attention: definitions, edges, gradients, and errors at the public boundary."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from beartype.roar import BeartypeCallHintViolation
 from hypothesis import given
 from hypothesis import strategies as st
 from methods import KERNELS
@@ -14,9 +15,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.reference import approximations as reference
 from tests.refusals import assert_refused
-from value_aware_attention import attention, error, kernels
+from tests.shapes import PUBLIC
+from value_aware_attention import approximations as methods
+from value_aware_attention import attention, caches, call, error, kernels
 from value_aware_attention.approximations import LinearAttention
-from value_aware_attention.attention import attention_weights
+from value_aware_attention.attention import attention_weights, weights_over
+from value_aware_attention.kernels import Exponential
 
 X = torch.ones(3, 2)
 DTYPES = (torch.float32, torch.float64)
@@ -271,11 +275,10 @@ def test_nan_gives_nan_however_few_the_keys(name: str, keys: int, causal: bool) 
 def test_few_keys_are_attended_to_as_torch_does_it() -> None:
     """Bit for bit."""
     for keys in (1, 7, 15):
-        query, key, value = (x.float() for x in draw(2, 3, keys, 8))
-        expected = scaled_dot_product_attention(query, key, value, is_causal=True)
-        assert torch.equal(attention(query, key, value, is_causal=True), expected)
-        expected = scaled_dot_product_attention(query[..., :1, :], key, value)
-        assert torch.equal(attention(query[..., :1, :], key, value), expected)
+        query, *rest = (x.float() for x in draw(2, 3, keys, 8))
+        for rows, causal in ((query, True), (query[..., :1, :], False)):
+            expected = scaled_dot_product_attention(rows, *rest, is_causal=causal)
+            assert torch.equal(attention(rows, *rest, is_causal=causal), expected)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -287,3 +290,25 @@ def test_a_row_that_sees_nothing_gives_no_gradient_rather_than_nan(name: str) ->
     attention(*leaves, kernel=KERNELS[name], attn_mask=mask).square().sum().backward()
     assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
     assert (leaves[0].grad[1] == 0).all() and (leaves[0].grad[0] != 0).any()
+
+
+TWO, THREE = torch.zeros(5, 2), torch.zeros(5, 3)
+
+
+def test_below_the_public_boundary_a_wrong_shape_is_an_error_of_its_annotation() -> None:
+    with pytest.raises(BeartypeCallHintViolation, match="D is 3"):
+        weights_over(TWO, THREE, Exponential(), None)
+    with pytest.raises(BeartypeCallHintViolation, match="V is 3"):
+        error.squared_output_error(TWO, THREE)
+
+
+def test_the_public_boundary_raises_value_errors() -> None:
+    aware, exact = methods.OptimalValueAware(1), methods.Exact()
+    keys = methods.ValueAwareKeysAttentionWeights(1)
+    after = caches.AfterPrefix(caches.Recent(1), prefix=1)
+    calls = (attention, aware, aware.select, aware.path, keys.path, exact, after)
+    for public in (*calls, lambda *x: call.Call.of(*x, kernel=Exponential())):
+        assert_refused(r"same last dimension \(head_dim\)$", public, TWO, THREE, THREE)
+    assert_refused(r"same last dimension \(head_dim\)$", attention_weights, TWO, THREE)
+    assert_refused("both must have one shape", error.relative_output_error, TWO, THREE)
+    assert len(PUBLIC) == len(calls) + 3

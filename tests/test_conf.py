@@ -1,33 +1,35 @@
-"""Every option of every config group builds what it names."""
+"""Every option of every config group builds what it names; a bad card is one line."""
 
-import re
-from functools import cache
+import shutil
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra.core.config_store import ConfigStore
-from hydra.utils import instantiate
+from hydra.errors import HydraException
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from pipelines.app import composed, plain
+from pipelines.app import composed, hydra_app, one_line, plain
 from pipelines.app.method_cards import register_methods
 from pipelines.app.training import trained_attention
 from pipelines.app.values import TRAINER, leaves, read_params, value_of, values_of_scale
+from tests.apps import ROOT, refusal
+from tests.refusals import assert_refused
 from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import Exponential, Kernel
 from value_aware_attention.measurement import Setting
 from value_aware_attention.models import TrainedAttention
 from value_aware_attention.models.masked_lm import masked_kernel
 from value_aware_attention.models.mixing import Mixing
-from value_aware_study.cards import cards
+from value_aware_study.cards import APPROXIMATIONS, Card, cards
 from value_aware_study.data.tokenization import ByteLevelBPE, PretrainedTokenizer, WordLevel
 from value_aware_study.evaluation.grid import grid, setting
 from value_aware_study.report.published import TABLE_1
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 SHARED = ("base", "paths")
 APPS = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in SHARED)
@@ -57,19 +59,22 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def scaled() -> list[Any]:
-    """Pairs every app with every scale; all but laptop are slow, as other tests run smoke."""
-    return [
+@pytest.mark.parametrize(
+    ("app", "scale"),
+    [  # all scales but laptop are slow, as other tests run smoke
         pytest.param(app, scale, marks=[] if scale == "laptop" else [pytest.mark.slow])
         for app in APPS
         for scale in options("scale")
-    ]
-
-
-@pytest.mark.parametrize(("app", "scale"), scaled())
-def test_every_app_composes_at_every_scale(app: str, scale: str) -> None:
-    cfg = composed(app, [f"scale={scale}", *ASKED.get(app, [])])
+    ],
+)
+def test_every_app_composes_at_every_scale_and_its_help_shows_a_command(
+    app: str, scale: str
+) -> None:
+    given = [f"scale={scale}", *ASKED.get(app, [])]
+    cfg = composed(app, given, return_hydra_config=True)
     assert cfg.scale == scale
+    first, _, rest = cfg.hydra.help.header.partition("\n")
+    assert "Hydra" not in first and f"python -m pipelines.{app}" in rest
     assert OmegaConf.to_container(cfg[app], resolve=False)
     for key in cfg[app]:
         if key != "choice":  # known only when Hydra runs the app
@@ -95,26 +100,16 @@ def test_no_choice_has_a_value_that_is_refused(app: str, chosen: str) -> None:
     composed(app, [chosen, *ASKED.get(chosen, [])])
 
 
-def built() -> list[Any]:
-    """Pairs every option of the groups that build something with the app that builds it."""
-    of_groups = {
-        "kernel": ("train_causal", "kernel.function", Kernel),
-        "tokenizer@tokens.causal_tokenizer": ("tokens", "tokens.causal_tokenizer", TOKENIZERS),
-    }
-    return [
-        (app, f"{group}={name}", key, kind)
-        for group, (app, key, kind) in of_groups.items()
-        for name in options(group.partition("@")[0])
-    ]
+@pytest.mark.parametrize("name", options("kernel"))
+def test_every_kernel_builds_and_names_itself(name: str) -> None:
+    kernel = composed("train_causal", [f"kernel={name}"]).kernel
+    assert isinstance(instantiate(kernel.function), Kernel) and kernel.name.endswith(name)
 
 
-@pytest.mark.parametrize(("app", "chosen", "key", "kind"), built())
-def test_every_option_builds(app: str, chosen: str, key: str, kind: Any) -> None:
-    cfg = composed(app, [chosen])
-    assert isinstance(instantiate(OmegaConf.select(cfg, key)), kind)
-    if "@" not in chosen:
-        named = OmegaConf.select(cfg, key.rpartition(".")[0])
-        assert named.name.endswith(chosen.partition("=")[2])
+@pytest.mark.parametrize("name", options("tokenizer"))
+def test_every_tokenizer_builds(name: str) -> None:
+    tokens = composed("tokens", [f"tokenizer@tokens.causal_tokenizer={name}"]).tokens
+    assert isinstance(instantiate(tokens.causal_tokenizer), TOKENIZERS)
 
 
 @pytest.mark.parametrize("name", options("corpus"))
@@ -183,12 +178,6 @@ def test_another_checkpoint_or_text_is_another_everywhere(model: str) -> None:
         assert "outputs/" not in section
 
 
-@pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda file: file.name)
-def test_no_file_writes_a_path_twice(file: Path) -> None:
-    paths = re.findall(r"\$\{paths\.\w+\}/[^\s'\"]+", file.read_text())
-    assert len(paths) == len(set(paths))
-
-
 @pytest.mark.parametrize("name", options("approximation"))
 def test_an_approximation_is_an_attention_to_train_with_where_it_has_gradients(name: str) -> None:
     card = cards()[name]
@@ -226,15 +215,6 @@ def test_no_scale_sets_what_params_lacks_and_laptop_is_params_alone() -> None:
     }
 
 
-def test_the_paper_scale_is_the_papers() -> None:
-    cfg = composed("plan", ["scale=paper"])
-    assert (cfg.causal.steps, cfg.causal.batch_size, cfg.causal.context) == (31520, 128, 400)
-    long, short = cfg.masked.long, cfg.masked.short
-    assert long.length == 8 * short.length == 4096
-    assert short.batch_size * short.length == long.batch_size * long.length
-    assert long.steps == short.steps == 2_476_000
-
-
 def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_tables() -> None:
     cfg, paper = composed("plan", ["scale=gpu"]), composed("plan", ["scale=paper"])
     for name in ("layers", "width", "heads", "feedforward", "length", "context"):
@@ -251,9 +231,68 @@ def test_the_gpu_scale_has_the_papers_width_and_lengths_and_every_cell_of_its_ta
     assert cfg.grid.value_aware_keys == composed("plan", []).grid.value_aware_keys
 
 
-@pytest.mark.parametrize("name", APPS)
-def test_the_help_of_an_app_says_what_it_does_and_shows_a_command(name: str) -> None:
-    header = composed(name, ASKED.get(name, []), return_hydra_config=True).hydra.help.header
-    first, _, rest = header.partition("\n")
-    assert "Hydra" not in first
-    assert f"python -m pipelines.{name}" in rest
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Copies the cards, to be spoilt."""
+    return Path(shutil.copytree(APPROXIMATIONS, tmp_path / "conf/approximation"))
+
+
+@pytest.mark.parametrize(
+    ("card", "before", "after", "said"),
+    [
+        ("nystrom", "  label: Nyström\n", "", "nystrom.yaml: card.label is missing"),
+        ("nystrom", "card:", "cart:", "nystrom.yaml: card.label is missing"),
+        ("nystrom", "_target_: value", "target: value", "nystrom.yaml: _target_ is missing"),
+        (
+            "nystrom",
+            "label: Nyström",
+            "label: LSH",
+            "nystrom.yaml: card.label is 'LSH', as in conf",
+        ),
+        ("nystrom", "  keeps:", "  keep:", "nystrom.yaml: card.keep is unknown; a card has label,"),
+        ("nystrom", "  keeps:", "  keeps: [", "nystrom.yaml: while parsing"),
+    ],
+)
+def test_a_bad_card_ends_an_app_with_one_line_that_names_file_and_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, card: str, before: str, after: str, said: str
+) -> None:
+    file = folder / f"{card}.yaml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after, 1))
+    monkeypatch.setattr(hydra_app, "register_methods", partial(register_methods, folder=folder))
+    line = refusal("plan", folder.parent)
+    assert line.startswith("error: conf/approximation/") and said in line
+
+
+@pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.name)
+def test_every_argument_that_a_card_names_is_one_of_its_class(card: Card) -> None:
+    survey = dict(card.survey or {})
+    vary = survey.pop("vary", None)
+    named = [card.arguments, card.axes, card.curves, survey, card.train or {}]
+    known = set(signature(get_class(card.target)).parameters)
+    assert {vary} - {None} <= known and set().union(*named) <= known
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"round": 4}, "unexpected keyword argument 'round'"),
+        ({"_target_": "value_aware_attention.approximations.Nowhere"}, "Nowhere"),
+    ],
+)
+def test_a_card_that_names_something_else_ends_in_one_line_when_its_method_is_built(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(HydraException) as stop:
+        setting("lsh", cards()["lsh"].build(**changes)).build(0)
+    line = one_line(stop.value)
+    assert said in line and "\n" not in line
+
+
+def test_no_cards_are_said_to_be_missing(tmp_path: Path) -> None:
+    assert_refused("holds no method cards", cards, tmp_path, error=FileNotFoundError)
+
+
+def test_cards_come_in_the_order_of_their_places() -> None:
+    places = [card.place for card in cards().values()]
+    assert places == sorted(set(places)) and next(iter(cards())) == "exact"

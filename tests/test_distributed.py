@@ -1,11 +1,11 @@
-"""Several processes that share an evaluation write the record of one, and fail together."""
+"""Records depend on no number of processes and no folder, and on threads in last digits alone."""
 
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,12 +19,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from pipelines import evaluate
-from tests.apps import run_app
-from tests.test_cluster import write_run
-from tests.training.processes import ROOT, VOCABULARY, exit_code, start
+from tests.apps import run_app, write_run
+from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
 from value_aware_attention import distributed
-from value_aware_attention.distributed import broadcast, shared_map
+from value_aware_attention.distributed import shared_map
 from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.store import RecordCache
@@ -35,9 +33,11 @@ LENGTH = 16
 # Three batches of causal windows and two of sequences, the last of each short.
 CAUSAL = ("kernel=elu", "evaluation.causal_units=5", "evaluation.batch_size=2")
 MASKED = ("model=masked", "length=short", "evaluation.masked_units.short=3")
-GRID = ("grid.keys=[1]", "grid.value_aware_keys=[4,65]", "grid.window_keys=[4]")
-GRID += ("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]")
-GRID += ("grid.orf_features=[16]", "grid.random_seeds=[0]")
+GRID = (
+    *("grid.keys=[1]", "grid.value_aware_keys=[4,65]", "grid.window_keys=[4]"),
+    *("grid.baseline_keys=[4]", "grid.lsh_keys=[8]", "grid.lsh_rounds=[1]"),
+    *("grid.orf_features=[16]", "grid.random_seeds=[0]"),
+)
 
 
 @given(items=st.lists(st.integers(), max_size=30), count=st.integers(2, 8))
@@ -59,11 +59,6 @@ def test_every_item_is_computed_by_one_process_and_comes_back_in_order(
             assert shared_map(lambda item: item, items) == items
 
 
-def test_alone_a_process_computes_everything() -> None:
-    assert shared_map(lambda x: 2 * x, [1, 2, 3]) == [2, 4, 6]
-    assert broadcast(lambda: "read") == "read"
-
-
 def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
     """Starts `count` processes in the environment of torchrun and returns their exit codes."""
     with socket.socket() as free:
@@ -81,12 +76,6 @@ def as_process(
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     function(*arguments)
-
-
-def evaluate_app(root: Path, *values: str) -> None:
-    fixed = ("scale=smoke", "logger=none", f"paths.root={root}")
-    sys.argv = ["pipelines.evaluate", *fixed, *values]
-    evaluate.main()
 
 
 def write_masked(root: Path, name: str = "short", length: int = LENGTH) -> None:
@@ -125,7 +114,7 @@ def test_two_processes_write_the_record_of_one(
 ) -> None:
     alone = ("paths.records=" + str(root / "alone"), "paths.cache=" + str(root / "cache"))
     run_app(" ".join(["evaluate", *values, *GRID, *alone]), root)
-    assert together(2, evaluate_app, root, *values, *GRID) == [0, 0]
+    assert together(2, run_app, " ".join(["evaluate", *values, *GRID]), root) == [0, 0]
     single, shared = (
         without_checksum(json.loads((root / folder / f"{name}.json").read_text()))
         for folder in ("alone", "outputs/smoke/records")
@@ -144,10 +133,10 @@ def test_two_processes_write_the_record_of_one(
 def test_more_processes_than_batches_still_agree_on_what_was_computed_before(root: Path) -> None:
     values = ("kernel=elu", "approximation=optimal_v_aware", "approximation.r=4")
     values += ("evaluation.causal_units=2",)  # the first window is shorter: a batch each
-    assert together(3, evaluate_app, root, *values) == [0, 0, 0]
+    assert together(3, run_app, " ".join(["evaluate", *values]), root) == [0, 0, 0]
     files = {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")}
     assert len(files) == 4  # exact attention and the cell: end metric, output error
-    assert together(2, evaluate_app, root, *values) == [0, 0]
+    assert together(2, run_app, " ".join(["evaluate", *values]), root) == [0, 0]
     assert {path: path.stat().st_mtime_ns for path in (root / ".cache/cells").glob("*")} == files
 
 
@@ -203,3 +192,73 @@ def test_torchrun_says_in_one_line_what_every_process_refuses(root: Path) -> Non
     lines = [line for line in run.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and "2 processes would run the whole sweep" in lines[0]
     assert "Error executing job" not in run.stderr
+
+
+LAST_DIGITS = 1e-4
+"""Relative tolerance of a recorded value.
+
+fp32 has 6e-8 in a sum; a layer sums hundreds of them, a loss is as precise as its logits, and an
+output error is a difference of outputs, which costs it about three digits where the error is a
+thousandth of the output.
+"""
+ROUNDING = 1e-9
+"""Relative error of an output below which it is rounding alone."""
+OF_A_NORM = 1e-6
+"""Tolerance of a row's largest error, a norm whose square has the tolerance above."""
+OF_A_LOSS = 1e-4
+"""Tolerance of a difference of two perplexities near 280: 280 times that of two losses near 4 to 6,
+whose last digits in fp32 are up to 5e-7 each, fewer in their mean."""
+LEAST = {".difference": OF_A_LOSS, ".largest_error": OF_A_NORM}
+CUT = "evaluation.batch_size=1 evaluation.memory_gib=1e-4"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    write_tokens(folder)
+    run_app("train_causal kernel=elu", folder)
+    return folder
+
+
+def record(folder: Path, name: str, options: str = "") -> dict[str, Any]:
+    """Returns the record of an evaluation that finds no cell computed before."""
+    run_app(f"evaluate kernel=elu {options} paths.cache={folder}/{name}", folder)
+    content = json.loads((folder / "outputs/smoke/records/causal_elu.json").read_text())
+    return without_checksum(content)  # which follows the last digits
+
+
+def values(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields every leaf of a record but the description of its machine."""
+    if isinstance(content, (dict, list)):
+        pairs = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, leaf in pairs:
+            if key != "run_on":
+                yield from values(leaf, f"{path}.{key}")
+    else:
+        yield path, content
+
+
+def test_batches_memory_and_threads_change_last_digits_alone(trained: Path) -> None:
+    before = dict(values(record(trained, "before")))
+    torch.set_num_threads(2)
+    try:
+        after = dict(values(record(trained, "after", CUT)))
+    finally:
+        torch.set_num_threads(1)
+    assert before.keys() == after.keys() and len(before) > 100
+    for path, value in before.items():
+        if isinstance(value, float):
+            least = next((LEAST[ending] for ending in LEAST if ending in path), ROUNDING)
+            assert after[path] == pytest.approx(value, rel=LAST_DIGITS, abs=least), path
+        else:
+            assert after[path] == value, path
+
+
+def test_two_folders_hold_the_same_bytes(trained: Path, tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    run_app("train_causal kernel=elu", tmp_path)
+    for folder in (trained, tmp_path):
+        run_app(f"evaluate kernel=elu paths.cache={folder}/same", folder)
+    for name in ("models/causal_elu/model.safetensors", "records/causal_elu.json"):
+        files = [folder / "outputs/smoke" / name for folder in (trained, tmp_path)]
+        assert files[0].read_bytes() == files[1].read_bytes()

@@ -1,7 +1,8 @@
-"""The site builds without a warning and a network; modules and files that pages name exist."""
+"""The site builds, examples and the notebook run, and modules and files that pages name exist."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,20 +13,26 @@ from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
+import nbformat
+import pandas as pd
 import pytest
 import torch
 import yaml
+from nbclient import NotebookClient
+from nbformat import NotebookNode
 from playwright.sync_api import sync_playwright
+from probed import model, tokenizer, words
 
 import value_aware_attention
 from docs import stages
+from tests.apps import ROOT, copy_of_the_project
 from tests.hugging_face.models import sharp
 from value_aware_attention import approximations, caches, hugging_face, measurement, probe
 
-ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium")
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-PROSE = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "Makefile", "mkdocs.yml"))]
+NAMED = ("README.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", "params.yaml", "dvc.yaml")
+PROSE = [*PAGES, *(ROOT / name for name in NAMED), *(ROOT / "conf").rglob("*.yaml")]
 PACKAGES = "value_aware_attention|value_aware_study|pipelines|benchmarks|checks"
 MODULE = re.compile(rf"\b(?:{PACKAGES})(?:\.\w+)+")
 FOLDERS = r"conf|docs|src|pipelines|tests|benchmarks|checks|notebooks|\.github"
@@ -113,12 +120,6 @@ def test_modules_and_files_that_are_named_exist(page: Path) -> None:
         assert EXAMPLE.search(file) or (ROOT / file).exists(), file
 
 
-def test_modules_that_comments_of_the_configuration_name_exist() -> None:
-    for file in [ROOT / "params.yaml", ROOT / "dvc.yaml", *(ROOT / "conf").rglob("*.yaml")]:
-        for name in MODULE.findall("\n".join(re.findall("#.*", file.read_text()))):
-            assert exists(name), name
-
-
 def exists(name: str) -> bool:
     """Tells whether a name is a module of ours or an object in one."""
     path = Path(*name.split("."))
@@ -131,13 +132,18 @@ def exists(name: str) -> bool:
     return True
 
 
+def examples(page: str, words: str = "") -> list[str]:
+    """Returns the Python examples of a page that have these words."""
+    texts = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return [text for text in texts if words in text]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_the_examples_of_decoding_run_and_check_the_cache(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (ROOT / "docs/decoding.md").read_text()
     names: dict[str, object] = {}
-    for example in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+    for example in examples("docs/decoding.md"):
         exec(compile(example, "decoding.md", "exec"), names)
     said = capsys.readouterr().out
     assert "256 tokens: 64.0 keys a head" in said and "equal over 56 tokens" in said
@@ -149,9 +155,7 @@ def test_the_class_for_a_harness_scores_over_the_kept_keys(monkeypatch: pytest.M
     harness = SimpleNamespace(HFLM=object)
     for name in ("lm_eval", "lm_eval.models", "lm_eval.models.huggingface"):
         monkeypatch.setitem(sys.modules, name, harness)
-    (example,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/harness.md").read_text(), flags=re.DOTALL
-    )
+    (example,) = examples("docs/harness.md")
     names: dict[str, Any] = {}
     exec(compile(example, "harness.md", "exec"), names)
     scorer = names["CompressedLM"]()
@@ -186,3 +190,185 @@ def test_the_drawing_of_the_stages_is_that_of_dvc() -> None:
     width = re.search(r'viewBox="0 0 (\d+)', drawn)
     assert width and int(width[1]) <= 800
     assert f"]({stages.DRAWN.name})" in (ROOT / "docs" / "reproduce.md").read_text()
+
+
+TEXT = (ROOT / "README.md").read_text()
+
+
+def test_the_library_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = examples("README.md", "torch.randn")
+    assert "torch.randn(1, 8, 512, 64)" in example
+    example = example.replace("(1, 8, 512, 64)", "(1, 2, 256, 64)")  # a tenth of the time
+    exec(compile(example, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    oblivious, aware = (float(x) for x in re.findall(r"tensor\(([\d.]+)\)", printed)[:2])
+    assert aware < oblivious
+
+
+def test_the_example_of_any_trained_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = examples("docs/hugging-face.md")[0]
+    exec(compile(example, "hugging-face.md", "exec"), {})
+    errors = [float(x) for x in re.findall(r"tensor\((.*?)\)", capsys.readouterr().out)]
+    assert len(errors) == 4 and errors[0] > 1e-4 > errors[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_probe_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model("bert").save_pretrained(tmp_path / "my-model")
+    tokenizer().save_pretrained(tmp_path / "my-model")
+    (tmp_path / "text.txt").write_text(words(40))
+    monkeypatch.chdir(tmp_path)
+    (example,) = examples("docs/probe.md", "probe.probe(")
+    exec(compile(example, "probe.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "keys needed" in printed and "Too few windows" in printed
+    assert re.search(r"\{'optimal_v_oblivious': \d+, 'optimal_v_aware': \d+\}", printed)
+
+
+def test_every_file_it_links_to_exists() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", TEXT):
+        assert (ROOT / target).exists(), target
+
+
+ELSEWHERE = {"make test", "wandb leet", "wandb sweep", "python -m pipelines.workspace"}
+"""Commands that are not run here: this suite, a full-screen program, and those that ask a server"""
+
+
+def commands() -> list[str]:
+    """Lists the README's shell commands in their order, at smoke scale."""
+    blocks = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    shown = [line.partition("#")[0].strip() for line in lines]
+    small = [re.sub(r"\bmake repro\b", "make repro SCALE=smoke", line) for line in shown]
+    # an edit of a value that smoke sets is refused
+    small = [line.replace("-S causal.steps=400", "-S training.log_every=5") for line in small]
+    return [line for line in small if line and not line.startswith(tuple(ELSEWHERE))]
+
+
+@pytest.mark.slow
+def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> None:
+    """The environment is this one; git has nothing to say after all of them."""
+    folder = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+    (folder / ".venv").symlink_to(sys.prefix)
+    installed = 'make() { command make -o .venv/.installed -o .venv/.installed-dev "$@"; }'
+    script = "\n".join(["set -ex", installed, *commands()])
+    env = os.environ | {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        ["bash", "-c", script], cwd=folder, env=env, text=True, capture_output=True, timeout=3000
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert (folder / "report/index.html").as_uri() in ran.stdout  # the last line of a run
+    left = subprocess.run(["git", "status", "--short"], cwd=folder, text=True, capture_output=True)
+    assert set(left.stdout.split()) <= {"M", "dvc.lock", "params.yaml"}, left.stdout
+
+
+NOTEBOOK = ROOT / "notebooks/minilm.ipynb"
+
+
+def test_it_is_kept_as_it_ran_with_the_numbers_of_readme() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    for output in (output for cell in code for output in cell.outputs):
+        assert output.get("name") != "stderr", output.text
+        assert not re.search(r"Warning|IProgress|(^|[\s'\"])/\w+/", output.get("text", ""))
+    controls = pd.read_csv(ROOT / "results/hours/model_control.csv")
+    control = controls.query("r == 4 and layer == 'all'").iloc[0]
+    said, last = printed(notebook, "probe"), notebook.cells[-1].source
+    assert f"4 value-aware keys match {control.keys_needed:.0f} " in said
+    assert re.search(rf"match\s{control.keys_needed:.0f} of {control['keys']:.0f}", last)
+    for way in ("aware", "oblivious"):
+        cosine = control[f"cosine_optimal_v_{way}"]
+        assert f"{cosine:.4f} (" in said and f"{cosine:.3f}" in last
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_value_aware_keys_are_far_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    NotebookClient(notebook, timeout=900).execute(cwd=NOTEBOOK.parent)
+    by_weight, slot, aware = map(float, re.findall(r"\): (\d\.\d+)", printed(notebook, "cosines")))
+    assert aware > 0.95 > 0.85 > by_weight and aware > slot > by_weight
+    (matching,) = re.findall(r"4 value-aware keys match (\d+)", printed(notebook, "probe"))
+    assert int(matching) >= 20
+    (random,) = re.findall(r"With random weights they match (\d+)", printed(notebook, "probe"))
+    assert int(random) >= int(matching) - 5
+    (drawn,) = cell(notebook, "chart").outputs
+    assert "<svg" in drawn.data["image/svg+xml"]
+
+
+def printed(notebook: NotebookNode, name: str) -> str:
+    return "".join(output.get("text", "") for output in cell(notebook, name).outputs)
+
+
+def cell(notebook: NotebookNode, name: str) -> NotebookNode:
+    return next(cell for cell in notebook.cells if cell.id == name)
+
+
+COPIED = (
+    *("conf", "docs", "pipelines", "src", "tests"),
+    *("README.md", "params.yaml", "pyproject.toml", "requirements.txt"),
+)
+METHOD_PAGES = {"add-a-method": 5, "your-cache-method": 4}
+"""Page that adds a method -> the number of places that it takes"""
+
+
+def page(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+
+
+def code_blocks(name: str) -> dict[str, str]:
+    """Returns the code blocks of a page that belong into a file, by the file's name."""
+    return dict(re.findall(r"\(`([\w/.-]+)`\):\n\n```\w+\n(.*?)```", page(name), flags=re.DOTALL))
+
+
+def chosen_tests(name: str) -> list[str]:
+    """Returns the arguments of the page's last block, which runs the tests of the method."""
+    return shlex.split(page(name).split("```\n")[-2])[1:]
+
+
+@pytest.mark.parametrize(("name", "places"), METHOD_PAGES.items())
+def test_a_page_has_a_block_for_every_place(name: str, places: int) -> None:
+    assert len(code_blocks(name)) == places
+
+
+@pytest.fixture(params=METHOD_PAGES)
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """Copies the project and adds the method of a page; returns the page's name and the folder."""
+    copy_of_the_project(tmp_path, *COPIED)
+    for name, text in code_blocks(request.param).items():
+        file = tmp_path / name
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        if file.name == "__init__.py":
+            exported = text.split()[-1]
+            content = text + before.replace("__all__ = [", f'__all__ = [\n    "{exported}",')
+        elif text.startswith("|"):  # the last row of the first table
+            content = re.sub(r"(\n\|.*\n)(?=\n)", rf"\g<1>{text}", before, count=1)
+        else:
+            content = "\n\n".join(filter(None, (before, text)))
+        file.write_text(content, encoding="utf-8")
+    return request.param, tmp_path
+
+
+def python(folder: Path, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_method_of_a_page_passes_the_tests_of_every_method(project: tuple[str, Path]) -> None:
+    name, folder = project
+    (card,) = (Path(file).stem for file in code_blocks(name) if file.startswith("conf/"))
+    if "docs.methods_table" in page(name):
+        python(folder, "-m", "docs.methods_table")
+        assert "| `LargestValues(r)` |" in (folder / "docs/methods.md").read_text(encoding="utf-8")
+    chosen = chosen_tests(name)
+    outcomes = python(folder, "-m", "pytest", "-v", "-p", "no:cacheprovider", *chosen)
+    assert not re.search(r"FAILED|ERROR", outcomes)
+    for place in (argument for argument in chosen if argument.startswith("tests/")):
+        assert re.search(rf"^{place}.*\[.*{card}.*PASSED", outcomes, flags=re.MULTILINE), place

@@ -26,15 +26,12 @@ from value_aware_attention.files import (
     CHECKSUMS,
     DiskFull,
     check_checksums,
-    from_json,
     full_disk_named,
     held,
     load_json,
     new_file,
     new_files,
     new_folder,
-    save_json,
-    to_json,
     with_checksum,
     without_checksum,
     write_checksums,
@@ -88,13 +85,8 @@ def test_a_file_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None
         partial.write_text("half")
         raise RuntimeError
     assert target.read_text() == "old" and names(target.parent) == {"a.txt"}
-    assert target.stat().st_mode & 0o777 == 0o666 & ~_umask()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    (tmp_path / "plain").touch()
+    assert target.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays(tmp_path: Path) -> None:
@@ -217,17 +209,6 @@ def test_a_file_system_without_locks_is_written_all_the_same(
     assert names(tmp_path) == {"a.txt", "data", left_over.name}  # it may be somebody's
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
 def arrow(file: Path) -> None:
     from datasets import Dataset
 
@@ -248,35 +229,24 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_full_disk_is_named_whichever_library_found_it(
-    small_disk: Path, write: Callable[[Path], object]
+def test_a_lack_of_room_is_named_whichever_library_found_it_and_the_old_files_stay(
+    tmp_path: Path, write: Callable[[Path], object]
 ) -> None:
-    make_folder(small_disk / "data", "old")
-    line = rf"^no space left in {small_disk} \([\d,]+ bytes are free\)$"
-    with pytest.raises(DiskFull, match=line), new_folder(small_disk / "data") as folder:
-        write(folder / "b")
-    assert names(small_disk) == {"data"} and names(small_disk / "data") == {"SHA256SUMS", "a.txt"}
-
-
-def test_a_limit_of_a_files_size_is_named_and_the_old_file_stays(tmp_path: Path) -> None:
-    target = tmp_path / "a.txt"
-    write_text(target, "old")
+    make_folder(tmp_path / "data", "old")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        assert_refused(
-            f"^files may not grow as large in {tmp_path}",
-            write_text,
-            target,
-            "x" * 2000,
-            error=DiskFull,
-        )
+        line = rf" in {tmp_path} \([\d,]+ bytes are free\)$"
+        with pytest.raises(DiskFull, match=line), new_folder(tmp_path / "data") as folder:
+            write(folder / "b")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert target.read_text() == "old" and names(tmp_path) == {"a.txt"}
+    assert names(tmp_path) == {"data"} and names(tmp_path / "data") == {"SHA256SUMS", "a.txt"}
 
 
-def test_another_error_is_no_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_another_error_is_none(tmp_path: Path) -> None:
+    with pytest.raises(DiskFull, match=f"^no space left in {tmp_path}"), full_disk_named(tmp_path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(RuntimeError, match="size"), full_disk_named(tmp_path):
         torch.ones(2) @ torch.ones(3)
 
@@ -360,7 +330,9 @@ def test_a_cell_that_is_not_as_it_was_written_is_computed_again(
     assert file.read_text() == whole
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"a": NaN}', "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "{}", '{"a": NaN}', '{"b": [-Infinity]}', "\ud800"]
+)
 def test_json_that_is_none_is_named(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -374,12 +346,10 @@ def test_a_cell_under_the_name_of_another_is_computed_again(
     for r in (1, 2):
         cache.get({"r": r}, lambda r=r: {"r": r})
     first, other = tmp_path.iterdir()
-    aside = first.rename(tmp_path / "aside")
-    other.rename(first)
-    aside.rename(other)
+    other.write_bytes(first.read_bytes())
     with caplog.at_level(logging.WARNING):
         assert [cache.get({"r": r}, lambda r=r: {"r": r}) for r in (1, 2)] == [{"r": 1}, {"r": 2}]
-    assert len(caplog.messages) == 2 and "has changed" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "has changed" in caplog.messages[0]
 
 
 CONTENT = {"b": [1, 0.1, None], "a": {"10": "text", "9": True}}
@@ -396,15 +366,6 @@ def test_what_was_written_is_read_and_its_text_stays(tmp_path: Path, indent: int
     for layout in (text, summed, json.dumps(json.loads(summed), indent=3, sort_keys=True)):
         file.write_text(layout)
         assert load_json(file) == CONTENT
-
-
-@pytest.mark.parametrize("old, new", [("0.1", "0.3"), ("text", "tent"), ("true", "false")])
-def test_another_value_is_refused_by_the_files_name(tmp_path: Path, old: str, new: str) -> None:
-    file = tmp_path / "a.json"
-    save_json(file, json.dumps(CONTENT))
-    file.write_text(file.read_text().replace(old, new))
-    line = rf"^{file} is damaged .it has changed since it was written.: run it$"
-    assert_refused(line, load_json, file, remedy="run it")
 
 
 def test_a_record_with_another_digit_is_refused_and_its_version_is_said_first() -> None:
@@ -426,18 +387,6 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 
 
 @pytest.mark.parametrize("number", NOT_FINITE)
-def test_the_keys_of_a_number_that_is_not_finite_are_named(number: float) -> None:
-    content = {"cells": [{"value": 1.0}, {"value": 2.0, "layers": (0.5, number)}]}
-    assert_refused(rf"^cells\.1\.layers\.1 is {number}, which JSON", to_json, content)
-    assert json.loads(to_json({"a": [1, 2.5, None, "NaN"]})) == {"a": [1, 2.5, None, "NaN"]}
-
-
-@pytest.mark.parametrize("text", ["NaN", '{"a": [Infinity]}', "-Infinity", "{", ""])
-def test_only_json_is_read(text: str) -> None:
-    assert_refused(r".", from_json, text)
-
-
-@pytest.mark.parametrize("number", NOT_FINITE)
 def test_a_good_file_outlives_content_that_is_not_json(tmp_path: Path, number: float) -> None:
     file = tmp_path / "record.json"
     write_json(file, {"value": 1.0})
@@ -449,6 +398,8 @@ def test_a_good_file_outlives_content_that_is_not_json(tmp_path: Path, number: f
 @pytest.mark.parametrize("number", NOT_FINITE)
 def test_a_record_that_is_not_finite_is_never_kept(tmp_path: Path, number: float) -> None:
     cache = RecordCache(tmp_path / "cells", {})
-    assert_refused(r"^errors\.1 is", cache.get, {"a": 1}, lambda: {"errors": [0.0, number]})
+    broken = {"cells": [{"value": 1.0}, {"value": 2.0, "layers": (0.5, number)}]}
+    line = rf"^cells\.1\.layers\.1 is {number}, which JSON"
+    assert_refused(line, cache.get, {"a": 1}, lambda: broken)
     assert not (tmp_path / "cells").exists()
-    assert cache.get({"a": 1}, lambda: {"errors": [0.0, 1.0]}) == {"errors": [0.0, 1.0]}
+    assert cache.get({"a": 1}, lambda: {"b": [0.0, "NaN"]}) == {"b": [0.0, "NaN"]}

@@ -82,11 +82,6 @@ def test_chunks_of_elu_in_lower_precision(dtype: torch.dtype, most: float) -> No
     assert torch.equal(under, elu_in_chunks(*tensors, Elu())) and under.dtype == dtype
 
 
-def test_gradients_of_chunks_are_derivatives() -> None:
-    tensors = [x[..., :3].detach().requires_grad_() for x in inputs(5)]
-    assert torch.autograd.gradcheck(partial(elu_in_chunks, kernel=Elu(), chunk=2), tensors)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_features_that_vanish_leave_finite_rows(dtype: torch.dtype) -> None:
     """A small query cancels in its row; keys without any feature weigh the same."""
@@ -109,18 +104,10 @@ def test_chunks_of_no_position_and_of_broadcast_heads() -> None:
     assert_close(shared, attention(query, key[0, 0], value[:, :1], kernel=Elu(), is_causal=True))
 
 
-def test_no_later_position_enters_a_chunk() -> None:
-    query, key, value = inputs(30)
-    later = torch.arange(30)[:, None] > 17
-    changed = (x.where(~later, 1e9) for x in (query, key, value))
-    rows = (elu_in_chunks(*x, Elu(), chunk=8)[..., :18, :] for x in ((query, key, value), changed))
-    assert torch.equal(*rows)
-
-
 @pytest.mark.usefixtures("_flex_with_gradients")
 @pytest.mark.parametrize(
     ("length", "degree", "scale"),
-    [(1, 2, 1.0), (7, 2, 1e-3), (130, 2, 1e3), (70, 4, 1.0), (9, 0, 1.0)],
+    [(1, 2, 1.0), (130, 2, 1e3), (7, 4, 1e-3), (9, 0, 1.0)],
 )
 def test_flex_equals_the_plain_product(length: int, degree: int, scale: float) -> None:
     tensors = inputs(length, scale=scale)

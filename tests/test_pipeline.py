@@ -1,9 +1,12 @@
-"""dvc.yaml, params.yaml, conf/ and the imports describe one pipeline."""
+"""dvc.yaml, params.yaml and conf/ describe one pipeline, whose plots DVC draws."""
 
-import ast
+import contextlib
+import json
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import chain, product
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 import yaml
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
@@ -19,10 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from docs.stages import LATER
 from pipelines import fingerprints
 from pipelines.app import composed as compose
+from pipelines.app.values import read_params
 from pipelines.scale import STAGE_AXES
+from tests.apps import ROOT, copy_of_the_project
 from tests.refusals import assert_refused
 
-ROOT = Path(__file__).parents[1]
 PARAMS = OmegaConf.load(ROOT / "params.yaml")
 BEFORE = {"fingerprints", "corpus", "tokens"}
 
@@ -106,12 +111,6 @@ def covers(tracked: set[str], path: str, separator: str) -> bool:
     return any(path == t or path.startswith(t + separator) for t in tracked)
 
 
-def test_every_stage_reads_its_own_fingerprint_and_no_source_itself(name: str) -> None:
-    deps = file_deps(stages()[name])
-    assert f"outputs/{PARAMS.scale}/fingerprints/{name}.json" in deps
-    assert not {dep for dep in deps if dep.startswith(("conf", "pipelines", "src", "params"))}
-
-
 def strings(value: Any) -> set[str]:
     if isinstance(value, dict):
         return set().union(*map(strings, value.values()), set())
@@ -120,8 +119,13 @@ def strings(value: Any) -> set[str]:
     return {value} if isinstance(value, str) else set()
 
 
-def test_composed_paths_are_the_outs_and_the_deps(name: str) -> None:
+def test_a_stage_reads_its_fingerprint_and_its_composed_paths_are_the_outs_and_the_deps(
+    name: str,
+) -> None:
     stage, cfg = stages()[name], composed(name)
+    deps = file_deps(stage)
+    assert f"outputs/{PARAMS.scale}/fingerprints/{name}.json" in deps
+    assert not {dep for dep in deps if dep.startswith(("conf", "pipelines", "src", "params"))}
     app, _ = app_of(stage)
     section = OmegaConf.to_container(cfg[app], resolve=False)
     paths = {
@@ -132,7 +136,7 @@ def test_composed_paths_are_the_outs_and_the_deps(name: str) -> None:
     outs = {str(Path(out.fs_path).relative_to(ROOT)) for out in stage.outs}
     for out in outs:
         assert covers(paths, out, "/"), f"{name} has the out {out}; its config writes {paths}"
-    for dep in file_deps(stage):
+    for dep in deps:
         if dep.startswith(("outputs/", "results/")) and "fingerprints" not in dep:
             assert covers(paths, dep, "/") or any(p.startswith(dep) for p in paths), dep
 
@@ -181,22 +185,53 @@ def test_both_readers_of_params_agree_and_it_holds_no_interpolation() -> None:
     assert yaml.safe_load(text) == OmegaConf.to_container(PARAMS)
 
 
-def test_the_library_imports_no_hydra_the_study_no_runner_and_the_report_nothing_heavy() -> None:
-    runners = {"dvc", "wandb"}
-    heavy = {"torch", "transformers", "pytorch_lightning", "hydra"}
-    refused = {
-        "value_aware_attention": {"hydra", "omegaconf"} | runners,
-        "value_aware_study": runners,
-        "value_aware_study/report": heavy | runners,
+SPEC = re.compile(r"var spec = (.+);$", re.MULTILINE)
+MODELS = ("causal_exponential", "causal_polynomial", "causal_elu", "masked_short", "masked_long")
+CURVE = {"curve": [{"step": step, "loss": 5 - step / 100} for step in (50, 100, 150)], "loss": 3.5}
+
+
+@pytest.fixture(scope="module")
+def titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Draws the plots of a run's files; returns the SVG of each by its title."""
+    folder = tmp_path_factory.mktemp("run")
+    copy_of_the_project(folder, "dvc.yaml", "params.yaml", ".dvc/plots")
+    with contextlib.chdir(folder):
+        outputs = folder / "outputs" / read_params()["scale"]
+        for name in ("plots", "metrics/train"):
+            (outputs / name).mkdir(parents=True)
+        for model in (*MODELS, "causal_elu_second"):
+            (outputs / f"plots/{model}.csv").write_text("r,OVO,OVA\n1,9.5,8\n4,7,6\n65,5,5\n")
+            (outputs / f"metrics/train/{model}.json").write_text(json.dumps(CURVE))
+        dvc = [sys.executable, "-m", "dvc"]
+        subprocess.run([*dvc, "config", "--local", "core.no_scm", "true"], check=True)
+        subprocess.run([*dvc, "plots", "show"], check=True)
+    page = (folder / "dvc_plots" / "index.html").read_text()
+    drawn = [vl_convert.vegalite_to_svg(json.loads(spec)) for spec in SPEC.findall(page)]
+    return {re.findall(r"<text[^>]*>([^<]*: [^<]*)<", svg)[-1]: svg for svg in drawn}
+
+
+@pytest.mark.slow
+def test_every_model_has_its_loss_against_r_and_its_learning_curve(titles: dict[str, str]) -> None:
+    against_r = {title for title in titles if not title.endswith("loss on validation text")}
+    assert against_r == {
+        *(f"{model}: perplexity" for model in (*MODELS[:3], "causal_elu_second")),
+        *(f"{model}: error in %" for model in MODELS[3:]),
     }
-    for folder, names in refused.items():
-        for file in (ROOT / "src" / folder).rglob("*.py"):
-            assert not imported_by(file) & names, file
+    assert {f"{title.partition(':')[0]}: loss on validation text" for title in against_r} == {
+        *titles.keys() - against_r
+    }
+    assert ">optimizer step<" in titles["masked_long: loss on validation text"]
+    for word in (">OVO<", ">OVA<", ">r, keys kept<"):
+        assert word in titles["masked_long: error in %"]
 
 
-def imported_by(file: Path) -> set[str]:
-    """Returns the packages that a file's import statements name."""
-    nodes = list(ast.walk(ast.parse(file.read_text())))
-    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in names}
+@pytest.mark.slow
+def test_r_is_on_a_logarithmic_axis(titles: dict[str, str]) -> None:
+    """The ticks at 4 and 16 keys are as far apart as those at 1 and 4."""
+    tick = r'<text[^>]*translate\(([\d.]+),[\d.]+\)"[^>]*>{}<'
+    svg = titles["causal_elu_second: perplexity"]
+    at_1, at_4, at_16 = (
+        float(re.search(tick.format(r), svg)[1])  # type: ignore[index]
+        for r in (1, 4, 16)
+    )
+    assert at_16 - at_4 == pytest.approx(at_4 - at_1, abs=0.5)

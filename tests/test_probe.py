@@ -1,10 +1,16 @@
 """The probe measures tiny models, as an API and as an app on folders and files."""
 
+import gzip
 import json
 import math
 import re
 import shutil
+import subprocess
+import sys
+import zlib
+from base64 import b64decode
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -26,28 +32,35 @@ from transformers import (
     ViTModel,
 )
 
+from pipelines.app import file_hash
 from tests.apps import refusal, run_app
+from tests.models.gguf_files import llama, write_gguf
 from tests.refusals import assert_refused
 from value_aware_attention import kernels, probe
 from value_aware_attention.measurement import Record
-from value_aware_attention.measurement.task import Task, UnitSums
+from value_aware_attention.measurement.measure import measure_own
+from value_aware_attention.measurement.task import Task, Text, UnitSums
 from value_aware_attention.models import CausalLanguageModel
+from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
+from value_aware_attention.probe import __main__ as command
+from value_aware_attention.probe import measuring
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.headline import headline
-from value_aware_attention.records.terminal import cache_table
+from value_aware_attention.records.terminal import cache_table, side_by_side, tables
+from value_aware_study.explain import explain
 from value_aware_study.report.contents import write_probe
+from value_aware_study.report.page import OURS
 
 # Warnings of libraries that tests of our own code cannot mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
 TEXT = words(14 * 6 + 3)
 QUICK = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "control": False}
 FEW = {**QUICK, "sizes": [1, 4]}
-
-
-def slow(*names: str) -> list[object]:
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+BRIEF = [
+    *("--windows", "2", "--rows", "4", "--search", "fast", "--sizes", "1", "4", "--no-control")
+]
 
 
 def probed(name: str = "bert", **options: object) -> probe.Report:
@@ -93,32 +106,22 @@ def test_every_kind_of_model_is_measured_end_to_end(name: str) -> None:
 def test_a_stopped_probe_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = probed("roberta").record
-    done: list[tuple] = []
-    measuring = import_module("value_aware_attention.measurement.measure")
-    run, measure = Task.run, measuring.layer_errors
+    whole, run = probed("roberta").record, Task.run
+    windows: list[int] = []
 
-    def counted(task: Task, method: object, window: int) -> UnitSums:
-        if len(done) == 9:
+    def stopped(task: Task, method: object, window: int) -> UnitSums:
+        windows.append(window)
+        if len(windows) == 10:
             raise KeyboardInterrupt
-        done.append((method, window))
         return run(task, method, window)
 
-    monkeypatch.setattr(Task, "run", counted)
+    monkeypatch.setattr(Task, "run", stopped)
     with pytest.raises(KeyboardInterrupt):
         probed("roberta", cache=tmp_path)
-    monkeypatch.setattr(Task, "run", run)
-    layers: list[object] = []
-    monkeypatch.setattr(
-        measuring, "layer_errors", lambda c, **o: layers.append(c) or measure(c, **o)
-    )
-    after: list[int] = []
-    monkeypatch.setattr(
-        Task, "run",
-        lambda task, method, window: after.append(window) or run(task, method, window),
-    )  # fmt: skip
+    measuring = import_module("value_aware_attention.measurement.measure")
+    monkeypatch.setattr(measuring, "layer_errors", lambda *_, **__: pytest.fail("measured again"))
     assert probed("roberta", cache=tmp_path).record == whole
-    assert not layers and len(after) == 2 * (1 + 5 * 5 + 1 + 3 * 4) - 9  # the mean is r = 1
+    assert len(windows) - 1 == 2 * (1 + 5 * 5 + 1 + 3 * 4)  # the mean is r = 1
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -138,66 +141,55 @@ def test_the_cache_knows_what_a_number_depends_on(cached: Path, change: dict) ->
     assert probed(cache=cached, **options).record == probed(**options).record
 
 
-def test_the_cache_knows_the_weights(tmp_path: Path) -> None:
-    first, other = model("bert"), model("bert")
-    other.encoder.layer[1].output.dense.bias.data[0] += 1
-    options = {**QUICK, "sizes": [1]}
-    for made in (first, other):
-        record = probe.probe(made, tokenizer(), TEXT, cache=tmp_path, **options).record
-        assert record == probe.probe(made, tokenizer(), TEXT, **options).record
-
-
-def test_a_report_prints_what_was_shown_and_counts_keys() -> None:
+def test_a_report_prints_what_was_shown_and_counts_keys_of_a_measured_share() -> None:
     lines: list[str] = []
-    report = probed(show=lines.append)
+    report = probed(sizes=[1, 4], show=lines.append)
     assert "\n".join([*lines, "", report.headline]) == str(report)
     needed = report.keys_needed(0.05, layer=1)
     assert needed["optimal_v_aware"] <= needed["optimal_v_oblivious"] <= LENGTH
     assert needed != report.keys_needed(0.01, layer=1)
+    assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
+    assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
+    for share in (0.02, 5, 0):
+        line = f"share is {share}; it must be one of 0.01, 0.05"
+        assert_refused(line, report.keys_by_head, share)
+        assert_refused(line, report.keys_needed, share)
+    window = "sliding_window"
+    assert_refused(f"method is '{window}'; it must be", report.keys_by_head, 0.05, window)
+    assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
+
+
+def probed_caches(**options: object) -> CacheRecord:
+    given = {"windows": 2, "length": LENGTH, **options}
+    return probe.probe_caches(model("bert"), tokenizer(), TEXT, **given)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "named"),
+    ("measure", "options", "named"),
     [
-        ("bert", {"length": 40}, "length is 40; the model has 16 positions"),
-        ("roberta", {"length": 17}, "length is 17; the model has 16 positions"),
-        ("bert", {"sizes": [1, 17]}, "sizes has 17; it must lie between 1 and the length, 16"),
-        ("bert", {"sizes": [0]}, "sizes has 0"),
-        ("bert", {"rows": 0}, "rows is 0"),
-        ("bert", {"search": "slow"}, "fast, default, best"),
-        ("bert", {"sizes": []}, "sizes is empty"),
-        ("bert", {"sizes": 4}, "sizes is 4; it must be a list of integers"),
-        ("bert", {"methods": {}}, "methods is empty"),
-        ("bert", {"length": 0}, "length is 0; it must be an integer >= 1"),
-        ("bert", {"length": 16.0}, "length is 16.0; it must be an integer"),
-        ("bert", {"windows": 2.5}, "windows is 2.5; it must be an integer"),
-        ("bert", {"seed": 2**64}, "seed is 18446744073709551616; it must be"),
+        (probed, {"length": 40}, "length is 40; the model has 16 positions"),
+        (partial(probed, "roberta"), {"length": 17}, "length is 17; the model has 16 positions"),
+        (probed, {"sizes": [1, 17]}, "sizes has 17; it must lie between 1 and the length, 16"),
+        (probed, {"sizes": [0]}, "sizes has 0"),
+        (probed, {"rows": 0}, "rows is 0"),
+        (probed, {"search": "slow"}, "fast, default, best"),
+        (probed, {"sizes": []}, "sizes is empty"),
+        (probed, {"sizes": 4}, "sizes is 4; it must be a list of integers"),
+        (probed, {"methods": {}}, "methods is empty"),
+        (probed, {"length": 0}, "length is 0; it must be an integer >= 1"),
+        (probed, {"length": 16.0}, "length is 16.0; it must be an integer"),
+        (probed, {"windows": 2.5}, "windows is 2.5; it must be an integer"),
+        (probed, {"seed": 2**64}, "seed is 18446744073709551616; it must be"),
+        (probed_caches, {"parts": ()}, "parts is"),
+        (probed_caches, {"parts": (8, 0)}, "parts is"),
+        (probed_caches, {"rows": 0}, "rows is 0"),
+        (probed_caches, {"methods": {}}, "methods is empty"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(name: str, options: dict, named: str) -> None:
-    assert_refused(named, probed, name, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"parts": ()}, "parts is"),
-        ({"parts": (8, 0)}, "parts is"),
-        ({"rows": 0}, "rows is 0"),
-        ({"methods": {}}, "methods is empty"),
-    ],
-)
-def test_caches_that_cannot_be_measured_are_refused(options: dict, named: str) -> None:
-    assert_refused(
-        named,
-        probe.probe_caches,
-        model("bert"),
-        tokenizer(),
-        TEXT,
-        windows=2,
-        length=LENGTH,
-        **options,
-    )
+def test_what_cannot_be_measured_is_refused(
+    measure: Callable[..., object], options: dict, named: str
+) -> None:
+    assert_refused(named, measure, **options)
 
 
 @pytest.mark.parametrize("count", [99, 100, 1000])
@@ -219,28 +211,15 @@ def test_of_a_model_with_a_head_for_labels_the_encoder_is_measured() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", ["roberta", *slow("llama", "bert")])
+@pytest.mark.parametrize(
+    "name", ["roberta", *(pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "bert"))]
+)
 def test_one_window_has_no_intervals_and_a_page(name: str, tmp_path: Path) -> None:
     report = probed(name, windows=1, control=True, sizes=[1, 4])
     assert report.record.control and report.record.cells[0].low is None
     write_probe(report.record, tmp_path / "page")
     page = (tmp_path / "page/model_control.csv").read_text()
     assert "random_keys" in page and (tmp_path / "page/index.html").exists()
-
-
-def test_budgets_are_those_of_a_measured_share() -> None:
-    report = probed(sizes=[1, 4])
-    assert report.keys_by_head(1 - 0.95) == report.keys_by_head(0.05) != report.keys_by_head(0.1)
-    assert report.keys_needed(1 - 0.9) == report.keys_needed(0.1)
-    for share in (0.02, 5, 0):
-        assert_refused(
-            f"share is {share}; it must be one of 0.01, 0.05", report.keys_by_head, share
-        )
-        assert_refused("share is", report.keys_needed, share)
-    assert_refused(
-        "method is 'sliding_window'; it must be one of", report.keys_by_head, 0.05, "sliding_window"
-    )
-    assert_refused("layer is 2; it must be None or one of 0, 1", report.keys_needed, 0.05, layer=2)
 
 
 def with_other_mask() -> PreTrainedTokenizerFast:
@@ -281,21 +260,6 @@ def of_few_tokens() -> CausalLanguageModel:
 def test_models_that_cannot_be_measured_are_refused(made: Callable, line: str) -> None:
     for call in (partial(probe.probe, **QUICK), partial(probe.probe_caches, length=LENGTH)):
         assert_refused(line, call, made(), tokenizer(), TEXT)
-
-
-@pytest.mark.parametrize(
-    ("made", "text", "line"),
-    [
-        (tokenizer, None, "text is None; give a string, or several"),
-        (tokenizer, Path("a.txt"), "text is of type PosixPath; give a string, or several"),
-        (tokenizer, ["a", 2], "text holds one 2; give strings"),
-        (tokenizer, "unheard " * 100, "no token of the text can be hidden"),
-        (with_other_mask, TEXT, r"gives token \d+, the model knows \d+: it is another"),
-        (lambda: None, TEXT, "tokenizer is a NoneType"),
-    ],
-)
-def test_texts_that_cannot_be_read_are_refused(made: Callable, text: object, line: str) -> None:
-    assert_refused(line, probe.probe, model("roberta"), made(), text, **QUICK)
 
 
 def test_a_causal_model_needs_two_tokens() -> None:
@@ -399,15 +363,27 @@ def test_a_head_or_a_layer_whose_values_are_0_has_no_relative_error(
     assert "| none" in (tmp_path / "model_keys_by_head.md").read_text()
 
 
-def test_a_model_whose_values_are_all_0_is_refused() -> None:
-    assert_refused(
-        "every layer's attention gives 0",
-        probe.probe,
-        silenced(range(2), slice(None)),
-        tokenizer(),
-        TEXT,
-        **QUICK,
-    )
+@pytest.mark.parametrize(
+    ("network", "made", "text", "line"),
+    [
+        (partial(model, "roberta"), tokenizer, None, "text is None; give a string, or several"),
+        (partial(model, "roberta"), tokenizer, Path("a.txt"), "text is of type PosixPath; give a"),
+        (partial(model, "roberta"), tokenizer, ["a", 2], "text holds one 2; give strings"),
+        (partial(model, "roberta"), tokenizer, "unheard " * 100, "no token of the text can be hid"),
+        (partial(model, "roberta"), with_other_mask, TEXT, r"gives token \d+, the model knows \d+"),
+        (partial(model, "roberta"), lambda: None, TEXT, "tokenizer is a NoneType"),
+        (
+            partial(silenced, range(2), slice(None)),
+            tokenizer,
+            TEXT,
+            "every layer's attention gives 0",
+        ),
+    ],
+)
+def test_models_and_texts_that_do_not_go_together_are_refused(
+    network: Callable, made: Callable, text: object, line: str
+) -> None:
+    assert_refused(line, probe.probe, network(), made(), text, **QUICK)
 
 
 # The app.
@@ -432,6 +408,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "texts").mkdir()
     (made / "texts/test.jsonl").write_text("".join(f'{{"text": "{TEXT}"}}\n' for _ in range(2)))
     (made / "empty.txt").write_text(" \n")
+    (made / "zero.txt").write_text("w1", "utf-16-le")
+    (made / "wide.json").write_text("{}", "utf-16")
+    text = Text.of_tokens(torch.arange(3, 3 + LENGTH)[None])
+    unlayered = measure_own(Task(model("gpt2"), [text], "perplexity"), name="own")
+    (made / "own.json").write_text(unlayered.to_json())
     return made
 
 
@@ -492,7 +473,8 @@ def test_a_causal_model_is_judged_after_half_of_each_window() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", ["bert", "our_causal", *slow("gpt2", "llama", "our_masked")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "our_causal", "gpt2", "llama", "our_masked"])
 def test_the_app_reads_every_kind_of_checkpoint(
     folder: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -506,11 +488,9 @@ def test_the_app_reads_every_kind_of_checkpoint(
     assert not record.attention[0].post_hoc and "warning" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("suffix", "texts"),
-    [pytest.param("", 2, marks=pytest.mark.slow), (":test[:1]:text", 1)],
-)
+@pytest.mark.parametrize(("suffix", "texts"), [("", 2), (":test[:1]:text", 1)])
 def test_a_text_may_be_a_data_set(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, texts: int
 ) -> None:
@@ -542,19 +522,11 @@ def test_another_kernel_is_warned_about(
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("model=/no/such/folder text={text.txt}", "/no/such/folder: no such folder"),
         ("model=no-such-org/no-such-model text={text.txt}", "no-such-model cannot be loaded"),
-        ("model={bert} text=/no/such/file.txt", "/no/such/file.txt"),
         ("model={bert} text=hub:", "text is hub:; a data set is hub:NAME[:SPLIT[:COLUMN]]"),
         ("model={bert} text=hub:{texts}:train", "texts"),
         ("model={bert} text=hub:{texts}:test:words", "no texts in 'words', only text"),
-        ("model={bert} text={short.txt}", "the text has 3 tokens, a window of 16 needs 14"),
         ("model={bert} text={empty.txt}", "the text is empty"),
-        ("model={bert} text={text.txt} probe.dtype=float16", "float16 on a CPU"),
-        (
-            "model={bare} text={text.txt}",
-            "has no tokenizer: give a folder that has one (option tokenizer)",
-        ),
         ("text={text.txt}", "probe.model"),
         ("model=/ tokenizer={bert} text={text.txt}", "model is /; its folder has no name"),
         ("model={llama} text={text.txt} caches=true", "at least 96"),
@@ -576,7 +548,6 @@ def test_bad_input_ends_with_one_line_and_nothing_written(
 def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     for name in ("bert", "roberta"):
         shutil.copytree(folder / name, tmp_path / name / "final")
-    shutil.copytree(tmp_path / "bert/final", tmp_path / "again/final")
     file = tmp_path / "outputs/smoke/records/probe/final/record.json"
     command = f"text={folder}/text.txt probe.sizes=[1] model={tmp_path}/"
     run(folder, f"{command}bert/final", tmp_path)
@@ -584,13 +555,6 @@ def test_a_folder_is_of_one_checkpoint(folder: Path, tmp_path: Path) -> None:
     message = refusal(small(folder, f"{command}roberta/final"), tmp_path)
     assert "final holds final of another checkpoint: give probe.name=<another name>" in message
     assert file.read_bytes() == first
-    run(folder, f"{command}again/final", tmp_path)
-    assert file.read_bytes() == first
-    run(folder, f"{command}roberta/final probe.name=other", tmp_path)
-    hashes = [
-        Record.from_json(hash_of.read_text()).hashes for hash_of in tmp_path.rglob("record.json")
-    ]
-    assert len({hash_of["checkpoint"] for hash_of in hashes}) == 2
 
 
 @pytest.mark.slow
@@ -631,8 +595,9 @@ def test_a_model_of_the_hub_has_the_hash_of_its_files(
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text("abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("org/bert", "{bert}"):  # a folder is refused to a model of another hash
-        run(folder, f"model={name} text={{text.txt}} probe.sizes=[1]", tmp_path)
+    run(folder, "model=org/bert text={text.txt} probe.sizes=[1]", tmp_path)
+    _, record = written(tmp_path, "bert")
+    assert record.hashes["checkpoint"] == file_hash(checkpoint_files(str(folder / "bert")))
 
 
 def test_a_model_trained_with_an_approximation_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -646,3 +611,283 @@ def test_a_model_trained_with_an_approximation_is_refused(folder: Path, tmp_path
         tmp_path,
         error=SystemExit,
     )
+
+
+STUDY = ("altair", "datasets", "dvc", "hydra", "omegaconf", "pandas", "wandb", "value_aware_study")
+
+
+def probe_command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["value-aware probe", *map(str, arguments)])
+    command.main()
+
+
+def value_aware(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["value-aware", *map(str, arguments)])
+    command.value_aware()
+
+
+def test_it_prints_the_report_and_writes_the_record(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    records = []
+    for name, more in (("bert", ["--caches"]), ("gpt2", [])):
+        file = tmp_path / f"{name}.json"
+        options = ["--text", folder / "text.txt", "--length", LENGTH, "--json", file]
+        probe_command(monkeypatch, folder / name, *options, *BRIEF, *more)
+        records.append(Record.from_json(file.read_text()))
+        printed = capsys.readouterr().out
+        compressed = "a cache that keeps r of 16 keys for all later queries: 1 - cosine"
+        caches = {line.split("  ")[0] for line in printed.splitlines()}
+        named = {"SnapKV", "DropKV", "value-aware", "value-aware, refitted"}
+        assert (compressed in printed) == (named <= caches) == bool(more)
+        assert "\n".join(tables(records[-1])) in printed and headline(records[-1]) in printed
+        assert printed.startswith(f"{name}\n") and records[-1].model == name
+    probe_command(monkeypatch, *(tmp_path / f"{record.model}.json" for record in records))
+    printed = capsys.readouterr().out
+    assert printed.strip("\n") == "\n".join(side_by_side(records))
+    probe_command(monkeypatch, tmp_path / "bert.json")
+    assert capsys.readouterr().out.strip("\n") == "\n".join(side_by_side(records[:1]))
+    for cell in records[1].budgets:
+        if (cell.approximation, cell.parameters["each"]) == ("optimal_v_oblivious", "own"):
+            row = f"perplexity with these, {cell.parameters['share']:.0%}"
+            [line] = (line for line in printed.splitlines() if line.startswith(row))
+            assert f"{cell.value:,.2f}" in line
+    assert "not alike: metric is cosine and perplexity" in printed
+    named = [replace(record, model=f"{'a' * 40}-{record.model}") for record in records]
+    header, *rows = side_by_side(named)
+    assert header.split() == [record.model for record in named]
+    assert len({len(row) for row in (header, *rows[:-2])}) == 1
+    [row] = (line for line in printed.splitlines() if line.startswith("layers, heads, head size"))
+    assert row.split()[-6:] == ["2,", "2,", "8", "2,", "2,", "8"]
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_explain_writes_one_page_of_the_whole_sentence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file, sentence = tmp_path / "page.html", " ".join(["W1. w2", *words(10).split(), "other."])
+    for _ in range(2):  # the page of an earlier run is replaced
+        value_aware(monkeypatch, "explain", folder / name, sentence, "--output", file)
+    assert capsys.readouterr().out == f"{file}\n" * 2
+    page = file.read_text()
+    assert OURS in page and page.count(f"“{sentence}”") >= 2 and "PNG" not in page
+    (data,) = re.findall(r'id="explorer-data">([^<]*)<', page)
+    content = json.loads(zlib.decompress(b64decode(data)))["exploration"]
+    (shown,) = json.loads(content)["models"]
+    ends = ["<s>", "</s>"] if name == "bert" else ["<s>"]
+    assert shown["name"] == name and len(shown["tokens"]) == len(sentence.split()) + len(ends)
+    assert "".join(shown["tokens"]).split() == [*ends[:1], *sentence.split(), *ends[1:]]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saves a model of 48 positions, whose tokenizer drops what takes no room."""
+    from tokenizers import normalizers
+    from transformers import BertConfig, BertForMaskedLM
+
+    folder, tokens = tmp_path_factory.mktemp("masked"), tokenizer()
+    tokens.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokens.save_pretrained(folder)
+    sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    BertForMaskedLM(BertConfig(**sizes, vocab_size=len(tokens))).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "w1 <mask> w2.",
+        "w1 </s> w2 <s> .",
+        f"W1 {words(40)}. W2 w3.",  # the first sentence could be a passage alone
+        "w1. w2! w3? w4",
+        words(46),
+    ],
+)
+def test_explain_shows_any_text_whole(masked: Path, tmp_path: Path, sentence: str) -> None:
+    page = tmp_path / "page.html"
+    explain(str(masked), sentence, page)
+    (data,) = re.findall(r'id="explorer-data">([^<]*)<', page.read_text())
+    (shown,) = json.loads(json.loads(zlib.decompress(b64decode(data)))["exploration"])["models"]
+    written = "".join("".join(shown["tokens"]).split())
+    assert written == "".join(f"<s>{sentence}</s>".split())
+
+
+@pytest.mark.parametrize(("sentence", "count"), [("\u200b", 0), (words(47), 47)])
+def test_explain_tells_the_tokens_of_a_text_that_is_none_or_too_long(
+    masked: Path, tmp_path: Path, sentence: str, count: int
+) -> None:
+    line = f"^the text has {count} tokens; .* take 1 to 46, beside"
+    assert_refused(line, explain, str(masked), sentence, tmp_path / "page.html")
+
+
+def test_explain_shows_a_character_of_several_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    letters = {x: n for n, x in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    by_bytes = Tokenizer(models.BPE(letters, []))
+    by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    by_bytes.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=by_bytes).save_pretrained(tmp_path / "bytes")
+    config = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=1, n_head=4)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "bytes")
+    page = tmp_path / "page.html"
+    value_aware(monkeypatch, "explain", tmp_path / "bytes", "A key 😀.", "--output", page)
+    assert "“A key 😀.”" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("/no/such/model w1", "/no/such/model: no such folder"),
+        ("{bert} _", "the sentence is empty"),
+        ("{bert} w1 --output {mine.html}", "mine.html; give a new file or an earlier page"),
+        ("{bert} w1 --output {bert}", "bert; give a new file or an earlier page"),
+        ("{bert} w1 --output {none/a.html}", "a.html; give a new file or an earlier page"),
+        ("{bert} " + "w1_" * 15, "the text has 15 tokens; the page and the model take 1 to 14, "),
+        ("{gpt2} " + "w1_" * 32, "the text has 32 tokens; the page and the model take 1 to 31, "),
+        ("{bare} w1", "has no tokenizer"),
+    ],
+)
+def test_explain_refuses_in_one_line_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, line: str
+) -> None:
+    (folder / "mine.html").write_text("mine")
+    words = [folder / word[1:-1] if word.startswith("{") else word for word in arguments.split()]
+    monkeypatch.chdir(tmp_path)
+    words[1] = str(words[1]).replace("_", " ")
+    line = f"^error: .*{re.escape(line)}"
+    assert_refused(line, value_aware, monkeypatch, "explain", *words, error=SystemExit)
+    assert not list(tmp_path.iterdir()) and (folder / "mine.html").read_text() == "mine"
+
+
+def test_explain_names_what_a_wheel_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "value_aware_study.explain", None)
+    line = r"error: .*in a checkout: pip install -e '\.\[study\]'"
+    assert_refused(line, value_aware, monkeypatch, "explain", "model", "w1", error=SystemExit)
+
+
+def test_a_file_of_llama_cpp_is_named_and_its_bos_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    file, text = tmp_path / "tiny.gguf", tmp_path / "text.txt"
+    text.write_text("the thing that they thought of then " * 20)
+    lines = (": name tiny, licence not stated; 32.00 bits", "every window begins with BOS: a key")
+    for bos in (True, False):
+        write_gguf(llama(), file, keys={"tokenizer.ggml.add_bos_token": bos})
+        options = ["--text", text, "--length", LENGTH, "--json", tmp_path / "record.json"]
+        probe_command(monkeypatch, file, *options, *BRIEF)
+        printed = capsys.readouterr().out
+        assert [line in printed for line in lines] == [True, bos]
+        content = json.loads((tmp_path / "record.json").read_text())
+        assert ("begins_with_bos" in content["text"]) == bos and content["bits_a_weight"] == 32
+
+
+def test_half_precision_is_read_as_another_dtype(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    model("bert").half().save_pretrained(tmp_path / "half")
+    tokenizer().save_pretrained(tmp_path / "half")
+    arguments = [tmp_path / "half", "--text", folder / "text.txt", "--length", LENGTH, *BRIEF]
+    line = "the model is float16 on a CPU"
+    assert_refused(line, probe_command, monkeypatch, *arguments, error=SystemExit)
+    probe_command(monkeypatch, *arguments, "--dtype", "float32")
+    assert "On half (BertModel) at 16 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("{bert}", "--text is missing; "),
+        ("{bert} {gpt2} --text {text.txt} --json a.json", "--json keeps the record of one model"),
+        ("{no.json} --json a.json", "--json keeps the record of one model that is measured"),
+        ("{bert} --text {no.txt}", "no.txt; "),
+        ("{bert} --text {bert/model.safetensors}", "model.safetensors: unknown suffix, allowed"),
+        ("{bert} --text {zero.txt}", "zero.txt is binary, not text"),
+        ("{bert} --text {bert}", "left out: .json (3), .safetensors (1)"),
+        ("{bert} --text {text.txt} --cache {text.txt}", "--cache is "),
+        ("{bert} --text {text.txt} --cache /proc/x", "--cache is /proc/x; give a folder that"),
+        ("{bert} --text {short.txt} --length 16", "the text has 3 tokens, a window of 16 needs 14"),
+        (
+            "{bare} --text {text.txt}",
+            "has no tokenizer: give a folder that has one (option tokenizer)",
+        ),
+        ("{bert} --text {text.txt} --length 99", "length is 99; the model has 16 positions"),
+        ("{no.json}", "No such file or directory"),
+        ("{bert/config.json}", "schema version"),
+        ("{bert} --text {text.txt} --length 0", "length is 0; it must be"),
+        ("{bert} --text {text.txt} --rows 0", "rows is 0; it must be"),
+        ("{bert} --text {text.txt} --caches --sizes 999", "sizes has 999"),
+        ("{bert} --text {text.txt} --json {bert}", "give a file in a folder that is there"),
+        ("{bert} --text {text.txt} --json {none/a.json}", "give a file in a folder that is there"),
+        ("{bert} {no.json} --text {text.txt}", "No such file or directory"),
+        ("{bert} {wide.json} --text {text.txt}", "wide.json is damaged"),
+        ("{own.json}", "own.json has no measured layers; give the record of a probe"),
+        ("/no/such/model --text {text.txt}", "/no/such/model: no such folder"),
+    ],
+)
+def test_an_error_of_the_command_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, line: str
+) -> None:
+    words = [folder / word[1:-1] if word.startswith("{") else word for word in arguments.split()]
+    for name in ("measure", "measure_caches"):
+        monkeypatch.setattr(measuring, name, lambda *_, **__: pytest.fail("it measures"))
+    line = f"^error: .*{re.escape(line)}"
+    assert_refused(line, probe_command, monkeypatch, *words, error=SystemExit)
+
+
+def test_it_reads_texts_as_the_apps_do(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.jsonl").write_text('{"text": "w1"}\n{"text": "w2"}\n')
+    with gzip.open(texts / "b.tokens.gz", "wt") as file:
+        file.write("w3 w4\r\n")
+    (texts / "c.pdf").write_text("w5")
+    options = command.parser("").parse_args(["bert", "--text", str(texts)])
+    assert command.texts_of(options) == ["w1", "w2", "w3 w4"]
+    assert capsys.readouterr().out == f"{texts}: text files read: 2; left out: .pdf (1)\n"
+
+
+def test_help_and_mistyped_options_do_not_wait_for_torch() -> None:
+    code = """
+import sys
+from value_aware_attention.probe.__main__ import value_aware
+statuses = []
+for options in sys.argv[1:]:
+    sys.argv = ["value-aware", *options.split()]
+    try:
+        value_aware()
+    except SystemExit as stop:
+        statuses.append(stop.code)
+print(statuses, {"torch", "altair"} & {*sys.modules})
+"""
+    helped = ["--help", "probe model --help", "explain --help"]
+    mistyped = ["probe m --serch=fast", "probe m --search=fats", "explain m"]
+    command = [sys.executable, "-c", code, *helped, *mistyped]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[0, 0, 0, 2, 2, 2] set()"], done.stderr
+
+
+@pytest.mark.slow
+def test_it_needs_none_of_the_packages_of_the_study(folder: Path) -> None:
+    hidden = "; ".join(f"sys.modules[{name!r}] = None" for name in STUDY)
+    run_it = "runpy.run_module('value_aware_attention.probe', run_name='__main__')"
+    code = f"import sys, runpy; {hidden}; {run_it}"
+    options = [
+        str(folder / "bert"),
+        "--text",
+        str(folder / "text.txt"),
+        "--length",
+        "16",
+        *BRIEF,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *options], capture_output=True, text=True, cwd=folder,
+        env={"PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("bert\nkeys needed")

@@ -91,15 +91,17 @@ def gemma(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     )
 
 
+def letters(tokenizer: PreTrainedTokenizerFast, *texts: str) -> list[str]:
+    """Decodes passages of 6 tokens."""
+    return ["".join(LETTERS[token] for token in x) for x in passages(tokenizer, texts, 6)]
+
+
 def test_every_prompt_begins_with_bos_where_its_tokenizer_adds_it(
     gemma: PreTrainedTokenizerFast, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    def of(*texts: str) -> list[str]:
-        return ["".join(LETTERS[x] for x in tokens) for tokens in passages(gemma, texts, 6)]
-
-    assert of("abcdefgh", "ijklmnop") == ["~abcde", "~ijklm"]
-    assert of("ab", "cd", "efghijk") == ["~ab\n\nc", "~efghi"]
-    assert of("abcdefghijklmnopq") == ["~abcde", "~fghij", "~klmno"]
+    assert letters(gemma, "abcdefgh", "ijklmnop") == ["~abcde", "~ijklm"]
+    assert letters(gemma, "ab", "cd", "efghijk") == ["~ab\n\nc", "~efghi"]
+    assert letters(gemma, "abcdefghijklmnopq") == ["~abcde", "~fghij", "~klmno"]
     passage = next(passages(gemma, ["x" * LENGTH], LENGTH))
     for template in (gemma.chat_template, TEMPLATE):
         gemma.chat_template = template
@@ -110,14 +112,7 @@ def test_every_prompt_begins_with_bos_where_its_tokenizer_adds_it(
 
 def test_passages_begin_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     """Short texts are joined; a text gives one passage, but where it is alone."""
-
-    def of(*texts: str) -> list[str]:
-        return [
-            "".join(LETTERS[token] for token in passage)
-            for passage in passages(tokenizer, texts, 6)
-        ]
-
-    assert of("abcdefgh", "ijklmnop", "q") == ["abcdef", "ijklmn"]
-    assert of("ab", "cd", "efghijk") == ["ab\n\ncd", "efghij"]
-    assert of("abcdefghijklmnopq") == ["abcdef", "ghijkl"]
-    assert of("abc") == [] and of("abc", "d") == ["abc\n\nd"]
+    assert letters(tokenizer, "abcdefgh", "ijklmnop", "q") == ["abcdef", "ijklmn"]
+    assert letters(tokenizer, "ab", "cd", "efghijk") == ["ab\n\ncd", "efghij"]
+    assert letters(tokenizer, "abcdefghijklmnopq") == ["abcdef", "ghijkl"]
+    assert letters(tokenizer, "abc") == [] and letters(tokenizer, "abc", "d") == ["abc\n\nd"]

@@ -28,10 +28,10 @@ def test_the_lock_has_a_hash_for_every_pinned_version() -> None:
 
 
 def test_every_dependency_has_a_licence_in_the_docs() -> None:
-    rows = re.findall(r"^\| (\S+) +\| (\S+) +\| (\S.*?) +\|", _licences(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\S+) +\| (\S+) +\| (\S.*?) +\|",
+        (ROOT / "docs/licences.md").read_text(),
+        re.MULTILINE,
+    )
     found = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version, _ in rows}
     assert {name: found.get(name) for name in PINNED} == PINNED
-
-
-def _licences() -> str:
-    return (ROOT / "docs" / "licences.md").read_text()

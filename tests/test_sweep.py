@@ -1,22 +1,33 @@
-"""A sweep leaves a table and a picture; when jobs fail, the others run, and these are named."""
+"""A sweep leaves a table and a picture, and names jobs that fail; W&B gets curves against r."""
 
 import json
+import os
 import pickle
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+import wandb
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import RunMode
 from omegaconf import OmegaConf
+from PIL import Image
 
+from pipelines.app import composed, plain, tracking
 from pipelines.app.sweep import SweepTable, curve_name, job_rows, picture_of
-from tests.apps import refusal, run_app
-from tests.test_cluster import write_run
+from tests.apps import ROOT, refusal, run_app, write_run
+from tests.refusals import assert_refused
 from value_aware_attention.files import held
+from value_aware_study.evaluation.grid import setting
+from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
 from value_aware_study.report.look import ORACLE_MARKS, oracle_marks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -42,7 +53,7 @@ def test_a_sweep_leaves_its_table_with_exact_attention_and_a_picture(
     folder = root / "logs/hydra/evaluate"
     table = pd.read_csv(folder / "sweep.csv")
     exact, *_ = values = table["perplexity"].tolist()
-    assert (folder / "multirun.yaml").exists()
+    assert (folder / "multirun.yaml").exists() and not (root / "outputs/smoke/records").exists()
     assert table["method"].tolist() == ["exact", "optimal_v_oblivious", "optimal_v_oblivious"]
     assert table["r"].tolist()[1:] == [1, 4] and set(table["kernel"]) == {"elu"}
     assert table["times_exact"].tolist() == pytest.approx([value / exact for value in values])
@@ -136,17 +147,6 @@ def test_the_picture_has_a_curve_for_each_value_and_the_legend_names_it() -> Non
     assert picture_of(rows).startswith(b"\x89PNG")
 
 
-def test_methods_are_swept_at_one_r_and_those_without_it_are_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    methods = "approximation=optimal_v_oblivious,linear_attention,sliding_window"
-    (line,) = ended(f"evaluate -m kernel=elu {methods} approximation.r=4", root)
-    assert line.startswith("error: approximation=linear_attention: ") and "'r'" in line
-    table = pd.read_csv(root / "logs/hydra/evaluate/sweep.csv")
-    assert table["method"].tolist() == ["exact", "optimal_v_oblivious", "sliding_window"]
-    assert table["r"].tolist()[1:] == [4, 4]
-
-
 @pytest.mark.parametrize("where", ["", "hydra.sweep.dir=/proc/nowhere", "hydra.sweep.dir={}/text"])
 def test_a_sweep_whose_folder_is_taken_or_takes_nothing_is_one_line(root: Path, where: str) -> None:
     (root / "text").touch()
@@ -162,8 +162,8 @@ def test_jobs_of_a_killed_sweep_are_not_those_of_the_next(tmp_path: Path) -> Non
     config = OmegaConf.create({"hydra": hydra})
     killed, sweep, done = SweepTable(), SweepTable(), JobStatus.COMPLETED
     killed.on_multirun_start(config)
-    with pytest.raises(SystemExit, match=r"jobs belongs to a sweep .*hydra\.sweep\.dir=FOLDER"):
-        SweepTable().on_multirun_start(config)
+    line = r"jobs belongs to a sweep .*hydra\.sweep\.dir=FOLDER"
+    assert_refused(line, SweepTable().on_multirun_start, config, error=SystemExit)
     in_another_process = pickle.loads(pickle.dumps(killed))
     killed.lock.close()
     sweep.on_multirun_start(config)
@@ -232,3 +232,260 @@ def test_a_job_that_is_killed_is_named_and_the_others_are_waited_for(
     assert len(list(Path(killed.rpartition(" ")[2]).glob("*/*_log.err"))) == 3
     *_, row = (line for line in capfd.readouterr().out.splitlines() if kept in line)
     assert "optimal_v_oblivious" in row and "4" in row.split()
+
+
+FEW = (
+    "grid.keys=[1,4]", "grid.value_aware_keys=[1,4]", "grid.window_keys=[]",
+    "grid.baseline_keys=[]", "grid.sampled_keys=[]",
+)  # fmt: skip
+
+
+class Run:
+    """Stands for a W&B run and remembers its logs and summary."""
+
+    def __init__(self) -> None:
+        self.history: dict[int, dict[str, Any]] = {}
+        self.summary: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        assert step > max(self.history, default=0)  # W&B drops what goes back
+        self.history[step] = values
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Run]:
+    """Collects the runs that apps start."""
+    write_run(tmp_path)
+    made: list[Run] = []
+
+    def start(**settings: Any) -> Run:
+        run = Run()
+        run.define_metric = run.finish = lambda *_, **__: None
+        run.name, run.tags, run.group = (settings[key] for key in ("name", "tags", "group"))
+        run.config = SimpleNamespace(update=lambda values, **options: run.facts.update(values))
+        run.settings = wandb.Settings(mode="offline")
+        made.append(run)
+        return run
+
+    monkeypatch.setattr(tracking, "wandb_run", start)
+    return made
+
+
+def test_an_evaluation_logs_its_curves_against_r_and_a_summary(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    run_app(" ".join(["evaluate", "kernel=elu", "logger=wandb", *FEW]), tmp_path)
+    (run,) = runs
+    assert run.name == "evaluate/causal_elu" and run.tags == ["evaluate", "smoke", "elu"]
+    assert list(run.history) == [1, 4]
+    assert set(run.history[4]) == {
+        f"{measured}/{method}"
+        for measured in ("perplexity", "output_error")
+        for method in ("OVO", "OVA")
+    }
+    compared = {f"perplexity_{name}" for name in ("exact", "OVO_1", "OVO_4", "OVA_1", "OVA_4")}
+    assert set(run.summary) == {*compared, "match_4_keys", "grid"}
+    assert run.summary["perplexity_OVA_4"] == run.history[4]["perplexity/OVA"]
+    assert {"perplexity", "output_error"} <= set(run.summary["grid"].columns)
+    assert len(run.facts["checkpoint_sha256"]) == len(run.facts["data_sha256"]) == 64
+
+
+def sweep_axes() -> dict[str, list[Any]]:
+    sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
+    return {name: axis["values"] for name, axis in sweep["parameters"].items()}
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "docs/compare-runs.md", "pipelines/evaluate.py", "conf/evaluate.yaml"]
+)
+def test_the_sweep_is_that_of_the_multirun(file: str) -> None:
+    text = re.sub(r"\\+\n\s*", "", (ROOT / file).read_text())
+    (command,) = re.findall(r"python -m pipelines\.evaluate -m (.*)", text)
+    axes = [pair.partition("=") for pair in command.split()]
+    assert {name: values.split(",") for name, _, values in axes} == {
+        name: [*map(str, values)] for name, values in sweep_axes().items()
+    }
+
+
+def test_every_value_of_the_sweep_is_a_cell() -> None:
+    """Other axes keep their first values: composing every combination takes half a minute."""
+    axes = sweep_axes()
+    first = [values[0] for values in axes.values()]
+    cells = {
+        (*first[:place], value, *first[place + 1 :])
+        for place, values in enumerate(axes.values())
+        for value in values
+    }
+    for values in cells:
+        chosen = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
+        section = composed("evaluate", ["model=causal", *chosen, "scale=smoke"]).evaluate
+        assert setting(values[1], plain(section.approximation)).build(0).r == values[2]
+
+
+def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() -> None:
+    workspace = import_module("pipelines.workspace")  # it warns of pydantic's old validators
+    made = workspace.built("someone", "value-aware-attention")
+    against_r, compared, training = made.sections
+    assert against_r.name == "Loss against r" and against_r.is_open
+    logged = ["perplexity/OVO", "error_percent/window", "output_error/OVA", "evaluation/perplexity"]
+    drawn = [[*filter(re.compile(plot.metric_regex).match, logged)] for plot in against_r.panels]
+    assert drawn == [[name] for name in logged[:3]]
+    assert all(plot.log_x for plot in against_r.panels)
+    units = [{name.rpartition("/")[2] for name in plot.y} for plot in training.panels]
+    assert {"loss"} in units and {"learning_rate"} in units and {"tokens_per_second"} in units
+    assert not any(plot.metric_regex for plot in training.panels)
+    names = [column.metric.name for column in compared.panels[0].columns]
+    assert names[0] == "perplexity_exact" and names[-1] == "match_4_keys"
+
+
+def test_a_workspace_without_an_account_is_refused(tmp_path: Path) -> None:
+    assert_refused(
+        r"^error: workspace\.entity is not set", run_app, "workspace", tmp_path, error=SystemExit
+    )
+
+
+def linked(mode: str, how: str, sha256: str) -> list[wandb.Artifact]:
+    """Returns what a run in this mode is linked to."""
+    artifacts: list[wandb.Artifact] = []
+    run = SimpleNamespace(settings=wandb.Settings(mode=mode), **{how: artifacts.append})
+    tracking.link(run, how, "data", sha256)
+    return artifacts
+
+
+def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online() -> None:
+    assert not linked("offline", "use_artifact", "ab12")  # W&B keeps no lineage of such runs
+    (artifact,) = linked("online", "use_artifact", "ab12")
+    assert (artifact.type, artifact.metadata) == ("data", {"sha256": "ab12"})
+    first, same, other = (
+        linked("online", "log_artifact", sha256)[0].digest for sha256 in ("ab12", "ab12", "cd34")
+    )
+    assert first == same != other
+
+
+def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(tracking, "tracked", lambda cfg, stage, *read, **facts: nullcontext("run"))
+    monkeypatch.setattr(tracking, "link", lambda run, how, kind, sha256: opened.append(sha256))
+    for run in ({"mode": "offline"}, None, {"mode": "online"}):
+        tracking.record_made(OmegaConf.create({"run": run}), "tokens", {}, "data", ["ab12"])
+    assert opened == ["ab12"]
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Unsets every variable of W&B, for the time of a test."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in (*tracking.OF_HOME, "WANDB_SILENT"):
+        monkeypatch.setenv(name, "")  # so that what is set here is undone
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.slow
+def test_wandb_writes_below_the_logs_alone(unset: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The test starts a process, as W&B reads its variables once."""
+    unset.setenv("HOME", "/proc")  # where nobody can write
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        unset.delenv(name, raising=False)
+    code = f"""
+import wandb
+from pipelines.app.tracking import wandb_run
+run = wandb_run(project="p", group="g", mode="offline", dir={str(tmp_path / "logs")!r})
+run.summary.update({{"grid": wandb.Table(columns=["r"], data=[[1]])}})
+run.finish()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    made = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert made == {"wandb", *tracking.OF_HOME.values()}
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "line"),
+    [
+        ({"WANDB_MODE": "nope"}, {"mode": "nope"}, "^WANDB_MODE is nope; it must be 'online'"),
+        ({"WANDB_SILENT": "abc"}, {}, "^WANDB_SILENT is abc; it must be a valid boolean"),
+        ({"WANDB_BASE_URL": "x"}, {}, "^WANDB_BASE_URL is x; it must be a valid URL"),
+        ({"WANDB_PROJECT": "a/b"}, {}, "^WANDB_PROJECT: W&B starts no run: Invalid project name"),
+        ({"WANDB_RUN_ID": "a/b"}, {}, "^WANDB_RUN_ID: W&B starts no run: Run ID cannot contain"),
+        ({}, {"mode": "nope"}, "^logger.mode is nope; it must be 'online'"),
+        ({}, {"mode": "online"}, "^logger: W&B starts no run: No API key .*; logger=none does"),
+        ({}, {"project": "a?b"}, "^logger: W&B starts no run: Invalid project name 'a[?]b'"),
+    ],
+)
+def test_what_wandb_refuses_is_named(
+    unset: pytest.MonkeyPatch,
+    tmp_path: Path,
+    variables: dict[str, str],
+    settings: dict[str, str],
+    line: str,
+) -> None:
+    wandb.teardown()  # it reads its variables once
+    for name, value in ({"HOME": str(tmp_path)} | variables).items():  # without an account
+        unset.setenv(name, value)
+    assert_refused(
+        line,
+        tracking.wandb_run,
+        **{"project": "p", "group": "g", "mode": "offline", "dir": str(tmp_path)} | settings,
+    )
+
+
+def test_a_cell_of_a_sweep_is_named_after_it(
+    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = "evaluate kernel=elu logger=wandb approximation=optimal_v_oblivious approximation.r="
+    run_app(f"{cell}4", tmp_path)
+    run_app(f"-m {cell}1,4".replace("-m evaluate", "evaluate -m"), tmp_path)
+    monkeypatch.setenv("WANDB_SWEEP_ID", "ab12")
+    run_app(f"{cell}4", tmp_path)
+    metric = OmegaConf.load(ROOT / "sweep.yaml").metric.name
+    assert runs[0].summary[metric] == runs[0].summary["perplexity_OVO_4"]
+    assert "output_error" in runs[0].summary
+    assert [(run.name, run.group) for run in runs] == [
+        ("evaluate/causal_elu OVO r=4", "smoke"),
+        ("evaluate/causal_elu OVO r=1", "smoke sweep"),
+        ("evaluate/causal_elu OVO r=4", "smoke sweep"),
+        ("evaluate/causal_elu OVO r=4", "smoke sweep"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("app", "chosen", "tags"),
+    [
+        ("train_causal", ["kernel=elu"], ["train", "laptop", "elu"]),
+        ("train_masked", ["length=short"], ["train", "laptop", "exponential"]),
+        ("probe", ["probe.model=x", "probe.text=x"], ["train", "laptop"]),
+    ],
+)
+def test_runs_are_tagged_with_their_scale_and_kernel(
+    runs: list[Run], app: str, chosen: list[str], tags: list[str]
+) -> None:
+    section = composed(app, [*chosen, "logger=wandb", "scale=laptop"])[app]
+    with tracking.tracked(section.copy(), "train", "masked_short_sliding_window"):
+        pass
+    (run,) = runs
+    assert run.tags == tags
+    assert run.name == "train/masked_short_sliding_window"  # a model's own name
+
+
+def test_the_page_is_logged_offline_as_images_and_tables(tmp_path: Path) -> None:
+    data = pd.DataFrame({"claim": ["one", "other"], "estimate": [0.5, None], "seeds": ["", 2]})
+    table = Table(data, data.astype(str))
+    Image.new("RGB", (2, 2)).save(tmp_path / "figure_1.png")
+    exhibits = [
+        Exhibit("figure_1", "A figure", "", charts=[{}], table=table),
+        Exhibit("findings", "Findings", "", table=table),
+    ]
+    page = Page("?", "", [Section("answer", "Answer", "", exhibits)])
+    run = tracking.wandb_run(project="p", group="g", mode="offline", dir=str(tmp_path))
+    tracking.log_page(run, page, tmp_path)
+    run.finish()
+    media = {
+        file.parent.name: file for file in tmp_path.glob("wandb/offline-run-*/files/media/*/*/*")
+    }
+    assert media["figures"].name.startswith("figure_1") and media["figures"].suffix == ".png"
+    (logged,) = tmp_path.glob("wandb/offline-run-*/files/media/table/tables/findings*.table.json")
+    assert json.loads(logged.read_text())["data"] == [["one", 0.5, ""], ["other", None, 2]]
+    tracking.log_page(None, page, tmp_path)  # logger=none

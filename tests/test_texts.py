@@ -30,8 +30,10 @@ class TestFiles:
         with gzip.open(tmp_path / "c.txt.gz", "wt") as file:
             file.write("compressed")
         (tmp_path / "notes.md").write_text("of another editor")
+        (tmp_path / "wiki.train.tokens").write_text("".join(LINES))
         read = list(read_texts(tmp_path))
-        assert read == ["plain\ntext\n", "compressed", "one", "two", "of another editor"]
+        texts = ["plain\ntext\n", "compressed", "one", "two", "of another editor"]
+        assert read == [*texts, *articles(LINES)]
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),
@@ -116,15 +118,6 @@ class TestFiles:
             monkeypatch.setattr(os, name, partial(self.refuse, getattr(os, name)))
         assert_refused("locked", list, read_texts(tmp_path), error=PermissionError)
 
-    @pytest.mark.parametrize("path", ["nowhere.txt", "nowhere/*.txt", "."])
-    def test_a_missing_path_is_named(self, tmp_path, path):
-        assert_refused(
-            r"no such file, or a folder or glob without [a-z., ]*gz$",
-            list,
-            read_texts(tmp_path / path),
-            error=FileNotFoundError,
-        )
-
     @pytest.mark.parametrize("name", ["a.TXT", "a.Txt.GZ", "a.MD", "a.JSONL.gz", "a.TOKENS"])
     def test_a_suffix_in_capitals_is_the_same(self, tmp_path, name):
         data = b'{"text": "a"}' if "json" in name.lower() else b"a"
@@ -151,6 +144,9 @@ def fill(folder, *names):
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(file.name)
+
+
+NO_FILE = "no such file, or a folder or glob without [a-z., ]*gz$"
 
 
 class TestFolders:
@@ -182,15 +178,17 @@ class TestFolders:
             "broken link (1), hidden (2), not a file (1), without a suffix (1)"
         )
 
-    @pytest.mark.parametrize("pattern", [".", "*.pdf"])
-    def test_a_folder_without_texts_says_what_is_there(self, tmp_path, pattern):
+    @pytest.mark.parametrize(
+        ("pattern", "line"),
+        [
+            *((pattern, NO_FILE) for pattern in ("nowhere.txt", "nowhere/*.txt", "empty")),
+            *((pattern, r"without \.txt, .* left out: \.pdf \(2\)$") for pattern in (".", "*.pdf")),
+        ],
+    )
+    def test_a_path_without_texts_is_named_with_what_is_there(self, tmp_path, pattern, line):
         fill(tmp_path, "a.pdf", "b.pdf")
-        assert_refused(
-            r"without \.txt, .* left out: \.pdf \(2\)$",
-            list,
-            read_texts(tmp_path / pattern),
-            error=FileNotFoundError,
-        )
+        (tmp_path / "empty").mkdir()
+        assert_refused(line, list, read_texts(tmp_path / pattern), error=FileNotFoundError)
 
     @pytest.mark.parametrize(
         ("pattern", "read"),
@@ -235,7 +233,3 @@ class TestArticles:
     def test_no_line_is_lost(self, lines):
         joined = "\n".join(articles(lines))
         assert joined == ("".join(lines)[:-1] if "".join(lines).strip() else "")
-
-    def test_tokens_files_are_read_as_articles(self, tmp_path):
-        (tmp_path / "wiki.train.tokens").write_text("".join(LINES))
-        assert len(list(read_texts(tmp_path))) == 2

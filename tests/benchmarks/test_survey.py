@@ -45,11 +45,6 @@ def test_a_forward_pass_keeps_no_graph_and_a_backward_pass_reaches_every_paramet
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def test_multiply_adds_are_of_all_heads_and_queries() -> None:
-    assert METHODS["fused"].multiply_adds(10) == 2 * 10 * 10 * WIDTH
-    assert METHODS["fourier_mixing"].multiply_adds(10) is None
-
-
 def test_peak_memory_is_the_most_that_tensors_hold_at_once() -> None:
     mib = torch.ones(2**18)
 
@@ -82,7 +77,9 @@ def test_a_method_that_takes_too_much_is_left_out_with_the_reason(
     assert survey.growth(record)["fused"] == {"counted": None, "time": None, "memory": None}
 
 
-def test_exponents_are_the_powers_of_the_costs() -> None:
+def test_exponents_are_the_powers_of_costs_and_multiply_adds_of_all_heads_and_queries() -> None:
+    assert METHODS["fused"].multiply_adds(10) == 2 * 10 * 10 * WIDTH
+    assert METHODS["fourier_mixing"].multiply_adds(10) is None
     assert survey.slope({n: 3 * n**1.5 for n in (2048, 4096, 8192)}) == pytest.approx(1.5)
     assert survey.slope({2048: 1.0, 4096: None}) is None
 

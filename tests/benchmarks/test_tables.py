@@ -1,4 +1,4 @@
-"""Benchmarks run from measurements to tables at tiny sizes; no time is asserted."""
+"""Benchmarks run to tables at tiny sizes, and a result names the code that it measured."""
 
 import json
 import sys
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import benchmarks
+import checks
 from benchmarks import record, training_step
+from benchmarks.record import header, overview, write
 from benchmarks.training_step import TINY, AsOurs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -19,13 +22,11 @@ QUICK = {
     "optimal_value_aware": "call / fused",
     "survey": "Forward + backward, and the growth of cost",
     "training_step": "With both GPT-2 does the same work",
+    "decoding": "## Processor time of a token",
+    "peers --only FNet": "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
 }
 """Maps a benchmark, with its options, to a part of its page."""
-DECODING = ("decoding", "## Processor time of a token")
-PEERS = (
-    "peers --only FNet",
-    "- FNet: FourierMixing() against transformers FNetBasicFourierTransform",
-)
+SLOW = ("survey", "cache_optimum", "decoding", "peers --only FNet")
 PAGES = {"kills": "checks.kills.suite", "mutants": "checks.mutants_page"}
 """Maps a check to the module of its page; a benchmark makes its own."""
 RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem != "values"]
@@ -33,7 +34,7 @@ RECORDS = [file for file in sorted(record.FOLDER.glob("*.json")) if file.stem !=
 
 @pytest.mark.parametrize(
     ("command", "title"),
-    [*QUICK.items(), *(pytest.param(*page, marks=pytest.mark.slow) for page in (DECODING, PEERS))],
+    [pytest.param(*row, marks=pytest.mark.slow if row[0] in SLOW else ()) for row in QUICK.items()],
 )
 def test_a_quick_run_prints_its_tables_and_writes_nothing(
     command: str,
@@ -69,3 +70,28 @@ def test_gpt2_with_our_loss_has_gpt2s_loss_of_every_target() -> None:
     assert ours.count_targets(rows) == 2 * TINY.length
     torch.testing.assert_close(ours.loss(rows), training_step.own_loss(model, rows))
     assert {id(p) for p in ours.parameters()} == {id(p) for p in model.parameters()}
+
+
+MODULES = [
+    f"{package.__name__}.{file.stem}"
+    for package in (benchmarks, checks)
+    for file in sorted(Path(package.__path__[0]).glob("[a-z]*.py"))
+]
+
+
+def test_the_overview_tells_results_of_the_present_code_from_older_ones(tmp_path: Path) -> None:
+    for name in ("peers", "adapter"):
+        write(name, header(name), f"# {name}", tmp_path)
+    assert (tmp_path / "peers.md").read_text() == "# peers"
+    text = (tmp_path / "README.md").read_text()
+    assert text.count("| current") == 2 and "`python -m benchmarks.peers" in text
+    record = json.loads((tmp_path / "peers.json").read_text())
+    for older in (record | {"source": "0" * 64}, {}):
+        (tmp_path / "peers.json").write_text(json.dumps(older))
+        adapter, peers = overview(tmp_path).splitlines()[-2:]
+        assert "| current" in adapter and "| of older code |" in peers
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_benchmark_imports_what_there_is(module: str) -> None:
+    import_module(module)

@@ -1,18 +1,29 @@
-"""Count models against loops, on exactly the tokens that the models are scored on."""
+"""Kneser-Ney against its recursion, and count models against loops on the scored tokens."""
 
 import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from value_aware_attention import kernels
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_study.data.batches import CausalBatches, MaskedSequences
-from value_aware_study.evaluation.counts import UNKNOWN_TOKEN, CausalCounts, KneserNey, MaskedCounts
+from value_aware_study.evaluation.counts import (
+    UNKNOWN_TOKEN,
+    CausalCounts,
+    KneserNey,
+    MaskedCounts,
+    log_likelihood,
+)
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -136,3 +147,105 @@ def test_masked_tokens_are_chosen_as_by_a_loop_over_the_vocabulary(tmp_path: Pat
         assert record.unit_counts == tuple(exact.counts)
         assert record.tokens == 9 * 12
     assert scored["4grams_shown_token"].value < scored["unigram"].value
+
+
+SIZE = 5
+TEXTS = arrays(
+    np.int64, st.tuples(st.integers(1, 3), st.integers(4, 30)), elements=st.integers(0, SIZE - 1)
+)
+"""Rows of tokens of a vocabulary of SIZE"""
+
+
+class Slow:
+    """Evaluates the recursion of Chen and Goodman with dictionaries of n-grams."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], order: int) -> None:
+        self.counts = [self.count(rows, n, highest=n == order) for n in range(1, order + 1)]
+
+    @staticmethod
+    def count(rows: Sequence[Sequence[int]], n: int, *, highest: bool) -> Counter:
+        times, before = Counter(), defaultdict(set)
+        for row in rows:
+            for start in range(len(row) - n + 1):
+                gram = tuple(row[start : start + n])
+                times[gram] += 1
+                before[gram].add(row[start - 1] if start else "start")
+        return times if highest else Counter({gram: len(tokens) for gram, tokens in before.items()})
+
+    def discount(self, n: int, count: int) -> float:
+        n1, n2, n3, n4 = (
+            max(1, sum(c == times for c in self.counts[n - 1].values())) for times in (1, 2, 3, 4)
+        )
+        y = n1 / (n1 + 2 * n2)
+        discounts = {1: 1 - 2 * y * n2 / n1, 2: 2 - 3 * y * n3 / n2, 3: 3 - 4 * y * n4 / n3}
+        return discounts[min(count, 3)] if discounts[min(count, 3)] > 0 else y
+
+    def probability(self, context: tuple[int, ...], token: int) -> float:
+        n = len(context) + 1
+        lower = self.probability(context[1:], token) if context else 1 / SIZE
+        followed = {g: c for g, c in self.counts[n - 1].items() if g[:-1] == context}
+        total = sum(followed.values())
+        if not total:
+            return lower
+        rest = sum(self.discount(n, c) for c in followed.values()) / total
+        count = followed.get((*context, token), 0)
+        return ((count - self.discount(n, count)) / total if count else 0.0) + rest * lower
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.integers(1, 4), st.data())
+def test_probabilities_are_those_of_the_slow_recursion_and_sum_to_one(rows, order, data) -> None:
+    model = KneserNey(rows, order=order, vocabulary_size=SIZE)
+    length = data.draw(st.integers(0, order - 1))
+    slow = Slow(rows.tolist(), length + 1)
+    context = tuple(data.draw(st.lists(st.integers(0, SIZE - 1), min_size=length, max_size=length)))
+    contexts = np.tile(np.array(context, dtype=np.int64), (SIZE, 1))
+    probabilities = model.probabilities(contexts, np.arange(SIZE))
+    assert probabilities == pytest.approx([slow.probability(context, w) for w in range(SIZE)])
+    assert probabilities.sum() == pytest.approx(1)
+    assert (probabilities > 0).all()
+
+
+@given(TEXTS, st.integers(0, 2))
+def test_the_tokens_up_to_an_unknown_one_are_left_out(rows, place) -> None:
+    contexts = np.tile(rows[:1, :3], (SIZE, 1))
+    contexts[:, place] = UNKNOWN_TOKEN
+    model = KneserNey(rows, order=4, vocabulary_size=SIZE)
+    slow, context = Slow(rows.tolist(), 4), tuple(rows[0, place + 1 : 3].tolist())
+    expected = [slow.probability(context, w) for w in range(SIZE)]
+    assert model.probabilities(contexts, np.arange(SIZE)) == pytest.approx(expected)
+
+
+@given(TEXTS, st.integers(1, 3), st.data())
+def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, data) -> None:
+    model = KneserNey(rows, order=order, vocabulary_size=SIZE)
+    width = order - 1
+    tokens = st.lists(st.integers(0, SIZE - 1), min_size=width, max_size=width)
+    left, right = (np.array([data.draw(tokens)], dtype=np.int64) for _ in range(2))
+    hidden = data.draw(st.integers(0, width))  # first unknown token on the right
+    right[:, hidden:] = UNKNOWN_TOKEN
+    scores = log_likelihood(model, left, np.arange(SIZE)[None], right)
+    for candidate in range(SIZE):
+        text = [*left[0], candidate, *right[0, :hidden]]
+        expected = sum(
+            np.log(
+                model.probabilities(
+                    np.array([text[i - width : i]], dtype=np.int64).reshape(1, width),
+                    np.array([text[i]]),
+                )
+            )
+            for i in range(width, len(text))
+        )
+        assert scores[0, candidate] == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": 0}, "order is 0; it must be at least 1"),
+        ({"order": 5}, "rows have 4 tokens; order 5 needs at least 5"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        KneserNey(np.zeros((1, 4), dtype=np.int64), vocabulary_size=SIZE, **arguments)

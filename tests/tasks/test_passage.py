@@ -1,12 +1,27 @@
-"""A passage is whole sentences, or at least whole words, in a model's tokens."""
+"""Passages are whole sentences, and what the explorer shows of them agrees with dense attention."""
+
+import json
 
 import pytest
 import torch
 from probed import model, tokenizer, words
+from torch import Tensor
 
+from tests.recorded import recorded
+from tests.refusals import assert_refused
+from value_aware_attention import kernels
+from value_aware_attention.approximations import (
+    OptimalValueAware,
+    OptimalValueOblivious,
+    SampledKeys,
+    SlidingWindow,
+)
+from value_aware_attention.attention import attention, attention_weights
+from value_aware_attention.call import Call
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_study.evaluation import explorer
-from value_aware_study.evaluation.explorer import passage
+from value_aware_study.evaluation.exploration import WHOLE, Exploration, Kept, Model
+from value_aware_study.evaluation.explorer import explored_model, passage
 
 SENTENCES = [f"W{place} {' '.join(['w1', 'w2'] * 10)} w{place}." for place in range(4)]
 NOTHING: tuple[list[int], list[int]] = ([], [])
@@ -49,8 +64,7 @@ def test_without_sentences_as_many_whole_words_as_fit_are_taken() -> None:
     chosen = passage([words(100)], tokenizer(), ([0], [2]), most=20)
     assert text(chosen.pieces) == f"<s> {' '.join(words(100).split()[1:19])} </s>"
     assert text(passage(["alone"], tokenizer(), NOTHING).pieces) == "alone"
-    with pytest.raises(ValueError, match="the text is empty"):
-        passage([" \n"], tokenizer(), NOTHING)
+    assert_refused("the text is empty", passage, [" \n"], tokenizer(), NOTHING)
 
 
 @pytest.mark.parametrize("name", ["roberta", "gpt2", "llama", "bert", "our_causal", "our_masked"])
@@ -76,3 +90,104 @@ def test_hidden_tokens_of_a_masked_model_are_restored() -> None:
     task = Task(model("roberta"), [Text(hidden, tokens.where(hidden == 4, -100))], "error")
     [explored] = explorer.evaluated_exploration("a", task, tokenizer()).models
     assert text(list(explored.tokens)) == " ".join(f"w{place}" for place in range(1, 11))
+
+
+METHODS = {
+    "OVA": OptimalValueAware,
+    "OVO": OptimalValueOblivious,
+    "window": SlidingWindow,
+    "sampled": lambda r: SampledKeys(r, seed=0),
+}
+SIZES = (1, 3)
+TOKENS = ("a", "b", "c", "d", "e", "f")
+
+
+def call(generator: torch.Generator, causal: bool, mask: Tensor | None = None) -> Call:
+    """Records a call of two sequences of eight positions and three heads."""
+    query, key, value = (torch.randn(2, 3, 8, 4, generator=generator) for _ in range(3))
+    return recorded(query, key, value, kernels.Exponential(), causal, 2, mask)
+
+
+def dense(weights: tuple[int, ...], keys: tuple[int, ...] | range) -> Tensor:
+    row = torch.zeros(len(TOKENS))
+    row[list(keys)] = torch.tensor(weights) / WHOLE
+    return row
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_weights_and_errors_are_those_of_dense_attention(
+    generator: torch.Generator, causal: bool, masked: bool
+) -> None:
+    mask = torch.ones(2, 1, 8, 8, dtype=torch.bool) if masked else None
+    if mask is not None:
+        mask[..., 1] = False
+    layer = call(generator, causal, mask)
+    [*heads] = explored_model("tiny", [layer], TOKENS, METHODS, SIZES).heads
+    query, key, value = (x[0, :, :6] for x in (layer.query, layer.key, layer.value))
+    cut = None if mask is None else mask[0, :, :6, :6]
+    exact = attention_weights(query, key, attn_mask=cut, is_causal=causal)
+    output = attention(query, key, value, attn_mask=cut, is_causal=causal)
+    assert [(head.layer, head.head) for head in heads] == [(0, 0), (0, 1), (0, 2)]
+    for head in heads:
+        for row, explored in enumerate(head.queries):
+            weights = dense(explored.weights, range(len(explored.weights)))
+            assert torch.allclose(weights, exact[head.head, row], atol=0.5 / WHOLE + 1e-6)
+            for size, kept_by_methods in zip(SIZES, explored.kept, strict=True):
+                for choice in kept_by_methods:
+                    check(choice, size, value[head.head], output[head.head, row])
+
+
+def check(choice: Kept, size: int, value: Tensor, output: Tensor) -> None:
+    assert len(choice.keys) <= size and len(set(choice.keys)) == len(choice.keys)
+    # A window whose keys are all masked keeps none: its output is zero, and so all error is left.
+    expected = WHOLE if choice.keys else 0
+    assert choice.error is not None and sum(choice.weights) == pytest.approx(expected, abs=size)
+    approximate = dense(choice.weights, choice.keys) @ value
+    error = (approximate - output).square().sum() / output.square().sum()
+    assert choice.error == pytest.approx(float(error), rel=0.05, abs=0.05)  # rounded weights
+
+
+def test_the_optimum_leaves_the_least_error_and_none_from_d_plus_1_on(
+    generator: torch.Generator,
+) -> None:
+    model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, (1, 5))
+    for head in model.heads:
+        for explored in head.queries:
+            (optimal, *others), (whole, *_) = explored.kept
+            assert optimal.error == min(choice.error for choice in (optimal, *others))
+            assert whole.error < 1e-9
+
+
+def test_heads_are_those_asked_for(generator: torch.Generator) -> None:
+    calls = [call(generator, True) for _ in range(2)]
+    model = explored_model("tiny", calls, TOKENS, METHODS, SIZES, heads={(0, 2), (1, 1)})
+    assert [(head.layer, head.head) for head in model.heads] == [(0, 2), (1, 1)]
+
+
+def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> None:
+    layer = call(generator, False)
+    zero = recorded(
+        layer.query,
+        layer.key,
+        0 * layer.value,
+        layer.kernel,
+        False,
+        0,
+    )
+    [head, *_] = explored_model("tiny", [zero], TOKENS, METHODS, SIZES).heads
+    assert {choice.error for choice in head.queries[0].kept[0]} == {None}
+
+
+def test_more_tokens_than_keys_are_refused(generator: torch.Generator) -> None:
+    line, calls = "9 tokens given for a call of 8 keys", [call(generator, True)]
+    assert_refused(line, explored_model, "tiny", calls, "abcdefghi", METHODS, SIZES)
+
+
+def test_json_is_read_back_and_small(generator: torch.Generator) -> None:
+    model: Model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, SIZES)
+    exploration = Exploration(SIZES, tuple(METHODS), (model,))
+    text = exploration.to_json()
+    assert Exploration.from_json(text) == exploration
+    assert json.loads(text)["models"][0]["tokens"] == list(TOKENS)
+    assert len(text) < 300 * len(model.heads) * len(TOKENS)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import platform
+import socket
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,27 +21,41 @@ from value_aware_attention import kernels
 from value_aware_attention.approximations import (
     LSH,
     Exact,
+    Fixed,
+    Linformer,
     OptimalValueAware,
     OptimalValueOblivious,
     OrthogonalRandomFeatures,
+    RandomKeys,
     SampledKeys,
     SlidingWindow,
+    Strided,
     chunked,
     lsh,
     optimal_value_aware,
 )
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
+from value_aware_attention.error import Sizes, budget
+from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement import store
 from value_aware_attention.measurement.layers import skewness, skewness_of
 from value_aware_attention.measurement.measure import Setting, cell_error, measure, setting_key
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
+from value_aware_attention.measurement.run_on import cores_of, processor, run_on
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.records.estimate import ratio_of_sums
 from value_aware_study.data.batches import MaskedSequences
+from value_aware_study.evaluation.budgets import (
+    closest_to_budget,
+    cost_in_keys,
+    effective_weights,
+    first_head,
+)
 from value_aware_study.evaluation.grid import expand_axes
+from value_aware_study.evaluation.texts import _check_fit as check_fit
 from value_aware_study.evaluation.texts import causal_task, context_windows, masked_task
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -91,10 +107,6 @@ def test_every_target_is_scored_once_from_what_its_window_may_read(
     np.testing.assert_allclose(sums.totals, list(map(sum, windows)), rtol=1e-4)
 
 
-def test_a_context_as_long_as_the_window_is_refused() -> None:
-    assert_refused("context is 8", list, context_windows(10, 8, 8))
-
-
 def small_masked(
     tmp_path: Path, units: int | None, device: str = "cpu", piece: int | None = None
 ) -> Task:
@@ -114,18 +126,6 @@ def small_masked(
     )  # fmt: skip
 
 
-def test_masked_error_equals_the_full_output_layer(tmp_path: Path) -> None:
-    task = small_masked(tmp_path, None)
-    sums = task.run(lambda layer: Exact())
-    inputs, labels = task.texts[0].take(range(9))
-    with torch.no_grad():
-        predicted = task.model(inputs).logits.argmax(-1)
-    asked = labels >= 0
-    wrong = ((predicted != labels) & asked).sum(1).numpy()
-    np.testing.assert_array_equal(sums.totals, wrong)
-    np.testing.assert_array_equal(sums.counts, asked.sum(1).numpy())
-
-
 def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path: Path) -> None:
     (all_rows,), (some,) = (small_masked(tmp_path, units).texts for units in (None, 3))
     for row, index in enumerate(evenly_spaced(9, 3)):
@@ -133,30 +133,29 @@ def test_evaluation_masks_do_not_depend_on_how_many_sequences_are_read(tmp_path:
         assert torch.equal(all_rows.labels[index], some.labels[row])
 
 
-def test_a_piece_is_read_alone_and_asked_for_the_tokens_of_its_sequence(tmp_path: Path) -> None:
-    whole, cut = small_masked(tmp_path, None), small_masked(tmp_path, None, piece=4)
-    (text,), (pieces,) = whole.texts, cut.texts
-    assert torch.equal(pieces.inputs.view(9, 12), text.inputs)
-    assert torch.equal(pieces.labels.view(9, 12), text.labels)
-    sums = cut.run(None)
-    assert cut.length == 4 and sums.counts.tolist() == whole.run(None).counts.tolist()
-    wrong = []
-    for inputs, labels in zip(text.inputs, text.labels, strict=True):
-        with torch.no_grad():
-            parts = [cut.model(piece[None]).logits[0].argmax(-1) for piece in inputs.split(4)]
-        wrong.append(int(((torch.cat(parts) != labels) & (labels >= 0)).sum()))
-    assert sums.totals.tolist() == wrong
-    assert_refused(
-        "piece is 5; it must divide the sequences' 12 tokens", small_masked, tmp_path, None, piece=5
-    )
+@pytest.mark.parametrize("piece", [None, 4])
+def test_masked_errors_are_those_of_the_full_output_layer_which_may_read_pieces(
+    tmp_path: Path, piece: int | None
+) -> None:
+    (text,), task = small_masked(tmp_path, None).texts, small_masked(tmp_path, None, piece=piece)
+    assert torch.equal(task.texts[0].inputs.view(9, 12), text.inputs)
+    assert torch.equal(task.texts[0].labels.view(9, 12), text.labels)
+    sums = task.run(lambda layer: Exact())
+    with torch.no_grad():
+        parts = text.inputs.reshape(-1, piece or 12)
+        predicted = task.model(parts).logits.argmax(-1).view(9, 12)
+    asked = text.labels >= 0
+    assert sums.totals.tolist() == ((predicted != text.labels) & asked).sum(1).tolist()
+    assert sums.counts.tolist() == asked.sum(1).tolist()
+    assert task.length == (piece or 12)
 
 
-def test_a_model_of_another_vocabulary_or_too_short_is_refused(tmp_path: Path) -> None:
-    task = small_masked(tmp_path, None)
-    from value_aware_study.evaluation.texts import _check_fit
-
-    assert_refused("vocabulary of 60, the tokens of 61", _check_fit, task.model, 61, 12)
-    assert_refused("13 tokens; the model has 12 positions", _check_fit, task.model, 60, 13)
+def test_what_does_not_fit_a_task_is_refused(tmp_path: Path) -> None:
+    model = small_masked(tmp_path, None).model
+    assert_refused("context is 8", list, context_windows(10, 8, 8))
+    assert_refused("piece is 5; it must divide", small_masked, tmp_path, None, piece=5)
+    assert_refused("vocabulary of 60, the tokens of 61", check_fit, model, 61, 12)
+    assert_refused("13 tokens; the model has 12 positions", check_fit, model, 60, 13)
 
 
 def test_a_cell_is_measured_against_exact_on_the_same_units(causal: Task) -> None:
@@ -361,3 +360,105 @@ def test_skewness_of_known_distributions() -> None:
     assert skewness(peaked) == pytest.approx(
         {"largest_weight": 1, "rows_over_half": 1, "effective_keys": 1, "keys_for_90_percent": 1}
     )
+
+
+LENGTH, WIDTH = 32, 8
+SIZED = {
+    "oblivious": OptimalValueOblivious,
+    "window": SlidingWindow,
+    "strided": Strided,
+    "fixed": lambda stride: Fixed(stride, 1),
+    "lsh": lambda r: LSH(r, 1, 0),
+    "linformer": lambda rank: Linformer(rank, 0),
+    "orf": lambda features: OrthogonalRandomFeatures(features, 0),
+}
+
+
+def cost(method: torch.nn.Module, *, is_causal: bool = False) -> float:
+    return cost_in_keys(method, length=LENGTH, head_dim=WIDTH, is_causal=is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", [name for name in SIZED if name not in ("lsh", "linformer")])
+@settings(max_examples=6)
+@given(keys=st.integers(1, LENGTH))
+def test_the_closest_setting_is_the_best_of_all(name: str, is_causal: bool, keys: int) -> None:
+    closest = closest_to_budget(
+        SIZED[name], keys, length=LENGTH, head_dim=WIDTH, is_causal=is_causal, within=1e9
+    )
+    costs = [cost(SIZED[name](value), is_causal=is_causal) for value in range(1, LENGTH + 1)]
+    assert closest.cost == cost(SIZED[name](closest.parameter), is_causal=is_causal)
+    best = min(abs(price - keys) for price in costs)
+    # Costs that fall and rise again have two places to look: coarse to fine may miss the better.
+    assert abs(closest.cost - keys) <= (
+        best if name in ("oblivious", "window", "orf") else best + 4
+    )
+
+
+def test_what_no_setting_reaches_is_none_and_refused_parameters_are_passed_over() -> None:
+    options = {"length": LENGTH, "head_dim": WIDTH, "is_causal": False}
+    assert closest_to_budget(SIZED["strided"], 4, within=0.1, **options) is None
+    even = closest_to_budget(SIZED["lsh"], 20, within=1e9, **options)
+    assert even is not None and even.parameter % 2 == 0
+
+
+def test_a_causal_query_is_charged_for_the_past_alone() -> None:
+    sizes = Sizes(queries=4, keys=6, head_dim=2, value_dim=3, is_causal=True)
+    assert sizes.kept(100) == (3 + 4 + 5 + 6) / 4 and sizes.kept(4) == (3 + 4 + 4 + 4) / 4
+    assert cost(Exact(), is_causal=True) == (LENGTH + 1) / 2 and cost(Exact()) == LENGTH
+    square = {"queries": LENGTH, "keys": LENGTH, "head_dim": WIDTH, "value_dim": WIDTH}
+    assert budget(Strided(8), **square, is_causal=True) < budget(Strided(8), **square)
+    for method in (Strided(8), RandomKeys(8, 0), SlidingWindow(8)):
+        for is_causal in (False, True):
+            mask = method.pattern(LENGTH, is_causal=is_causal).mask(LENGTH, LENGTH)
+            assert cost(method, is_causal=is_causal) == mask.sum().item() / LENGTH
+
+
+def call(*, is_causal: bool) -> Call:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 20, WIDTH, generator=generator) for _ in range(3))
+    return recorded(query, key, value, Exponential(), is_causal, 5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    "method", [Exact(), SlidingWindow(4), OptimalValueAware(3), OrthogonalRandomFeatures(16, 0)]
+)
+def test_the_weights_read_off_give_the_output(method: torch.nn.Module, is_causal: bool) -> None:
+    head = first_head(call(is_causal=is_causal), 12)
+    assert head.query.shape == head.key.shape == (1, 1, 12, WIDTH)
+    weights = effective_weights(method, head)
+    options = {"kernel": head.kernel, "is_causal": is_causal}
+    output = method(head.query, head.key, head.value, **options)
+    torch.testing.assert_close(weights @ head.value[0, 0], output[0, 0], atol=1e-5, rtol=1e-4)
+    if is_causal:
+        assert weights.triu(1).abs().max() <= 1e-6
+    if isinstance(method, Exact):
+        exact = attention_weights(head.query, head.key, is_causal=is_causal)
+        torch.testing.assert_close(weights, exact[0, 0])
+
+
+CORE = "processor\t: {}\ncpu family\t: 25\nmodel\t\t: {}\nmodel name\t: AMD EPYC\n\n"
+
+
+def test_processors_of_one_name_are_told_apart_where_the_system_tells_more(tmp_path: Path) -> None:
+    told = []
+    for model in (1, 17):
+        info = tmp_path / str(model)
+        info.write_text("".join(CORE.format(core, model) for core in range(2)))
+        told.append(processor(info))
+    vectors = torch.backends.cpu.get_cpu_capability()
+    assert told[0] == {"name": "AMD EPYC", "family": "25", "model": "1", "vectors": vectors}
+    assert cores_of(told[0]).endswith(f"of AMD EPYC (family 25, model 1, {vectors})")
+    assert cores_of(told[0]) != cores_of(told[1])
+    less = processor(tmp_path / "missing")
+    assert less["family"] is None
+    assert "family" not in cores_of(less) and "None" not in cores_of(less)
+
+
+def test_what_numbers_were_made_on_names_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "a-host-name")
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-host-name")
+    where = asdict(run_on())
+    assert where["processor"] == processor() and where["threads"] == torch.get_num_threads()
+    assert "a-host-name" not in json.dumps(where)
