@@ -334,7 +334,7 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "command", SUCCESSORS.keys() - {"pipelines.pretrained", "pipelines.benchmark"}
+    "command", sorted(SUCCESSORS.keys() - {"pipelines.pretrained", "pipelines.benchmark"})
 )
 def test_a_removed_command_names_what_replaces_it(
     command: str, capsys: pytest.CaptureFixture[str]
