@@ -232,14 +232,15 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
         (command, "group=joint prompts=90", "prompts of 38 tokens; 90 after the first 1 are asked"),
         (evaluation, "pretrained.weights=other.gguf", "other.gguf: no such file"),
         (evaluation, "extent.length=65", "length is 65; the model has 64 positions"),
-        (evaluation, "extent.windows=9999", "windows of 32 tokens; 9999 are needed"),
+        (evaluation, "text={site}/short.txt extent.length=64", "fills 1 windows of 64 tokens; 4 "),
         (evaluation, "text_name=a/b", "cannot name a file"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(
     site: Path, asked: Callable[..., str], change: str, named: str
 ) -> None:
-    assert named in refusal(asked(site, change), site)
+    (site / "short.txt").write_text("the thing " * 12)
+    assert named in refusal(asked(site, change.format(site=site)), site)
     assert not (site / "outputs/smoke/records").exists()
 
 
