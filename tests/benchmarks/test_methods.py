@@ -1,4 +1,4 @@
-"""Methods of benchmarks: those of the table of low precision, peers, and controls of the mean."""
+"""Methods of benchmarks: those of low precision, peers, and controls of the mean and of values."""
 
 from typing import Any
 
@@ -17,6 +17,7 @@ from benchmarks.mean_candidate import (
 )
 from benchmarks.numerics import CACHES, MethodCall, cell, inputs_of_every_kind
 from benchmarks.peers import PEERS, Given, Pair, built, difference
+from benchmarks.permuted_values import permuted
 from value_aware_attention import approximations, caches
 from value_aware_attention.approximations import Approximation, OptimalValueAware
 from value_aware_attention.attention import attention, attention_weights
@@ -171,3 +172,15 @@ def test_attentions_weights_on_the_keys_leave_the_rest_to_the_mean(inputs: list[
 def test_every_row_of_the_table_runs(inputs: list[Tensor]) -> None:
     for method in methods(4).values():
         assert method(*inputs, **CAUSAL).isfinite().all()
+
+
+def test_each_query_keeps_its_weights_among_the_keys_it_sees() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 12, 4, generator=generator) for _ in range(3))
+    call = Call.of(query, key, value, is_causal=True)
+    mixed = permuted(call)
+    visible = torch.ones(12, 12, dtype=torch.bool).tril()
+    assert not mixed.weights[..., ~visible].any()
+    torch.testing.assert_close(mixed.weights.sort(dim=-1)[0], call.weights.sort(dim=-1)[0])
+    assert not torch.allclose(mixed.weights, call.weights)
+    assert mixed.value.equal(call.value)

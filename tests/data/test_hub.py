@@ -121,13 +121,6 @@ def read(source):
     return [document.text for document in source]
 
 
-def test_the_cache_is_the_folder_that_was_given(tmp_path):
-    option = corpus_option("pg19").sources["pg19"].documents
-    here = instantiate(option, path=str(FIXTURES / "pg19"), cache=str(tmp_path))
-    assert read(here) == read(at_fixture(corpus_option("pg19"), "pg19"))
-    assert list(tmp_path.rglob("*.arrow"))
-
-
 def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monkeypatch):
     """The cache is laid out as `load_dataset` leaves it, from the files of a fixture."""
     files = {"train": [str(FIXTURES / "pg19/data/train.jsonl")]}
