@@ -113,8 +113,7 @@ def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
 
 
 def far(cache, **options):
-    source = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
-    return HubDocuments(**(source | {"cache": cache} | options))
+    return hub(**{"path": "some/books", "cache": cache} | options)
 
 
 def read(source):

@@ -20,8 +20,11 @@ from value_aware_attention.measurement.task import joined
 from value_aware_attention.records.record import SHARES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-FEW = {"windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "sizes": [1, 4], "name": "m"}
-FEW["methods"] = {"optimal_v_oblivious": lambda r, layer: OptimalValueOblivious(r)}
+ONE_METHOD = {"optimal_v_oblivious": lambda r, layer: OptimalValueOblivious(r)}
+FEW = {
+    "windows": 2, "length": LENGTH, "rows": 4, "search": "fast", "sizes": [1, 4], "name": "m",
+    "methods": ONE_METHOD,
+}  # fmt: skip
 TEXT = words(14 * 6)
 
 
@@ -134,7 +137,6 @@ def test_budgets_are_what_heads_need_and_are_measured_in_all_heads_together(name
 
 
 def test_methods_left_out_get_no_budgets():
-    methods = {"optimal_v_oblivious": lambda r, layer: OptimalValueOblivious(r)}
-    record = probe.probe(model("bert"), tokenizer(), TEXT, **QUICK, methods=methods).record
+    record = probe.probe(model("bert"), tokenizer(), TEXT, **QUICK, methods=ONE_METHOD).record
     assert {cell.parameters["each"] for cell in record.budgets} == {"own", "equal"}
-    assert {cell.approximation for cell in record.budgets} == set(methods)
+    assert {cell.approximation for cell in record.budgets} == set(ONE_METHOD)

@@ -42,6 +42,8 @@ def test_it_covers_the_truth_about_95_times_in_100() -> None:
 def test_one_unit_has_no_interval() -> None:
     interval = estimate(np.array([1.0]), np.array([4.0]))
     assert interval.value == 0.25 and interval.low is None
+    counts = matching_keys(OBLIVIOUS[:1], np.array([0.65]), NORM[:1])
+    assert counts == {"keys": 4, "low": None, "high": None}
 
 
 @pytest.mark.parametrize(
@@ -140,11 +142,6 @@ def test_the_interval_holds_the_sizes_whose_difference_may_be_zero(
             assert low[size - 1] > 0  # more error than the value-aware keys leave, for certain
         if size < counts["high"]:
             assert high[size - 1] > 0
-
-
-def test_a_single_unit_has_a_match_without_an_interval() -> None:
-    counts = matching_keys(OBLIVIOUS[:1], np.array([0.65]), NORM[:1])
-    assert counts == {"keys": 4, "low": None, "high": None}
 
 
 def test_a_query_matches_within_the_keys_it_sees() -> None:

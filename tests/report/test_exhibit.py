@@ -18,11 +18,8 @@ def table() -> Table:
     return Table(data, pd.DataFrame(text))
 
 
-def test_csv_holds_the_numbers(table: Table) -> None:
+def test_csv_holds_the_numbers_and_markdown_the_text_with_escaped_bars(table: Table) -> None:
     assert table.csv() == "model,error,paper\na_b,1031.1235,2\nc|d,0.25,2\n"
-
-
-def test_markdown_holds_the_text_and_escapes_its_bars(table: Table) -> None:
     heading, rule, *rows = table.markdown().splitlines()
     assert [cell.strip() for cell in heading.split("|")] == ["", "model", "error", "× exact", ""]
     assert rule.count(":") == 3 and rule.startswith("|:")

@@ -84,7 +84,7 @@ def test_the_same_page_gives_the_same_bytes(report: Path, tmp_path: Path) -> Non
     assert set(contents(report)) == FILES
 
 
-def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
+def test_the_page_is_whole_loads_nothing_and_has_every_anchor_once(elements: Elements) -> None:
     assert not elements.open
     previewed = "How much is lost? 4 keys do as well as 75."
     assert ("meta", {"name": "description", "content": previewed}) in elements.found
@@ -93,9 +93,6 @@ def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
         assert (attributes.get("href") or "#").startswith(("#", PAPER_ADDRESS))
     styles = (Path(page_module.__file__).parent / name for name in ("page.css", "explorer.css"))
     assert not any(re.search(r"url\(|@import", file.read_text()) for file in styles)
-
-
-def test_every_anchor_is_there_once(elements: Elements) -> None:
     names = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     links = {attributes["href"] for tag, attributes in elements.found if tag == "a"}
     assert len(names) == len(set(names))
