@@ -14,8 +14,7 @@ import pytest
 from tests.apps import ROOT, refusal, run_app, write_run
 from tests.refusals import assert_refused
 from tests.report.pages import exploration
-from tests.report.surveyed import survey_record
-from tests.report.synthetic import probed
+from tests.report.synthetic import probed, survey_record
 from tests.test_distributed import GRID
 from value_aware_attention.files import (
     check_checksums,

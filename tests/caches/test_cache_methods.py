@@ -77,10 +77,9 @@ def test_critical_values_weigh_half_of_the_keys_by_their_projection(
 )
 def test_a_name_that_is_gone_says_what_replaces_it(name: str, instead: str) -> None:
     line = rf"^caches\.{name} was removed in 1\.1: {instead}[^\n]*$"
-    with pytest.raises(ImportError, match=line):
-        getattr(caches, name)
-    with pytest.raises(ImportError, match=line):
-        exec(f"from value_aware_attention.caches import {name}")
+    assert_refused(line, getattr, caches, name, error=ImportError)
+    imported = f"from value_aware_attention.caches import {name}"
+    assert_refused(line, exec, imported, error=ImportError)
 
 
 def test_recent_keys_are_the_last_and_random_ones_the_seeds() -> None:
@@ -106,8 +105,8 @@ def test_a_method_without_scores_or_keep_is_named() -> None:
     class Unwritten(CacheMethod):
         pass
 
-    with pytest.raises(NotImplementedError, match="Unwritten has neither scores nor keep"):
-        Unwritten(2).keep(observed(5))
+    line, keep = "Unwritten has neither scores nor keep", Unwritten(2).keep
+    assert_refused(line, keep, observed(5), error=NotImplementedError)
 
 
 @quick

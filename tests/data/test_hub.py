@@ -113,19 +113,11 @@ def test_a_data_set_with_a_loading_script_is_refused_in_one_line(tmp_path):
 
 
 def far(cache, **options):
-    source = {"path": "some/books", "name": None, "splits": {"train": None}, "field": "text"}
-    return HubDocuments(**(source | {"cache": cache} | options))
+    return hub(**{"path": "some/books", "cache": cache} | options)
 
 
 def read(source):
     return [document.text for document in source]
-
-
-def test_the_cache_is_the_folder_that_was_given(tmp_path):
-    option = corpus_option("pg19").sources["pg19"].documents
-    here = instantiate(option, path=str(FIXTURES / "pg19"), cache=str(tmp_path))
-    assert read(here) == read(at_fixture(corpus_option("pg19"), "pg19"))
-    assert list(tmp_path.rglob("*.arrow"))
 
 
 def test_a_data_set_that_was_loaded_once_is_read_without_the_hub(tmp_path, monkeypatch):

@@ -233,25 +233,29 @@ def test_fused_attention_reads_its_prompt_by_sdpa(llama: PreTrainedModel, attent
     assert model.config._attn_implementation == attention
 
 
-@of_every_budget
-@pytest.mark.parametrize("method", METHODS)
-def test_it_holds_for_every_budget_and_with_fewer_keys_than_slots(
-    llama: PreTrainedModel, method: str, budget: dict[str, Any]
+FEW_SLOTS = {"sinks": 1, "recent": 2}
+CHOICES = [
+    *(
+        (LeaveOneOut, 4, {"observed": observed, "rows": rows, "seed": 3, "pool": pool})
+        for observed in ("last", "causal", "noncausal", "continued")
+        for pool, rows in ((None, 5), ("model", PREFIX // 2))
+    ),
+    *((build, 20, budget | FEW_SLOTS) for build in METHODS.values() for budget in BUDGETS.values()),
+    *(
+        (METHODS["refitted"], PREFIX - 3, options | {"sinks": 1, "recent": 1})
+        for options in (EVEN | {"rows": 4}, {})
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "padding", "options"), CHOICES)
+def test_it_holds_for_every_way_to_observe_every_budget_and_texts_of_few_rows(
+    llama: PreTrainedModel, build: Any, padding: int, options: dict[str, Any]
 ) -> None:
-    inputs, build = text(padding=20), METHODS[method]
-    options = budget | {"sinks": 1, "recent": 2}
+    """With fewer keys than slots, too, and with values of a text's own beside refitted ones."""
+    inputs = text(padding=padding)
     found, _, _ = through(llama, build, inputs, [PREFIX, PREFIX + 2], **options)
     assert_equal(found, one_pass(llama, inputs, build(R), **options))
-
-
-@pytest.mark.parametrize(("pool", "rows"), [(None, 5), ("model", PREFIX // 2)])
-@pytest.mark.parametrize("observed", ["last", "causal", "noncausal", "continued"])
-def test_it_holds_for_every_way_to_observe(
-    llama: PreTrainedModel, observed: str, pool: str | None, rows: int
-) -> None:
-    options = {"observed": observed, "rows": rows, "seed": 3, "pool": pool}
-    found, _, _ = through(llama, LeaveOneOut, text(), [PREFIX, PREFIX + 2], **options)
-    assert_equal(found, one_pass(llama, text(), LeaveOneOut(R), **options))
 
 
 @pytest.mark.parametrize("padding", [pytest.param(0, marks=pytest.mark.slow), 20])
@@ -280,6 +284,7 @@ def test_a_growing_cache_is_chosen_again_as_in_one_pass(
     with compressed_cache(model, LeaveOneOut, keep=KEEP, **options), torch.no_grad():
         _, cache = read(model, part(inputs, 0, PREFIX + 4), [PREFIX, PREFIX + 3])
         cache.crop(-1)
+        assert cache.get_seq_length() == PREFIX + 3
         cache.reorder_cache(torch.tensor([2, 0, 1]))
         cache.batch_repeat_interleave(2)
         rest = {n: x[[2, 2, 0, 0, 1, 1]] for n, x in placed(model, inputs).items()}
@@ -472,17 +477,6 @@ def test_calls_that_fill_no_cache_are_refused(llama: PreTrainedModel) -> None:
             assert_refused(line, call, **options)
         found, _ = read(llama, text(), [PREFIX])  # and the next cache is as any
     assert_equal(found, usual_pass())
-
-
-def test_later_tokens_can_be_removed(llama: PreTrainedModel) -> None:
-    with compressed_cache(llama, LeaveOneOut, keep=KEEP):
-        _, cache = read(llama, text(), [PREFIX, PREFIX + 3])
-        cache.crop(-(LATER - 2))
-        assert cache.get_seq_length() == PREFIX + 2
-        with torch.no_grad():
-            rest = part(placed(llama, text()), PREFIX + 2, PREFIX + LATER)
-            again = llama(**rest, past_key_values=cache).logits
-    assert_equal(again, usual_pass()[:, 2:])
 
 
 def test_contexts_are_not_within_one_another(llama: PreTrainedModel) -> None:
@@ -814,16 +808,6 @@ def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedMode
     assert cache.layers[0].counts[:, 0].tolist() == [5, R, R]
     empty = prompt() | {"attention_mask": torch.zeros(3, PREFIX, dtype=torch.long)}
     assert_refused("the prompt has 0 tokens; it must have at least 1", filled, llama, Recent, empty)
-
-
-@pytest.mark.parametrize("options", [EVEN | {"rows": 4}, {}])
-def test_texts_of_few_rows_keep_their_values_beside_refitted_ones(
-    llama: PreTrainedModel, options: dict[str, Any]
-) -> None:
-    inputs, build = text(padding=PREFIX - 3), METHODS["refitted"]
-    options = {"sinks": 1, "recent": 1} | options
-    found, _, _ = through(llama, build, inputs, [PREFIX], **options)
-    assert_equal(found, one_pass(llama, inputs, build(R), **options))
 
 
 def test_refitted_values_have_no_gradients() -> None:

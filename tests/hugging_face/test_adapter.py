@@ -1,4 +1,4 @@
-"""The adapter is eager attention under every mask; what it cannot honour is refused on entry."""
+"""The adapter is eager attention under every mask, and with a cache; what it refuses is named."""
 
 import gc
 import weakref
@@ -11,7 +11,12 @@ from itertools import permutations
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    PreTrainedModel,
+)
 
 from tests.hugging_face.models import (
     DECODERS,
@@ -31,6 +36,7 @@ from value_aware_attention.approximations import (
     Nystrom,
     OptimalValueAware,
     OptimalValueOblivious,
+    SlidingWindow,
 )
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.hugging_face.layers import cross_attention_layers
@@ -441,3 +447,35 @@ def test_attention_to_another_sequence_stays_exact(kind: str) -> None:
         torch.testing.assert_close(outputs(), expected, atol=1e-4, rtol=1e-4)
     assert len(recorder.calls) == len(attention_layers(model))
     assert all(call["query"].shape == call["key"].shape for call in recorder.calls)
+
+
+WITH_A_CACHE = {
+    "exact": Exact(),
+    "one key": OptimalValueOblivious(1),
+    "window": SlidingWindow(3),
+}
+NEW = 4
+
+
+def generated(model: PreTrainedModel, inputs: dict, **options: object) -> torch.Tensor:
+    config = GenerationConfig(
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    return torch.stack(model.generate(**inputs, generation_config=config, **options).logits)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("method", WITH_A_CACHE)
+def test_a_cache_changes_nothing(kind: str, method: str) -> None:
+    model, inputs = sharp(kind), batch("left", length=8)
+    with replace_attention(model, WITH_A_CACHE[method]):
+        whole = generated(model, inputs, use_cache=False)
+        cached = generated(model, inputs, use_cache=True)
+    torch.testing.assert_close(cached, whole, atol=1e-3, rtol=1e-3)
+    if method == "exact":
+        torch.testing.assert_close(whole, generated(model, inputs), atol=1e-3, rtol=1e-3)

@@ -1,16 +1,30 @@
-"""The headline tells SYNTHETIC records' end metric and counts, with random weights beside them."""
+"""Headlines and counts of SYNTHETIC records, and records that no measurement writes are refused."""
 
+import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
 
+import numpy as np
 import pytest
 from probed import LENGTH, VOCABULARY, model, tokenizer, words
+from scipy.stats import t as student
 from synthetic import AWARE, OBLIVIOUS, match, probed, with_attention, with_cells
 
+from tests.refusals import assert_refused
+from tests.report.pages import exploration
+from tests.report.synthetic import cache_record
 from value_aware_attention import probe
 from value_aware_attention.approximations import OptimalValueOblivious
+from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.headline import by_layer, headline, shown_size, with_ratio
-from value_aware_attention.records.record import Baseline
+from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
+from value_aware_attention.records.record import Baseline, Cell, Record
 from value_aware_attention.records.terminal import tables
+from value_aware_study.evaluation.exploration import Exploration
 
 
 def with_counts(record, *counts):
@@ -210,3 +224,162 @@ def test_a_ratio_of_perplexities_has_its_paired_interval():
     high = replace(cell, value=0.9, low=0.8, high=1.0)
     cosine = with_ratio(replace(record, metric="cosine"), high)
     assert cosine == "0.9000 (0.8000 to 1.0000)"
+
+
+SIZES = (1, 2, 4, 8, 16, 65)
+
+
+def cell(method, r, losses, **parameters):
+    counts = (10.0,) * len(losses)
+    return Cell(
+        approximation=method, parameters={"r": r, **parameters}, value=1.0, low=None, high=None,
+        count=1, difference=0.0, difference_low=None, difference_high=None,
+        unit_totals=tuple(losses), unit_counts=counts,
+    )  # fmt: skip
+
+
+def record(by_weight, aware, metric="perplexity", units=1, method=OBLIVIOUS, **parameters):
+    """Holds total losses by weight at `SIZES`, and value-aware ones at some, of equal units."""
+    losses = zip(SIZES, by_weight, strict=False)
+    cells = [cell(method, r, [loss] * units, **parameters) for r, loss in losses]
+    cells += [cell(AWARE, r, [loss] * units) for r, loss in aware.items()]
+    return replace(probed(), metric=metric, cells=(probed().cells[0], *cells))
+
+
+LOSSES = (6.0, 5.0, 4.0, 3.0, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "keys"),
+    [(5.0, 2.0), (4.5, math.sqrt(8)), (3.25, 2**2.75), (1.5, math.sqrt(16 * 65)), (1.0, 65.0)],
+)
+def test_losses_are_linear_in_the_logarithm_between_measured_sizes(loss, keys):
+    match = end_matches(record(LOSSES, {1: loss}), 1)
+    assert match.value == pytest.approx(keys) and match.low is match.high is None
+    assert str(match) == f"{keys:.1f}"
+    cosine = record([-x for x in LOSSES], {1: -loss}, metric="cosine")
+    assert end_matches(cosine, 1).value == pytest.approx(keys)
+
+
+def test_the_first_number_that_loses_as_little_counts_from_r_to_the_largest_size():
+    assert end_matches(record((6, 3, 4, 2, 1, 0), {1: 3.5}), 1).value == pytest.approx(2 ** (5 / 6))
+    assert end_matches(record(LOSSES, {4: 5.5}), 4).value == pytest.approx(4)
+    beyond = end_matches(record(LOSSES, {4: 0.5}, units=3), 4)
+    assert beyond == EndMatch(value=None, low=pytest.approx(65), high=None, most=65)
+    assert str(beyond) == "more than 65"
+
+
+def test_fewer_slots_may_match_and_what_was_not_measured_has_no_count():
+    slots = record(LOSSES, {4: 5.0}, method=SLOT, mass="mean_key")
+    assert end_matches(slots, 4, by=SLOT).value == pytest.approx(2)
+    assert end_matches(slots, 4) is None
+    assert end_matches(record(LOSSES, {4: 5.0}), 2) is None
+    assert end_matches(record(LOSSES, {4: 5.0}, mass="exact"), 4) is None
+    assert end_matches(record(LOSSES, {4: 5.0}, layers="early"), 4) is None
+    assert end_matches(record(LOSSES[:1], {1: 5.0}), 1) is None
+
+
+def crossing(by_weight, target):
+    """Reads a number of keys off, one segment after the other."""
+    points = [*zip(map(math.log, SIZES), by_weight, strict=True)]
+    if points[0][1] <= target:
+        return points[0][0]
+    for (left, above), (right, below) in pairwise(points):
+        if below <= target:
+            return left + (right - left) * (above - target) / (above - below)
+    return math.inf
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_interval_is_the_jackknife_of_the_logarithm(seed):
+    random = np.random.default_rng(seed)
+    units, r = 5, int(random.choice([1, 4]))
+    by_weight = np.array(LOSSES)[:, None] + 0.3 * random.normal(size=(6, units))
+    aware = random.uniform(0.8, 3.5) + 0.3 * random.normal(size=units)
+    cells = [cell(OBLIVIOUS, size, row) for size, row in zip(SIZES, by_weight, strict=True)]
+    measured = replace(probed(), cells=(probed().cells[0], *cells, cell(AWARE, r, aware)))
+    match = end_matches(measured, r)
+
+    def cut(log):
+        return min(max(log, math.log(r)), math.log(65))
+
+    whole = crossing(by_weight.mean(axis=1), aware.mean())
+    without = [
+        crossing(np.delete(by_weight, unit, axis=1).mean(axis=1), np.delete(aware, unit).mean())
+        for unit in range(units)
+    ]
+    middle = fmean(map(cut, without))
+    error = math.sqrt((units - 1) / units * sum((cut(log) - middle) ** 2 for log in without))
+    margin = student.ppf(0.975, units - 1) * error
+    low, high = cut(cut(whole) - margin), whole + margin
+    if max(high, *without) > math.log(65):
+        high = None
+    assert match.value == (pytest.approx(math.exp(whole)) if whole < math.inf else None)
+    assert match.low == pytest.approx(math.exp(low))
+    assert match.high == (None if high is None else pytest.approx(math.exp(max(high, math.log(r)))))
+    assert ("not determined" in str(match)) == (high is None and whole < math.inf)
+
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+def edited(text: str, edit: Edit) -> str:
+    content = json.loads(text)
+    edit(content)
+    return json.dumps(content).replace("Infinity", "1e999")
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda it: it.update(task="nope"), "task is 'nope'; it must be one of causal, masked"),
+        (lambda it: it.update(metric="nats"), "metric is 'nats'; it must be one of perplexity"),
+        (lambda it: it.update(head_dim=0), "head_dim is 0; it must be at least 1"),
+        (lambda it: it.update(length=-5), "length is -5; it must be at least 1"),
+        (lambda it: it.update(cells=[]), "its cells do not begin with exact attention"),
+        (lambda it: it["cells"].pop(0), "its cells do not begin with exact attention"),
+        (lambda it: it.update(cells={}), r"cells is \{\}; it must be a list"),
+        (lambda it: it["cells"][2].update(value=-5), r"cells\.2 has a perplexity of -5"),
+        (
+            lambda it: it["cells"][2].update(value=math.inf),
+            r"is damaged .cells\.2\.value is inf, w",
+        ),
+        (lambda it: it["cells"][2].update(low=0), r"cells\.2 has a perplexity of 0"),
+        (lambda it: it["cells"][1]["unit_totals"].pop(), r"cells\.1 has other units than exact"),
+        (lambda it: it.update(version="1"), "schema version '1'; this program reads version 1"),
+    ],
+)
+def test_a_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
+    assert_refused(
+        rf"^r\.json.*{line}", Record.from_json, edited(probed().to_json(), edit), "r.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda it: it.update(cells=[]), "its first cell is not of the full cache"),
+        (lambda it: it["cells"].pop(0), "its first cell is not of the full cache"),
+        (lambda it: it["cells"][0].update(kl=[]), r"cells have \[0, 2\] prompts"),
+        (lambda it: it["cells"][1]["kl"].pop(), r"cells have \[1, 2\] prompts"),
+        (lambda it: it.update(version="4"), "schema version '4'; this program reads version 1"),
+    ],
+)
+def test_a_cache_record_that_no_measurement_writes_is_refused(edit: Edit, line: str) -> None:
+    text = cache_record().to_json()
+    assert CacheRecord.from_json(text) == cache_record()
+    assert_refused(rf"^r\.json.*{line}", CacheRecord.from_json, edited(text, edit), "r.json")
+
+
+@pytest.mark.parametrize(
+    ("edit", "line"),
+    [
+        (lambda it: it.update(models=[]), "it has no sizes, no methods or no models"),
+        (lambda it: it.update(sizes=[]), "it has no sizes, no methods or no models"),
+        (lambda it: it["models"][0].update(heads=[]), "tiny has no tokens or no heads"),
+        (lambda it: it["models"][0].update(tokens=[]), "tiny has no tokens or no heads"),
+        (lambda it: it["models"][0]["heads"][1]["queries"].pop(), "tiny has not a query for ever"),
+    ],
+)
+def test_an_exploration_without_a_part_that_is_shown_is_refused(edit: Edit, line: str) -> None:
+    assert_refused(line, Exploration.from_json, edited(exploration().to_json(), edit))

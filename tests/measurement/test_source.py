@@ -1,5 +1,6 @@
-"""The source hash of a number covers every module that is imported to compute it."""
+"""The source hash of a number covers all modules that compute it; progress is lines or a bar."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.refusals import assert_refused
 from value_aware_attention.approximations import Exact, OptimalValueAware
+from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.store import import_closure, source_hash
 
 
@@ -68,3 +70,27 @@ def test_the_hash_changes_with_what_is_imported_and_with_nothing_else(
 def test_a_module_without_source_is_refused() -> None:
     line = "the module is 'nothing_here'; it must have a file"
     assert_refused(line, import_closure, "nothing_here")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(file: io.StringIO, steps: int, total: float) -> str:
+    with Progress(total=total, file=file, leave=False) as progress:
+        for step in range(steps):
+            progress.set_postfix_str(f"part {step}")
+            progress.update(total / steps)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("steps", "lines"), [(100, 10), (10, 10), (3, 3), (1, 1)])
+def test_a_file_has_a_line_for_each_tenth(steps: int, lines: int) -> None:
+    written = shown(io.StringIO(), steps, total=7.0).splitlines()
+    assert len(written) == lines and "\r" not in "".join(written)
+    assert written[-1] == f"100% measured, 00:00 left; part {steps - 1}"
+
+
+def test_a_terminal_has_a_bar() -> None:
+    assert "\r" in shown(Terminal(), 3, total=3) and "measured" not in shown(Terminal(), 3, total=3)

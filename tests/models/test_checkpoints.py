@@ -93,9 +93,24 @@ def test_a_checkpoint_without_a_weight_is_refused_by_its_name(
         ({"intermediate_size": 48}, "mlp.down_proj.weight ([16, 32], not [16, 48])"),
         ({"num_key_value_heads": 1}, "self_attn.k_proj.weight ([16, 16], not [8, 16])"),
         ({"attention_bias": True}, "lacks weights of its config: model.layers.0.self_attn.k_proj"),
+        # what transformers does not load is said in its words
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "4-bit quantization requires",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "requires optimum"),
+        ({"dtype": "float8_e4m3fn"}, "Float8"),
+        ({"num_attention_heads": 3}, "(16) is not a multiple of the number of attention heads (3)"),
+        ({"max_position_embeddings": "64"}, "expected int, got str (value: '64')"),
+        ({"model_type": "nope"}, "`nope`"),
+        ({"model_type": ...}, "`model_type`"),
+        (
+            {"model_type": "nope", "auto_map": {"AutoConfig": "code.Config"}},
+            "needs code of its own, which is not run",
+        ),
     ],
 )
-def test_a_config_that_is_not_of_the_weights_is_refused(
+def test_a_config_that_is_not_of_the_weights_or_not_loaded_is_refused(
     llama: Path, options: dict, named: str
 ) -> None:
     configure(llama, **options)
@@ -181,32 +196,6 @@ def test_a_config_without_the_class_that_was_saved_is_refused(llama: Path, named
     line = refused(llama)
     assert f"architectures is {json.dumps(None if named is ... else named)}" in line
     assert "such as LlamaForCausalLM or LlamaModel" in line
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (
-            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
-            "4-bit quantization requires",
-        ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "requires optimum"),
-        ({"dtype": "float8_e4m3fn"}, "Float8"),
-        ({"num_attention_heads": 3}, "(16) is not a multiple of the number of attention heads (3)"),
-        ({"max_position_embeddings": "64"}, "expected int, got str (value: '64')"),
-        ({"model_type": "nope"}, "`nope`"),
-        ({"model_type": ...}, "`model_type`"),
-        (
-            {"model_type": "nope", "auto_map": {"AutoConfig": "code.Config"}},
-            "needs code of its own, which is not run",
-        ),
-    ],
-)
-def test_what_transformers_does_not_load_is_said_in_its_words(
-    llama: Path, options: dict, named: str
-) -> None:
-    configure(llama, **options)
-    assert named in refused(llama)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import evaluated
 import numpy as np
-from surveyed import (
-    cell,
+from synthetic import (
+    ends,
+    gap_cell,
+    probed,
+    survey_cell,
     survey_record,
+    trained_again,
+    with_attention,
+    with_cells,
 )
-from synthetic import ends, gap_cell, probed, trained_again, with_attention, with_cells
 
 from tests.report.pages import exploration
 from value_aware_attention.records.record import Baseline, SkewnessGap
@@ -62,7 +67,7 @@ def with_baselines(record):
 
 def variants():
     """Yields a model trained with a method of the survey, and one trained with mixing."""
-    exact = replace(survey_record("masked"), cells=(cell("exact", {}, None, 0.0, 90.0),))
+    exact = replace(survey_record("masked"), cells=(survey_cell("exact", {}, None, 0.0, 90.0),))
     windows = {"trained_with": "SlidingWindow", "arguments": {"r": 16, "engine": None}}
     yield replace(exact, model="masked_elu_sliding_window", **windows)
     yield replace(exact, model="masked_elu_fourier_mixing", trained_with="FourierMixing")

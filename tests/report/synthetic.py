@@ -1,8 +1,9 @@
-"""SYNTHETIC records: invented by the formulas of the tests, measured on nothing."""
+"""SYNTHETIC records, invented by the formulas of the tests, and a look into the charts of them."""
 
 from dataclasses import replace
 from functools import partial
 
+from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRecord, Estimate
 from value_aware_attention.records.record import (
     Attention,
     Cell,
@@ -13,12 +14,15 @@ from value_aware_attention.records.record import (
     KeysNeeded,
     MatchingKeys,
     OutputError,
+    Panel,
+    Picture,
     Record,
     RunOn,
     Skewness,
     SkewnessGap,
     TextRead,
 )
+from value_aware_study.report.frame import Results
 
 OBLIVIOUS, AWARE = "optimal_v_oblivious", "optimal_v_aware"
 RUN_ON = RunOn(hardware="no hardware, synthetic", threads=1, versions={"torch": "0.0"})
@@ -216,3 +220,89 @@ def _probed_attention(kernel, post_hoc, layers, heads, sizes, known):
         keys_needed=tuple(needed), errors=tuple(errors),
     )  # fmt: skip
     return attention(kernel, measured, post_hoc=post_hoc, skew=())
+
+
+def rows(*charts):
+    return [
+        row for chart in charts for data in chart.to_dict()["datasets"].values() for row in data
+    ]
+
+
+def parts(spec):
+    """Yields every nested mapping of a Vega-Lite specification."""
+    if isinstance(spec, dict):
+        yield spec
+        spec = list(spec.values())
+    if isinstance(spec, list):
+        for item in spec:
+            yield from parts(item)
+
+
+SURVEY_TEXT = TextRead(description="synthetic", targets=50, units=40, recorded_units=8)
+
+
+def survey_cell(approximation, parameters, budget, layer_error, value):
+    return Cell(
+        approximation=approximation,
+        parameters=parameters,
+        error=error(
+            2 * layer_error, 1.5 * layer_error, 3 * layer_error, (layer_error, 3 * layer_error)
+        ),
+        budget=budget,
+        cost=None if budget is None else budget * 1.02,
+        **ends(value, 100.0, value * 0.98, value * 1.02),
+    )
+
+
+def survey_record(task="causal", **more):
+    cells = [survey_cell("exact", {}, None, 0.0, 100.0)]
+    for budget in (16, 64):
+        cells += [
+            survey_cell("optimal_v_oblivious", {"r": budget}, budget, 0.2, 110.0),
+            survey_cell(
+                "optimal_v_aware", {"r": budget}, budget, 0.02 if budget < 64 else 0.0, 101.0
+            ),
+            survey_cell("strided", {"stride": budget // 2}, budget, 0.1, 105.0),
+            survey_cell("sliding_window", {"r": budget}, budget, 0.3, 120.0),
+            survey_cell("sampled_keys", {"r": budget, "seed": 0}, budget, 0.05, 104.0),
+            *(
+                survey_cell("random_keys", {"r": budget, "seed": s}, budget, 0.4, 130.0 + s)
+                for s in (0, 2)
+            ),
+        ]
+    weights = ((1.0, 0.0), (0.5, -0.25))
+    panels = (
+        Panel(approximation="exact", parameters={}, cost=None, weights=weights),
+        Panel(approximation="nystrom", parameters={}, cost=2.5, weights=weights),
+    )
+    picture = Picture(tokens=("def", "f"), panels=panels)
+    measured = {"text": SURVEY_TEXT, "unit": "window", "picture": picture}
+    return record(f"{task}_elu", task, "elu", 256, cells, **measured | more)
+
+
+def survey_results(task="causal", **more):
+    return Results.of([survey_record(task, **more)])
+
+
+def cache_cell(method, observed, level, rows=8, pool=""):
+    """Builds the cell of one cache method on two texts; with a pool one head keeps most keys."""
+    error = Estimate(value=level, low=level / 2, high=level * 2)
+    return CacheCell(
+        cache=method, keep=0.25, kl=(level, level), observed=observed, rows=rows, r=8, pool=pool,
+        error=error, by_layer=(level,), errors=(level, level), keys=((3.0, 13.0),) if pool else (),
+    )  # fmt: skip
+
+
+def cache_record():
+    """Builds a record of three cache methods, two of which observe queries, and an oracle."""
+    cells = (
+        CacheCell(cache=FULL, keep=1.0, kl=(1e-12, 1e-12)),
+        cache_cell("recent", "nothing", 0.4, 0), cache_cell("snapkv", "last", 0.2),
+        cache_cell("value_aware", "last", 0.1), cache_cell("leave_one_out", "causal", 0.15),
+        cache_cell("value_aware", "hindsight", 0.05), cache_cell("value_aware", "repeat", 0.08),
+        cache_cell("value_aware", "repeat", 0.04, pool="model"),
+    )  # fmt: skip
+    return CacheRecord(
+        model="tiny", task="text", text="", description="words", prefix=32, length=48, cells=cells,
+        run_on=RUN_ON,
+    )  # fmt: skip

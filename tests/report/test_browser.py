@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surveyed import survey_record
-from synthetic import probed, trained_again
+from synthetic import probed, survey_record, trained_again
 
 from tests.report.pages import SLY, exploration, small_page
 from value_aware_study.report.contents import report_page

@@ -177,12 +177,6 @@ def test_the_papers_share_of_keys_is_asked_of_sequences_of_another_length(length
     assert [finding.what for finding in claim.findings] == whats
 
 
-@pytest.mark.parametrize(("short", "expected"), [(0.1, HOLDS), (-0.1, OPPOSED)])
-def test_the_masked_models_are_held_to_the_first_claim_too(short, expected):
-    records = [one_key(0.1, masked, "long", 0.01), one_key(short, masked, "short", 0.01)]
-    assert verdict(records, "One value") == expected
-
-
 @pytest.mark.parametrize(("error", "expected"), [(1e-6, HOLDS), (1e-3, OPPOSED)])
 def test_head_size_and_one_is_exact_to_rounding_only(error, expected):
     exact = replace(cell(BY_OUTPUT, 3.0, r=65), error=with_largest(error))

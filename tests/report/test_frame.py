@@ -1,20 +1,24 @@
-"""Frames of SYNTHETIC records: settings over seeds and trainings, errors in the layers."""
+"""Frames of SYNTHETIC records: settings over seeds and trainings, errors, and pages of them."""
 
+import inspect
 import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
 from golden import with_units
-from synthetic import TEXT, curve, output_error, probed, trained_again
+from synthetic import TEXT, UNKNOWN, curve, output_error, probed, trained_again, with_cells
 from synthetic import match as match_of
 
 from tests.refusals import assert_refused
-from value_aware_study.report import captions
+from value_aware_study.report import captions, contents
 from value_aware_study.report.claim import Effect, over_trainings
+from value_aware_study.report.contents import report_page
+from value_aware_study.report.exhibit import Page
 from value_aware_study.report.exhibits import figures, layers, tables
 from value_aware_study.report.frame import (
     Results,
@@ -22,7 +26,8 @@ from value_aware_study.report.frame import (
     of_kernels,
     of_models,
 )
-from value_aware_study.report.records import read_folder
+from value_aware_study.report.page import write_page
+from value_aware_study.report.records import links_of, read_folder
 from value_aware_study.report.words import of_trainings
 
 
@@ -283,3 +288,60 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
     data = [exhibit.table.data for exhibit in tables.table_4(trainings)]
     rows = [table.set_index("hyperparameter").loc["seed"] for table in data]
     assert (rows[0]["ours, short"], rows[1]["ours, elu"]) == ("0, 1, 2", "0, 1, 2")
+
+
+def test_a_page_without_most_models_names_what_is_not_there(records):
+    lonely = with_cells(records[0], lambda cell: replace(cell, **UNKNOWN))
+    page = report_page(Results.of([lonely]))
+    leads = {section.title: section.lead for section in page.sections}
+    assert list(leads) == ["Answer", "The paper", "Everything"]
+    assert leads["The paper"].endswith("Not measured yet: Table 1, Figure 1, Figure 3.")
+    assert "Not measured yet: the token explorer" in leads["Answer"]
+    assert not {"table_1", "figure_1"} & {exhibit.name for exhibit in page.exhibits()}
+    assert [part.name for part in page.sections[-1].within] == ["every_r", "how"]
+
+
+def test_code_and_manual_are_linked_where_the_citation_has_them(tmp_path):
+    file = tmp_path / "CITATION.cff"
+    assert links_of(file) == {}
+    file.write_text("title: t\nrepository-code: https://code\ndoi: 10.1/x\n")
+    assert links_of(file) == {"Code": "https://code", "DOI": "https://doi.org/10.1/x"}
+
+
+def test_no_records_are_refused_in_one_line():
+    assert_refused("no evaluation records", report_page, Results.of([]))
+
+
+@pytest.mark.parametrize(
+    ("scale", "is_said"), [("smoke", True), ("laptop", True), ("hours", False)]
+)
+def test_a_page_of_short_trainings_says_first_what_they_are_for(records, scale, is_said):
+    short = next(record for record in records if record.model == "masked_short")
+    page = report_page(Results.of([replace(short, scale=scale)]))
+    assert page.lead.startswith("Keys are chosen") is not is_said
+
+
+def test_verdicts_of_published_runs_stand_beside_but_for_other_toys(records):
+    scales = {scale: {} for scale in (records[0].scale, "laptop", "hours")}
+    page = report_page(Results.of(records[:1], verdicts=scales))
+    claims = next(exhibit for exhibit in page.exhibits() if exhibit.name == "claims")
+    columns = [name for name in claims.table.display if name.startswith("verdict,")]
+    assert columns == ["verdict, published", "verdict, hours"]
+
+
+PAGE = Path(__file__).parents[2] / "docs/add-a-figure.md"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_figure_is_two_places(records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, line = re.findall(r"```\w+\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names = dict(vars(layers))
+    exec(function, names)
+    monkeypatch.setattr(layers, "keys_by_layer", names["keys_by_layer"], raising=False)
+    names = dict(vars(contents))
+    exec(inspect.getsource(contents._every_r).replace("    ]\n", f"{line}    ]\n"), names)
+    few = with_cells(records[0], lambda cell: None if cell.parameters else cell)
+    section = names["_every_r"](Results.of([few]))
+    page = write_page(Page("Every r", "", [section]), tmp_path)
+    assert 'id="keys_by_layer"' in page.read_text()
+    assert {file.suffix for file in tmp_path.glob("keys_by_layer.*")} == {".csv", ".md", ".png"}

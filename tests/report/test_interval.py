@@ -100,29 +100,12 @@ def coverage(
     return held.mean(axis=1), np.median(halves / halves[0], axis=1)
 
 
-@pytest.fixture(scope="module")
-def shares() -> Array:
-    """Returns coverages (regimes, rules) of every design, with normal noise and heavy tails."""
-    return np.array(
-        [
-            coverage(*design, regime, noise)[0]
-            for design, regime, noise in product(DESIGNS, REGIMES, HELD)
-        ]
-    )
-
-
 @pytest.mark.slow
-def test_the_rule_holds_95_of_100_effects_in_every_regime(shares: Array) -> None:
-    assert shares[:, 1].min() > 0.95 - WITHIN
-
-
-@pytest.mark.slow
-def test_no_other_rule_is_narrower_and_holds_as_many(shares: Array) -> None:
-    """The pooled error holds more than it should; Satterthwaite's degrees of freedom too few."""
-    assert np.all(shares[:, 0] >= shares[:, 1])
-    assert shares[:, 2].min() < 0.95 - WITHIN
-    _, width = coverage(3, 96, "all three", "normal", 500)
-    assert width[2] < width[1] < width[0] == 1
+@pytest.mark.parametrize(("trainings", "units"), DESIGNS)
+def test_the_rule_holds_95_of_100_effects_in_every_regime(trainings: int, units: int) -> None:
+    for regime, noise in product(REGIMES, HELD):
+        (_, held, _), _ = coverage(trainings, units, regime, noise)
+        assert held > 0.95 - WITHIN, (regime, noise)
 
 
 @pytest.mark.parametrize(("trainings", "units"), DESIGNS)
@@ -136,17 +119,6 @@ def test_a_finding_has_the_interval_of_the_rule(trainings: int, units: int) -> N
     assert (finding.high - finding.low) / 2 == pytest.approx(half)
     error = effects[0].mean(axis=0).std(ddof=1) / np.sqrt(units)
     assert margin(error, units, finding.spread, trainings) == pytest.approx(half)
-
-
-@pytest.mark.slow
-def test_under_other_noise_no_rule_holds_more_but_the_one_that_is_never_narrower() -> None:
-    for noise in set(NOISE) - set(HELD):
-        cells = [
-            coverage(*cell, noise)[0]
-            for cell in ((3, 24, "text alone"), (1, 96, "trainings alone"))
-        ]
-        first, ours, satterthwaite = np.min(cells, axis=0)
-        assert 0.95 - WITHIN > ours == first >= satterthwaite
 
 
 def main() -> None:

@@ -5,18 +5,25 @@ import os
 import re
 import zlib
 from base64 import b64decode
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from synthetic import probed
 
 from tests.refusals import assert_refused
 from tests.report.pages import SLY, small_page
+from value_aware_attention.records.record import Record
 from value_aware_study.report import page as page_module
+from value_aware_study.report.contents import report_page
 from value_aware_study.report.exhibit import Page
+from value_aware_study.report.frame import Results
 from value_aware_study.report.page import PAPER_ADDRESS, write_page
+from value_aware_study.safe_text import escaped
+from value_aware_study.training.model_card import model_card
 
 FILES = {
     "index.html",
@@ -77,7 +84,7 @@ def test_the_same_page_gives_the_same_bytes(report: Path, tmp_path: Path) -> Non
     assert set(contents(report)) == FILES
 
 
-def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
+def test_the_page_is_whole_loads_nothing_and_has_every_anchor_once(elements: Elements) -> None:
     assert not elements.open
     previewed = "How much is lost? 4 keys do as well as 75."
     assert ("meta", {"name": "description", "content": previewed}) in elements.found
@@ -86,9 +93,6 @@ def test_the_page_is_whole_and_loads_nothing(elements: Elements) -> None:
         assert (attributes.get("href") or "#").startswith(("#", PAPER_ADDRESS))
     styles = (Path(page_module.__file__).parent / name for name in ("page.css", "explorer.css"))
     assert not any(re.search(r"url\(|@import", file.read_text()) for file in styles)
-
-
-def test_every_anchor_is_there_once(elements: Elements) -> None:
     names = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     links = {attributes["href"] for tag, attributes in elements.found if tag == "a"}
     assert len(names) == len(set(names))
@@ -213,3 +217,50 @@ def test_a_page_too_large_is_refused_in_one_line(
     monkeypatch.setattr(page_module, "MOST_BYTES", 1000)
     assert_refused("bytes; at most 1,000 are allowed", write_page, page, tmp_path)
     assert not contents(tmp_path)
+
+
+TAG = "<img src=x> | `code` \\| [a](b)\n\n# head"
+SAFE = r"&lt;img src=x&gt; \| \`code\` \\\| \[a\](b)  # head"
+
+
+def test_what_would_be_markup_is_escaped_and_lines_are_one() -> None:
+    assert escaped(TAG) == SAFE
+    assert escaped("causal_elu, 4 keys (−0.3) α‖v‖ 5 %") == "causal_elu, 4 keys (−0.3) α‖v‖ 5 %"
+    assert escaped("a & b &lt;") == "a &amp; b &amp;lt;"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_names_and_descriptions_of_a_report(
+    records: list[Record], training: dict, tokens: dict, tmp_path: Path
+) -> None:
+    """All rows of a table have as many cells, and no markup of the data is left."""
+    few = [content for content in records if content.model in ("causal_elu", "masked_short")]
+    sly = [
+        replace(content, model=content.model + TAG, text=replace(content.text, description=TAG))
+        for content in few
+    ]
+    metrics = {name + TAG: content | {"model": name + TAG} for name, content in training.items()}
+    sources = {f"{TAG} {name}": counts for name, counts in tokens["sources"].items()}
+    probe = replace(probed(), model=TAG)
+    results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[probe])
+    write_page(report_page(results), tmp_path)
+    assert SAFE in (tmp_path / "hero.md").read_text()
+    for file in tmp_path.glob("*.md"):
+        text = file.read_text()
+        assert "<img" not in text and "\n# head" not in text and "[a](" not in text, file.name
+        rows = [line.replace(r"\\", "").replace(r"\|", "") for line in text.splitlines()]
+        assert len({row.count("|") for row in rows if row.startswith("|")}) <= 1, file.name
+
+
+def test_a_model_card() -> None:
+    metrics = {
+        "model": TAG, "parameters": 1, "steps": 1, "tokens": 1, "loss": 1.0, "perplexity": 2.0,
+        "curve": [{"step": 1, "loss": 1.0, "perplexity": 2.0}],
+        "hyperparameters": {"optimizer": "Muon", "attention": TAG, "data": TAG},
+    }  # fmt: skip
+    body = model_card(metrics, data=TAG, scale=TAG, kernel=TAG).split("---\n", 2)[2]
+    text, _, rest = body.partition("```python")
+    code, _, tables = rest.partition("```\n")
+    assert "<img" in code and "\n# head" not in code  # Python's string, on one line
+    for prose in (text, tables):
+        assert SAFE in prose and "<img" not in prose and "\n# head" not in prose

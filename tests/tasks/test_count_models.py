@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from tests.refusals import assert_refused
 from value_aware_attention import kernels
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task
@@ -247,5 +248,5 @@ def test_a_gap_is_scored_by_the_text_that_its_candidates_complete(rows, order, d
     ],
 )
 def test_bad_arguments_are_refused(arguments, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        KneserNey(np.zeros((1, 4), dtype=np.int64), vocabulary_size=SIZE, **arguments)
+    rows = np.zeros((1, 4), dtype=np.int64)
+    assert_refused(message, KneserNey, rows, vocabulary_size=SIZE, **arguments)

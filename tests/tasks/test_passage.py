@@ -148,17 +148,6 @@ def check(choice: Kept, size: int, value: Tensor, output: Tensor) -> None:
     assert choice.error == pytest.approx(float(error), rel=0.05, abs=0.05)  # rounded weights
 
 
-def test_the_optimum_leaves_the_least_error_and_none_from_d_plus_1_on(
-    generator: torch.Generator,
-) -> None:
-    model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, (1, 5))
-    for head in model.heads:
-        for explored in head.queries:
-            (optimal, *others), (whole, *_) = explored.kept
-            assert optimal.error == min(choice.error for choice in (optimal, *others))
-            assert whole.error < 1e-9
-
-
 def test_heads_are_those_asked_for(generator: torch.Generator) -> None:
     calls = [call(generator, True) for _ in range(2)]
     model = explored_model("tiny", calls, TOKENS, METHODS, SIZES, heads={(0, 2), (1, 1)})

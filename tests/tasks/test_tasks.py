@@ -234,16 +234,15 @@ def test_what_a_solver_keeps_is_checked_on_the_recorded_queries(causal: Task) ->
     assert cell_error(lambda layer: SlidingWindow(2), layers).largest_support is None
 
 
-def test_recorded_windows_are_spread_over_the_evaluated_ones(tmp_path: Path) -> None:
-    task = small_causal(tmp_path, 90, 20, 12)
-    task.recorded_units = 3
-    rows = task.texts[0].inputs
+def test_recorded_windows_are_spread_over_the_evaluated_ones(causal: Task) -> None:
+    causal.recorded_units = 3
+    rows = causal.texts[0].inputs
     full = [number for number, row in enumerate(rows) if len(row) == 20]
-    recorded = task.recorded_rows()
+    recorded = causal.recorded_rows()
     assert recorded == [full[i] for i in evenly_spaced(len(full), 3)] and len(full) < len(rows)
     assert recorded[-1] > full[len(full) // 2]
-    assert len(task.layer_calls()[0].query) == 3
-    assert task.first_tokens(4) == rows[recorded[0]][:4].tolist()
+    assert len(causal.layer_calls()[0].query) == 3
+    assert causal.first_tokens(4) == rows[recorded[0]][:4].tolist()
 
 
 def test_a_batch_in_which_nothing_is_scored_is_read_all_the_same(tmp_path: Path) -> None:

@@ -1,23 +1,27 @@
-"""Of a training's processes the first one writes, and a failure ends with one line."""
+"""Of several processes the first writes, failures are one line, and cards state every number."""
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines import train_causal
 from tests.apps import refusal, run_app
 from tests.test_distributed import LENGTH, write_masked
 from tests.training.processes import ROOT, exit_code, start, write_tokens
-from tests.training.test_micro_batches import free_port
+from tests.training.test_fit import free_port
 from value_aware_attention.files import write_checksums
+from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import CausalTraining
 
 
@@ -122,3 +126,98 @@ def test_a_folder_of_the_users_is_refused_before_the_training(tmp_path: Path) ->
     write_checksums(tokens / "causal")
     assert re.search("cannot be written from .*tokens/causal: one of", refusal(command, tmp_path))
     assert (texts / "thesis.docx").exists() and (tokens / "causal/train.npy").exists()
+
+
+PAGE = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
+TRAINING = ("-m", "pipelines.train_causal", "scale=smoke", "logger=none",
+            "trainer.accelerator=cpu", "optimizer@causal.optimizer=nadam")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("conf", "docs", "pipelines", "src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "params.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    ((name, text),) = re.findall(r"\(`([\w/.]+)`\):\n\n```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env={"PYTHONPATH": "src:."}, capture_output=True, text=True
+    )
+
+
+@pytest.mark.slow
+def test_it_trains_and_its_record_and_card_have_its_arguments(project: Path) -> None:
+    write_tokens(project)
+    done = run(project, *TRAINING, "causal.optimizer.momentum_decay=0.01")
+    assert done.returncode == 0, done.stderr
+    (file,) = project.glob("outputs/smoke/metrics/train/*.json")
+    settings = json.loads(file.read_text())["hyperparameters"]
+    assert settings["optimizer"] == "NAdam" and settings["momentum_decay"] == 0.01
+    assert settings["beta_2"] == 0.98 and settings["momentum"] is None
+
+
+def test_a_value_that_is_no_number_is_refused_at_once(project: Path) -> None:
+    done = run(project, *TRAINING, "causal.optimizer.momentum_decay=inf")
+    assert done.returncode == 1
+    _, line = done.stderr.splitlines()  # the first says that there is no git to compare with
+    assert "causal.optimizer.momentum_decay is inf; it must be at least 0" in line
+
+
+CAUSAL = {
+    "model": "causal_elu",
+    "parameters": 1317632,
+    "steps": 380,
+    "tokens": 389120,
+    "loss": 5.356531302134196,
+    "perplexity": 211.98834614230697,
+    "curve": [
+        {"step": 100, "loss": 6.372697750727336, "perplexity": 585.6355985817588},
+        {"step": 380, "loss": 5.356531302134196, "perplexity": 211.98834614230697},
+    ],
+    "hyperparameters": {"optimizer": "AdamW", "learning_rate": 5e-06, "warmup_proportion": None},
+}
+MASKED = {
+    key: value for key, value in CAUSAL.items() if key not in ("perplexity", "curve", "model")
+} | {
+    "model": "masked_long",
+    "error_percent": 85.15406162464986,
+    "curve": [{"step": 380, "loss": 5.356531302134196, "error_percent": 85.15406162464986}],
+}
+ABOUT = {"data": "docstrings of numpy", "scale": "laptop", "kernel": "elu"}
+
+
+@pytest.mark.parametrize("metrics", [CAUSAL, MASKED], ids=["causal", "masked"])
+def test_every_number_of_the_metrics_is_stated(metrics: dict[str, Any]) -> None:
+    text = ModelCard(model_card(metrics, **ABOUT)).text.replace(",", "")
+    stated, expected = (
+        [float(word) for word in re.findall(r"\d[\d.]*(?:e-?\d+)?(?=[\s|),}\]])", source)]
+        for source in (text, json.dumps(metrics))
+    )
+    for number in expected:
+        assert any(number == pytest.approx(written, rel=1e-5) for written in stated), number
+    for words in ("docstrings of numpy", "Scale: laptop", "elu", "exact attention", "AdamW"):
+        assert words in text
+
+
+def test_the_metadata_are_the_hubs() -> None:
+    data = ModelCard(model_card(MASKED, **ABOUT)).data
+    assert data.pipeline_tag == "fill-mask" and data.library_name == "transformers"
+    assert data.model_name == "masked_long" and "elu" in data.tags
+    results = {result.metric_type: result.metric_value for result in data.eval_results}
+    assert results == {name: MASKED[name] for name in ("loss", "error_percent")}
+    assert all("docstrings of numpy" in result.dataset_name for result in data.eval_results)
+    assert ModelCard(model_card(CAUSAL, **ABOUT)).data.pipeline_tag == "text-generation"
+
+
+def test_an_attention_of_its_own_is_named_and_loaded_with_it() -> None:
+    attention = {"hyperparameters": MASKED["hyperparameters"] | {"attention": "LSH(r=4)"}}
+    card = model_card(MASKED | attention, **ABOUT)
+    assert "trained with LSH(r=4)" in card and "exact attention" not in card
+    assert 'load_masked("masked_long")' in card

@@ -1,14 +1,20 @@
-"""Figures 4 and 5 draw every number once; a method has one mark in all figures."""
+"""The paper's tables and figures, every method at every r, and all of them at equal budgets."""
 
+import json
+import math
 import re
+from dataclasses import replace
 
 import pandas as pd
 import pytest
-from drawn import parts
-from synthetic import with_cells
+import vl_convert
+from synthetic import UNKNOWN, ends, parts, record, rows, survey_record, survey_results, with_cells
 
+from value_aware_attention.records.estimate import DASH, interval, number, signed, with_interval
+from value_aware_attention.records.record import Baseline, Cell
 from value_aware_study.cards import cards
 from value_aware_study.report import look
+from value_aware_study.report.exhibits import pretrained, survey
 from value_aware_study.report.exhibits.figures import (
     SMALLEST_ERROR,
     figure_1,
@@ -17,8 +23,20 @@ from value_aware_study.report.exhibits.figures import (
     figure_4,
     figure_5,
 )
-from value_aware_study.report.frame import Results
-from value_aware_study.report.words import method_label
+from value_aware_study.report.exhibits.survey import budget_settings, findings
+from value_aware_study.report.exhibits.tables import (
+    OF_DIFFERENCE,
+    setting_value,
+    table_1,
+    table_2,
+    table_3,
+    table_4,
+    tokens_count,
+)
+from value_aware_study.report.frame import FLOOR, Results
+from value_aware_study.report.look import specification
+from value_aware_study.report.published import TABLE_3, TABLE_4_LONG
+from value_aware_study.report.words import method_label, sentences, times
 
 MODELS = ["causal, exponential", "causal, polynomial (deg 2)", "causal, elu", "masked, 512 tokens"]
 
@@ -120,3 +138,220 @@ def test_every_axis_of_values_says_what_is_better(specifications):
             if isinstance(node.get("y"), dict) and "scale" in node["y"]
         ]
         assert titles and all(title.endswith("lower is better") for title in titles)
+
+
+def test_both_panels_have_the_closest_method_first_below_the_limit() -> None:
+    """The limit is the edge of what is shaded."""
+    panels = survey.distance(survey_results()).charts
+    drawn = [row for row in rows(panels[0]) if "low" in row]
+    assert {row["series"] for row in drawn} == {"16 keys", "64 keys"}
+    assert min(row["value"] for row in drawn) == FLOOR
+    order, of_cost = (panel.to_dict()["layer"][-1]["encoding"]["y"]["sort"] for panel in panels)
+    assert order[0] == survey.LIMIT and order == of_cost
+    shade = panels[0].layer[0]
+    assert shade.to_dict()["mark"]["type"] == "rect"
+    assert shade.data["value"].tolist() == pytest.approx([0.04, FLOOR])
+
+
+def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
+    def worse(cell):
+        far = cell.approximation == "sliding_window" and cell.budget == 16
+        return replace(cell, value=5000.0, low=None, high=None) if far else cell
+
+    [_, cost] = survey.distance(Results.of([with_cells(survey_record("masked"), worse)])).charts
+    drawn = rows(cost)
+    assert [row["text"] for row in drawn if "text" in row] == ["+4,900.0 ▸"]
+    assert max(row["value"] for row in drawn if "value" in row) < 100
+
+
+def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
+    def closer(cell):
+        near = replace(cell.error, relative=0.001)
+        return replace(cell, error=near) if cell.approximation == "sliding_window" else cell
+
+    moved = Results.of([with_cells(survey_record(), closer)])
+    for results, closest in ((survey_results(), "strided"), (moved, "sliding window")):
+        assert f"closest practical method is {closest}" in findings(budget_settings(results))
+
+
+def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
+    exhibit = survey.patterns([survey_record(), survey_record("masked", picture=None)])
+    exact, other = exhibit.charts
+    assert exhibit.choices == ["causal, elu"]
+    assert exact.to_dict()["title"] == "causal, elu: exact attention"
+    drawn = [(row["query"], row["key"], row["weight"]) for row in rows(exact)]
+    assert drawn == [(0, 0, 1.0), (1, 0, 0.5), (1, 1, -0.25)]
+    svg = vl_convert.vegalite_to_svg(specification(exact))
+    assert re.findall(r"strength: ([\d.]+);", svg) == ["1", "1", "0.5"]
+    assert '["def", "f"][datum.value]' in str(exact.to_dict())
+    assert {row["method"] for row in rows(other)} == {"Nyström (2.5)"}
+    assert survey.patterns([survey_record(picture=None)]) is None
+
+
+@pytest.mark.parametrize("task", ["causal", "masked"])
+def test_a_single_unit_has_no_interval_in_table_and_figure(task: str) -> None:
+    single = with_cells(survey_record(task), lambda cell: replace(cell, **UNKNOWN))
+    exhibit = survey.distance(Results.of([single]))
+    assert set(exhibit.table.display["interval"]) == {DASH}
+    assert not any("low" in row for row in rows(exhibit.charts[1]))
+
+
+def test_what_was_not_evaluated_is_a_dash_and_named(records):
+    def few(cell):
+        return cell if cell.parameters.get("r", 0) <= 32 else None
+
+    cut = [with_cells(record, few) for record in records if record.kernel != "polynomial"]
+    second_table = table_2(Results.of(cut))
+    ours = second_table.table.display.set_index(["kernel", "attention"])["measured (× exact)"]
+    assert set(ours["polynomial (deg 2)"]) == {ours["elu", "OVO-65"]} == {DASH}
+    assert second_table.notes[-1] == "Not evaluated yet: causal polynomial."
+    empty = Results.of([])
+    for exhibit in (table_1, table_2, figure_1, figure_2, figure_3):
+        assert exhibit(empty) is None
+
+
+def test_without_a_long_model_table_1_has_the_short_one(records):
+    short = [record for record in records if record.model == "masked_short"]
+    display = table_1(Results.of(short)).table.display.set_index("method")["ours (× exact)"]
+    assert display["short model, exact"] != DASH and display["exact"] == DASH
+
+
+def test_an_interval_of_one_unit_is_a_dash(records):
+    unit = {"unit_totals": (1.0,), "unit_counts": (2500.0,)} | UNKNOWN
+    single = Results.of(with_cells(item, lambda cell: replace(cell, **unit)) for item in records)
+    assert set(table_1(single).table.display[OF_DIFFERENCE]) == {DASH}
+    assert "nan" not in table_2(single).table.markdown()
+
+
+def of_values(model, task, kernel, settings, counts):
+    """Builds a record of these values, the first exact attention's, with count models.
+
+    They are means of four units of 100 targets; half the interval is 0.0459 or 4.59.
+    """
+
+    def measured(value):
+        mean = math.log(value) if task == "causal" else value / 100
+        totals = tuple(100 * (mean + moved) for moved in (-0.025, 0.025, -0.025, 0.025))
+        units = {"unit_totals": totals, "unit_counts": (100.0,) * 4}
+        return ends(value, settings["exact", ""], value, value) | units
+
+    cells = [
+        Cell(approximation=name, parameters=json.loads(text or "{}"), **measured(value))
+        for (name, text), value in settings.items()
+    ]
+    baselines = {name: Baseline(**measured(counts[name]), tokens=7) for name in counts}
+    return record(model, task, kernel, 512, cells, baselines=baselines)
+
+
+ONE_KEY, ALONE = ("optimal_v_oblivious", '{"r": 1}'), ("sliding_window", '{"r": 1}')
+ORF = ("orf", '{"features": 256, "scaling": "paper", "seed": 0}')
+
+
+@pytest.mark.parametrize(("orf", "worse"), [(98.1, True), (92.0, False)])
+def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, worse):
+    model = of_values(
+        "masked_long", "masked", "exponential", {("exact", ""): 50.4, ORF: orf}, {"unigram": 92.7}
+    )
+    exhibit = table_1(Results.of([model]))
+    sentence = (
+        "More often wrong than the most frequent token alone (92.7): ORF 256 features, as written "
+        "(98.1)."
+    )
+    assert any(note.startswith(sentence) for note in exhibit.notes) == worse
+    intervals = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
+    assert intervals["exact"] == "45.8 to 55.0"
+    assert intervals["counts: most frequent token"] == "88.1 to 97.3"
+    weak = of_values("masked_long", "masked", "elu", {("exact", ""): 98, ORF: orf}, {"unigram": 92})
+    exhibit = table_1(Results.of([weak]))
+    assert not any("frequent token alone" in note for note in exhibit.notes)
+    intervals = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
+    assert intervals["exact"] == "93.4 to 100.0"
+
+
+@pytest.mark.parametrize(("perplexity", "worse"), [(530.0, True), (400.0, False)])
+def test_table_2_says_where_one_key_by_weight_is_worse_than_oneself_alone(perplexity, worse):
+    settings = {("exact", ""): 35.5, ONE_KEY: perplexity, ALONE: 422.8}
+    exhibit = table_2(Results.of([of_values("causal_elu", "causal", "elu", settings, {})]))
+    sentence = "token that sees itself alone with elu (530.0 against 422.8):"
+    assert any(sentence in note for note in exhibit.notes) == worse
+
+
+def test_a_pretrained_decoder_stands_beside_the_paper_at_its_keys_and_at_its_share_of_them(results):
+    def decoder(length):
+        settings = {("exact", ""): 20.0, ONE_KEY: 9000.0}
+        settings |= {("optimal_v_oblivious", f'{{"r": {r}}}'): 24.0 - r / 64 for r in (32, 65)}
+        settings["sliding_window", '{"r": 16, "sinks": 4}'] = 25.0
+        made = of_values("SmolLM2", "causal", "exponential", settings, {})
+        text = replace(made.text, description="WikiText-103 test, detokenised")
+        return replace(made, length=length, text=text)
+
+    both = pretrained.beside(replace(results, pretrained=[decoder(256), decoder(512)]))
+    data = table_2(both).table.data.set_index(["model", "column"])
+    short, long = (data.loc[f"SmolLM2, {length} tokens"] for length in (256, 512))
+    assert list(short.index) == ["exact", "OVO-1", "OVO-65", "OVO-32"]
+    assert list(long.index) == ["exact", "OVO-1", "OVO-65"]
+    assert short.loc["OVO-32"][["share", "paper_r", "paper"]].tolist() == [12.5, 65, 33.5]
+    assert long.loc["OVO-1"][["ratio", "ratio_low"]].tolist() == pytest.approx([450, 450])
+    assert long.loc["exact", "own_low"] < 20 < long.loc["exact", "own_high"]
+    assert both.of_kernel("exponential").scale  # that of the models trained here
+    alone = replace(both, records=[record for record in both.records if not record.scale])
+    only = table_2(alone)  # no row or note of a kernel of which no model was trained
+    assert {name.partition(",")[0] for name in only.table.data["model"]} == {"SmolLM2"}
+    assert "have 256 and 512" in only.notes[0]
+    assert not any("Ours are trained" in n or "Not evaluated yet" in n for n in only.notes)
+    drawn, panels = figure_2(both).table.data, figure_1(both)
+    assert set(drawn[drawn["whose"] == "pretrained"]["share"]) >= {100 / 256, 6.25, 12.5}
+    assert len(panels.charts) == 4 == 2 * len(panels.choices)
+
+
+def test_table_3_says_how_much_of_the_evaluation_text_is_copied():
+    parts = {"documents": 1, "tokens": 10, "words": 200}
+    sources = {
+        name: {"train": {"tokens": 90}, "evaluation": parts | {"copied_words": copied}}
+        for name, copied in (("a", 3), ("b", 1))
+    }
+    exhibit = table_3({"sources": sources})
+    copied = exhibit.table.display.set_index("corpus")["copied words, %"]
+    assert copied[["a", "b", "PG19 (Rae et al., 2020)"]].tolist() == ["1.5", "0.5", DASH]
+    assert "1.0% in all" in exhibit.notes[0]
+
+
+def test_the_papers_numbers_agree_and_disagree_as_its_notes_say():
+    assert sum(training for _, _, training, _ in TABLE_3) == pytest.approx(10e6 * 510)
+    assert all(held == 2000 * 510 for *_, held in TABLE_3)
+    instances = TABLE_4_LONG["steps"] * TABLE_4_LONG["batch_size"] / TABLE_4_LONG["epochs"]
+    (masked,) = table_4({})  # and no table of causal models where none was trained
+    assert instances == 9_904_000 and "9.904M" in masked.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (number(6700.21), "6,700.2"),
+        (number(math.nan), DASH),
+        (number(3.21e18), "3.21e+18"),
+        (signed(-0.04), "0.0"),
+        (signed(-1.26), "−1.3"),
+        (interval(1.0, math.nan), DASH),
+        (with_interval(69, 65, 76, 0), "69 (65 to 76)"),
+        (with_interval(69, None, None, 0), "69"),
+        (times(1.097), "× 1.10"),
+        (times(195.9), "× 196"),
+        (setting_value(True), "y"),
+        (setting_value(5e-6), "5e-6"),
+        (tokens_count(1.53e9), "1.53B"),
+        (tokens_count(999), "999"),
+    ],
+)
+def test_numbers_as_text(text, expected):
+    assert text == expected
+
+
+def test_a_mark_says_a_sentence_with_its_unit():
+    mark = {"series": "exponential", "count": 4, "value": 0.1541, "low": 0.127, "high": 0.181}
+    single = {"training_first": 3.0, "training_second": -2.0}
+    trained = mark | {"value": -1234.5, "low": None} | single
+    assert sentences(pd.DataFrame([mark, trained]), "{series}, r = {count}", " nats", "+") == [
+        "exponential, r = 4: +0.154 nats (0.127 to 0.181)",
+        "exponential, r = 4: −1,230 nats; −2 to 3 over trainings",
+    ]
