@@ -341,7 +341,7 @@ def params_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     file = Path(shutil.copy(ROOT / "params.yaml", "."))
     head = dict(leaves(OmegaConf.to_container(OmegaConf.load(file))))
-    monkeypatch.setattr(values, "committed", lambda folder: head)
+    monkeypatch.setattr(values, "committed", lambda *_: head)
     return file
 
 
@@ -373,7 +373,7 @@ def test_a_list_comes_back_after_the_scales_that_replaced_it(
 ) -> None:
     params_file.write_text(PARAMS.replace("extent:\n  - tokens_256\n", "extent:\n"))
     committed = dict(leaves(OmegaConf.to_container(OmegaConf.load(params_file))))
-    monkeypatch.setattr(values, "committed", lambda folder: committed)
+    monkeypatch.setattr(values, "committed", lambda *_: committed)
     scale.choose(["hours"])
     assert (value(params_file, "scale"), value(params_file, "overrides")) == ("hours", [])
     assert value(params_file, "grid.replicates") == ["second", "third"]

@@ -102,7 +102,7 @@ def model_layers() -> tuple[tuple[Tensor, Tensor, Tensor], Layer]:
     )  # fmt: skip
     layer = Layer(
         projection=WRITTEN["projection"].unflatten(1, (HEADS, -1)),
-        rotary=rotations(LlamaForCausalLM(config))[0],
+        rotary=next(rotations(LlamaForCausalLM(config))),
         repeated=tuple(grouped("repeated_")),
     )
     return tuple(pad(x, (0, 0, 0, 1)) for x in grouped("")), layer
