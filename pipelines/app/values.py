@@ -70,6 +70,11 @@ def word(*words: str) -> Rule:
     return Rule(f"one of {', '.join(words)}", lambda v: v in words)
 
 
+def option(group: str) -> Rule:
+    """Allows the options of a config group, those that a user added included."""
+    return word(*sorted(file.stem for file in (CONF_FOLDER / group).glob("*.yaml")))
+
+
 COUNT, COUNT_OR_ZERO = whole(1), whole(0)
 POSITIVE = number("above 0 and at most 1e+18", lambda v: 0 < v <= 1e18)
 NOT_NEGATIVE = number("at least 0", lambda v: v >= 0)
@@ -99,8 +104,11 @@ VALUE_RULES = {
     for patterns, rule in {
         ("scale",): TEXT,
         ("overrides", "survey.trained", "grid.orf_scaling"): many(TEXT, 0),
-        ("grid.kernel", "grid.replicates", "grid.pretrained", "grid.extent"): many(TEXT, 0),
-        ("grid.length",): many(TEXT),
+        ("grid.kernel",): many(option("kernel"), 0),
+        ("grid.length",): many(option("length")),
+        ("grid.replicates",): many(option("replicate"), 0),
+        ("grid.pretrained",): many(option("pretrained"), 0),
+        ("grid.extent",): many(option("extent"), 0),
         ("grid.*prompts",): many(PROMPTS, 0),
         ("caches.kind",): PROMPTS,
         ("grid.keys",): many(KEYS_RULE),
