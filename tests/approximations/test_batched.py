@@ -229,3 +229,13 @@ def test_the_path_of_all_sizes_starts_few_operations_on_a_gpu() -> None:
         assert counted.counts.total() <= 7_300 and sum(device.waits.values()) <= 33
         path = path.cpu()
     torch.testing.assert_close(path, OptimalValueAware(16, "fast", "torch").path(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_of_one_visible_key_has_it_alone(dtype: torch.dtype) -> None:
+    """Its output is the value, so that all distances are 0."""
+    value = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    first = torch.tensor([[[True, False, False]]])
+    problem = Problem(value, value[:, :1], first.to(dtype), first, torch.ones(1))
+    mass = optimal_weights(problem, torch.tensor([[[0, 1, 2]]]), "torch")
+    assert mass.tolist() == [[[1, 0, 0]]]

@@ -138,7 +138,8 @@ class _ActiveSets:
         Rows keep their set if atoms nearly depend on each other. The Gram matrix is one of fp64, as
         its factor has half the digits. Returns the rows that use all these atoms, which is optimal.
         """
-        lifted = torch.cat([atoms, self.lift.expand(-1, atoms.shape[1], 1)], dim=-1).double()
+        # in units of the lift, or the squares of atoms that are all almost 0 would underflow
+        lifted = pad(atoms.double() / self.lift.double(), (0, 1), value=1.0)
         gram, used = torch.bmm(lifted, lifted.mT), usable
         identity = torch.eye(len(gram[0]), dtype=gram.dtype, device=gram.device)
         factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, identity)).L
@@ -148,7 +149,7 @@ class _ActiveSets:
         used = used & (weights > 0)
         factor = torch.linalg.cholesky_ex(gram.where(used & used.mT, identity)).L
         inverse = torch.linalg.solve_triangular(factor, identity * used.mT, upper=False)
-        basis = [x.to(self.basis) for x in (torch.bmm(inverse, lifted), inverse)]
+        basis = [x.to(self.basis) for x in (torch.bmm(inverse, lifted), inverse / self.lift)]
         self.basis = torch.cat(basis, dim=-1).where(apart, self.basis)
         self.keys = _each(identity).where(apart, self.keys)
         self.mass = (weights * used).to(self.mass).where(apart, self.mass)
