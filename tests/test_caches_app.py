@@ -69,6 +69,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     ) == {1}
 
 
+@pytest.mark.slow
 def test_what_a_record_is_of_is_in_its_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("value_aware_attention.probe.loaded", lambda *_: ("", ""))
     monkeypatch.setattr("pipelines.caches.prompts", lambda *_: [])
