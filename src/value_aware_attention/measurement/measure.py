@@ -228,14 +228,8 @@ def measure(
     with work.progress(methods, layers, draws=progress and is_first()):
         attention = tuple(work.attention(layers, chosen)) if layers else ()
         cells = tuple(work.cells(methods, cell_errors))
-    return _record(
-        task,
-        cells,
-        name,
-        description,
-        kernel=type(task.kernel).__name__.lower(),
-        attention=attention,
-    )
+    kernel = type(task.kernel).__name__.lower()
+    return _record(task, cells, name, description, kernel=kernel, attention=attention)
 
 
 def measure_own(task: Task, *, name: str, description: str = "") -> Record:
