@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad, relu
 
-from value_aware_attention.approximations.exact import Exact
+from value_aware_attention.approximations.approximation import Exact
 from value_aware_attention.attention import check_inputs, promoted, working_precision
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 

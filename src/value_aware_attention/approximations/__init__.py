@@ -1,7 +1,10 @@
 """Approximations of attention, one idea per file, all behind one interface."""
 
-from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
-from value_aware_attention.approximations.exact import Exact
+from value_aware_attention.approximations.approximation import (
+    Approximation,
+    Exact,
+    SparseApproximation,
+)
 from value_aware_attention.approximations.feature_attention import LinearAttention
 from value_aware_attention.approximations.global_attention import BigBird, Longformer
 from value_aware_attention.approximations.halves_of_the_gain import (
