@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import assert_refused
 from value_aware_attention.approximations import Exact, OptimalValueAware
-from value_aware_attention.measurement.progress import Progress
+from value_aware_attention.measurement.run_on import Progress
 from value_aware_attention.measurement.store import import_closure, source_hash
 
 
