@@ -49,14 +49,13 @@ def _tree_hash(source: bytes) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [statement for statement in node.body if not _is_text(statement)]
+            # a constant by itself is a docstring, also below an assignment, or the dots of a stub
+            node.body = [
+                statement
+                for statement in node.body
+                if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+            ]
     return sha256(ast.dump(tree).encode()).hexdigest()
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    """Tells a docstring, also one below a constant, from code."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def import_closure(
@@ -104,6 +103,7 @@ def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
     return {name for name in names if name.split(".")[0] in packages}
 
 
+@cache
 def _origin(module: str, name: str) -> str:
     """Finds the module that `from module import name` reads: `name` itself, or its origin."""
     if _file(f"{module}.{name}"):
