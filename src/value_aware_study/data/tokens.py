@@ -315,7 +315,7 @@ def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
     return tokens
 
 
-def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
+def check_vocabulary(path: Path | str, tokens: Tokens, size: int) -> None:
     """Raises ValueError for token ids outside a vocabulary of `size`."""
     for token in (tokens.min(), tokens.max()):
         if not 0 <= token < size:
