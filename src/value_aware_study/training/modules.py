@@ -67,7 +67,6 @@ class LanguageModeling(LightningModule):
         self.make_optimizer = optimizer
         self.curve: list[dict[str, float]] = []
         self.latest: dict[str, float] = {}
-        self._totals: dict[str, Tensor] = {}
         self._pending: dict[str, Tensor | float] = {}
         self._loss: Tensor | float = 0.0
         self._restart_clock()
@@ -189,7 +188,7 @@ class LanguageModeling(LightningModule):
         self._restart_clock()
 
     def on_validation_epoch_start(self) -> None:
-        self._totals = {}
+        self._totals: dict[str, Tensor] = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         share = self._share(batch)
