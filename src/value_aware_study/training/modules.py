@@ -120,9 +120,7 @@ class LanguageModeling(LightningModule):
 
     def checkpoint_activations(self) -> None:
         """Makes the backward pass recompute the layers' activations."""
-        # transformers 5.23 renamed it
-        newer = getattr(self.model, "activation_checkpointing_enable", None)
-        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups parameters: hidden matrices, other matrices and vectors, without empty groups."""
