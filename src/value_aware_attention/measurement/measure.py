@@ -111,7 +111,7 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         output = layer.approximated(method)
         return {
-            "squared_error": layer.squared_error_of(output).tolist(),
+            "squared_error": layer.squared_error(output).tolist(),
             **layer.direction(output),
         }
     chosen: SparseWeights = method.select(**layer.rows.arguments())
