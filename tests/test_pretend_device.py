@@ -366,9 +366,7 @@ def test_evaluation(name: str, tmp_path: Path) -> None:
 
 def layer_numbers(calls: Any) -> list[float]:
     """Returns every number that is measured on a layer's own inputs."""
-    picture = effective_weights(
-        LeaveOneOutKeys(3), calls[0].unit(0, heads=slice(1), positions=12)
-    )
+    picture = effective_weights(LeaveOneOutKeys(3), calls[0].unit(0, heads=slice(1), positions=12))
     measured = (
         skewness(calls[0]),
         asdict(skewness_gap(calls[:1], rows=1, search="fast")),

@@ -143,7 +143,6 @@ def _fits_flex(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-
 def _relative_features(x: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape D"]:
     """Computes Phi(x) / exp(min(0, max x)), so that a row's largest feature is at least 1.
 

@@ -83,7 +83,9 @@ class LSH(Approximation):
         chunks = query.shape[-3]
         key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
         if self.share_query_key:
-            positions = in_chunks(key_order[..., None], chunk)  # with one order a query meets itself
+            positions = in_chunks(
+                key_order[..., None], chunk
+            )  # with one order a query meets itself
             visible = visible & (positions != _with_previous(positions)[..., :chunks, :, :].mT)
         state = attention_state(call.kernel.log_similarity(query, key), value, visible)
         rank = query_order.argsort(dim=-1)
@@ -132,7 +134,6 @@ def _take(x: Float[Tensor, "*#batch L W"], order: Int[Tensor, "*#batch N"]) -> T
     batch = torch.broadcast_shapes(x.shape[:-2], order.shape[:-1])
     index = order.expand(*batch, -1)[..., None].expand(*batch, -1, x.shape[-1])
     return x.expand(*batch, -1, -1).gather(-2, index)
-
 
 
 def _with_previous(chunks: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ def _tree_hash(source: bytes) -> str:
             node.body = [
                 statement
                 for statement in node.body
-                if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+                if not (
+                    isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                )
             ]
     return sha256(ast.dump(tree).encode()).hexdigest()
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

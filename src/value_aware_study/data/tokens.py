@@ -33,7 +33,6 @@ DOCUMENTS_PER_BATCH = 64
 """Documents tokenized at a time. A document can be a whole book, so this bounds the memory."""
 
 
-
 def write_tokens(
     *,
     corpus: Path,

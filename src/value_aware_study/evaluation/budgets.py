@@ -172,7 +172,6 @@ def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
     )
 
 
-
 @torch.inference_mode()
 def effective_weights(method: nn.Module, call: Call) -> Float[Tensor, "N M"]:
     """Finds W with output = W @ value: the method's weights in place of alpha, maybe negative.

@@ -342,7 +342,6 @@ class MaskedTraining(LanguageModeling):
         return list(self.model.roberta.encoder.layer)
 
 
-
 def dense_parameters(modules: Iterable[nn.Module]) -> int:
     """Counts the weights of all linear layers, without biases."""
     return sum(

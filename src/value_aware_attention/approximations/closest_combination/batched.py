@@ -254,7 +254,6 @@ class _ActiveSets:
         return slot, error.masked_fill_((left <= 0) | (error <= 0), torch.inf)
 
 
-
 def _each(x: Tensor) -> Int[Tensor, " B"]:
     return torch.arange(len(x), device=x.device)
 

@@ -112,7 +112,6 @@ def closest_to_mean(
     return errors.min(dim=-1)
 
 
-
 def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:
     """Computes the smallest error of each key of a block, paired with the keys before its end."""
     here, before = near[:, block:end, None], near[:, None, :end]
