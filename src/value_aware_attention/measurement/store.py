@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.files import load_json, save_json, to_json
 
 LIBRARY = (__name__.partition(".")[0],)
@@ -160,6 +159,9 @@ class RecordCache:
         A file that changed after writing is removed, with a line in the log, and its record is
         computed again. Raises ValueError, storing nothing, for a record with NaN or infinity.
         """
+        # it brings torch, which the hashes of code do without
+        from value_aware_attention.distributed import broadcast, is_first
+
         name = sha256(json.dumps(self.identity | dict(key), sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}.json"
         records: list[Content] = broadcast(lambda: _read(path))
