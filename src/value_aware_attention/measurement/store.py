@@ -32,7 +32,7 @@ def code_hashes(
 ) -> dict[str, str]:
     """Hashes the syntax tree of each module of the import closure, and C++ files next to it.
 
-    Comments, layout and docstrings, those of constants too, change no hash.
+    Comments, layout, docstrings, those of constants too, and imports for types change no hash.
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
@@ -44,11 +44,14 @@ def code_hashes(
 
 
 @cache
-def _tree_hash(source: bytes) -> str:
+def _tree(source: bytes) -> ast.Module:
+    """Parses source without what runs nothing: texts, dots of stubs, and imports for types alone."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            node.body = []
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            # a constant by itself is a docstring, also below an assignment, or the dots of a stub
+            # a constant by itself: a docstring, also one below an assignment, or dots
             node.body = [
                 statement
                 for statement in node.body
@@ -56,7 +59,12 @@ def _tree_hash(source: bytes) -> str:
                     isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
                 )
             ]
-    return sha256(ast.dump(tree).encode()).hexdigest()
+    return tree
+
+
+@cache
+def _tree_hash(source: bytes) -> str:
+    return sha256(ast.dump(_tree(source)).encode()).hexdigest()
 
 
 def import_closure(
@@ -92,11 +100,7 @@ def defining_module(name: str) -> str:
 def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
     """Lists the modules of `packages` that a file imports."""
     names: set[str] = set()
-    tree = ast.parse(file.read_bytes())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            node.body = []
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(file.read_bytes())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
