@@ -45,7 +45,7 @@ def code_hashes(
 
 @cache
 def _tree(source: bytes) -> ast.Module:
-    """Parses source without what runs nothing: texts, dots of stubs, and imports for types alone."""
+    """Parses source without what runs nothing: texts, dots of stubs, imports for types alone."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
