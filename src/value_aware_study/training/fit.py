@@ -234,9 +234,10 @@ def _run(
             raise
         if trainer.max_steps % checkpoint.evaluate_every:
             trainer.validate(module, evaluation, verbose=False)
-        if trainer.global_step != trainer.max_steps or not module.curve:
+        steps = len(train_batches)  # type: ignore[arg-type]
+        if trainer.global_step != steps or not module.curve:
             raise ValueError(
-                f"the training ended after {trainer.global_step} of {trainer.max_steps} steps with "
+                f"the training ended after {trainer.global_step} of {steps} steps with "
                 f"{len(module.curve)} evaluations: an argument of the trainer has cut it short"
             )
         if trainer.is_global_zero:
