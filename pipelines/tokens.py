@@ -52,16 +52,16 @@ def main(cfg: DictConfig) -> None:
 
 def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: Any) -> Any:
     """Tokenizes the named sources for one kind of model, with the instances that each may give."""
-    from value_aware_study.data.tokens import SourceQuota, write_tokens
+    from value_aware_study.data.tokens import write_tokens
 
     quotas = {
-        name: SourceQuota(train=source.train_instances, evaluation=source.evaluation_instances)
-        for name, source in ((name, cfg.sources[name]) for name in names)
+        name: {split: cfg.sources[name][f"{split}_instances"] for split in ("train", "evaluation")}
+        for name in names
     }
     return write_tokens(
         corpus=Path(cfg.corpus),
         sources=quotas,
-        tokenizer=instantiate(tokenizer),
+        build=instantiate(tokenizer).build,
         seed=cfg.seed,
         **options,
     )

@@ -129,7 +129,7 @@ EVALUATE = "evaluate kernel=elu"
         (lambda root: (root / CAUSAL / "config.json").unlink(), EVALUATE, ["config.json"]),
         (lambda root: (root / CAUSAL / "model.safetensors").unlink(), EVALUATE, ["model.safet"]),
         (with_a_file_more, EVALUATE, ["other.safetensors"]),
-        (with_a_token_of_none, EVALUATE, ["the token 60, the model a vocabulary of 60"]),
+        (with_a_token_of_none, EVALUATE, ["the token 60, the vocabulary has 60"]),
         (Path.exists, f"evaluate {SCALED}", SCALES),
         (Path.exists, f"survey {SCALED}", SCALES),
         (

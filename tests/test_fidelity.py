@@ -12,7 +12,7 @@ from value_aware_study.data.batches import masked_sequences
 from value_aware_study.data.corpora import write_corpus
 from value_aware_study.data.text import HubArticles
 from value_aware_study.data.tokenization import ByteLevelBPE, WordLevel
-from value_aware_study.data.tokens import SourceQuota, write_tokens
+from value_aware_study.data.tokens import write_tokens
 from value_aware_study.evaluation.texts import context_windows
 from value_aware_study.training.optimizers import InverseSquareRoot
 
@@ -51,7 +51,7 @@ def test_every_word_and_line_end_of_wikitext_is_a_target_once(
 ) -> None:
     built = WordLevel().build(lines("train"))
     write_tokens(
-        corpus=corpus, sources={"wikitext103": SourceQuota()}, tokenizer=WordLevel(), seed=0,
+        corpus=corpus, sources={"wikitext103": {}}, build=WordLevel().build, seed=0,
         scratch=tmp_path, stream_folder=tmp_path / "causal", score_first=score_first,
     )  # fmt: skip
     stream = np.load(tmp_path / "causal/evaluation.npy")
@@ -71,8 +71,8 @@ def test_every_word_and_line_end_of_wikitext_is_a_target_once(
 
 def test_eight_wrapped_instances_are_one_long_sequence(corpus: Path, tmp_path: Path) -> None:
     counts = write_tokens(
-        corpus=corpus, sources={"wikitext103": SourceQuota(train=17)}, seed=0, scratch=tmp_path,
-        tokenizer=ByteLevelBPE(vocabulary_size=280, training_characters=10**5),
+        corpus=corpus, sources={"wikitext103": {"train": 17}}, seed=0, scratch=tmp_path,
+        build=ByteLevelBPE(vocabulary_size=280, training_characters=10**5).build,
         instance_folder=tmp_path / "masked", instance_lengths=[16],
     )["sources"]["wikitext103"]["train"]  # fmt: skip
     assert counts["instances"] == 17 and counts["instance_tokens"] == 17 * 14  # 510 in Table 3

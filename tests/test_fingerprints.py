@@ -23,7 +23,7 @@ FOLDER = "outputs/laptop/fingerprints"
 BEFORE_EVALUATION = ("corpus", "tokens", "train_causal", "train_masked")
 LATER = ("caches", "decoding", "report", "probe", "evaluation")
 """Rooms that change no text, token or training"""
-TRAINED_WITH = {"approximation", "exact", "sparse_weights"}
+TRAINED_WITH = {"approximation", "sparse_weights"}
 """Modules of approximations that every model attends with"""
 
 

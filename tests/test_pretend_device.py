@@ -48,7 +48,7 @@ from value_aware_attention.measurement.layers import layer_errors, skewness, ske
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task, jsonable
 from value_aware_attention.models.mixing import FourierMixing, LinearMixing, RandomMixing
-from value_aware_study.evaluation.budgets import effective_weights, first_head
+from value_aware_study.evaluation.budgets import effective_weights
 from value_aware_study.training.plan import one_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -366,7 +366,7 @@ def test_evaluation(name: str, tmp_path: Path) -> None:
 
 def layer_numbers(calls: Any) -> list[float]:
     """Returns every number that is measured on a layer's own inputs."""
-    picture = effective_weights(LeaveOneOutKeys(3), first_head(calls[0], 12))
+    picture = effective_weights(LeaveOneOutKeys(3), calls[0].unit(0, heads=slice(1), positions=12))
     measured = (
         skewness(calls[0]),
         asdict(skewness_gap(calls[:1], rows=1, search="fast")),

@@ -98,12 +98,14 @@ def write_summary(cfg: DictConfig, record: Record, explored: Exploration) -> Non
 
 def curves(record: Record) -> str:
     """Lists the end metric of both optimal choices by r as CSV, for every r that both have."""
-    cells = [cell for cell in record.cells if cell.approximation in SHORT_NAMES]
-    values = {(cell.parameters["r"], SHORT_NAMES[cell.approximation]): cell.value for cell in cells}
-    names = list(SHORT_NAMES.values())
-    both = (r for r in sorted({r for r, _ in values}) if all((r, name) in values for name in names))
-    rows = [",".join(map(str, [r, *(values[r, name] for name in names)])) for r in both]
-    return "\n".join([f"r,{','.join(names)}", *rows]) + "\n"
+    import pandas as pd
+
+    by_method = {
+        name: {c.parameters["r"]: c.value for c in record.cells if c.approximation == method}
+        for method, name in SHORT_NAMES.items()
+    }
+    both = pd.DataFrame(by_method).dropna().sort_index()
+    return both.to_csv(index_label="r", lineterminator="\n")
 
 
 def check_checkpoint(cfg: DictConfig) -> None:

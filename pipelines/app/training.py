@@ -140,8 +140,7 @@ def write_model(
 
 def check_trainer(cfg: DictConfig) -> None:
     """Raises ValueError for places and devices that a training cannot have, before any work."""
-    for name in (cfg.name, cfg.attention.name):  # the attention's is in paths too
-        inside(cfg.models, name)
+    inside(cfg.models, cfg.attention.name)  # which is in paths too
     model = inside(cfg.models, cfg.name)
     check_replaceable(model)
     check_apart(model, Path(cfg.tokens))

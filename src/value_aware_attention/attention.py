@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from value_aware_attention.arguments import check_tensors, described
 from value_aware_attention.kernels import Exponential, Kernel, check_kernel
@@ -172,6 +172,15 @@ def promoted(*tensors: Tensor) -> list[Tensor]:
     """Converts tensors to the precision that holds them all."""
     dtype = reduce(torch.promote_types, {x.dtype for x in tensors})
     return [x.to(dtype) for x in tensors]
+
+
+def in_chunks(x: Shaped[Tensor, "*batch L W"], chunk: int) -> Shaped[Tensor, "*batch chunks K W"]:
+    """Cuts positions into chunks, at least one; zeros, later than all positions, fill the last."""
+    length = x.shape[-2]
+    chunks = max(1, -(-length // chunk))
+    missing = chunks * chunk - length
+    filled = pad(x, (0, 0, 0, missing)) if missing else x
+    return filled.unflatten(-2, (chunks, chunk))
 
 
 def visibility(

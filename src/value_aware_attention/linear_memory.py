@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import pad, relu
 
-from value_aware_attention.approximations.exact import Exact
-from value_aware_attention.attention import check_inputs, promoted, working_precision
+from value_aware_attention.approximations.approximation import Exact
+from value_aware_attention.attention import check_inputs, in_chunks, promoted, working_precision
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
 CHUNK = 64
@@ -85,7 +85,7 @@ def elu_in_chunks(
     inputs are in fp32, and so are sums over chunks and normalisers.
     """
     with torch.autocast(value.device.type, enabled=False):
-        q, k, v = (_chunks(x, chunk) for x in promoted(query, key, value))
+        q, k, v = (in_chunks(x, chunk) for x in promoted(query, key, value))
         work = working_precision
         precision = q.dtype if q.dtype == torch.bfloat16 else work(q).dtype
         q, k = _relative_features(work(q)), kernel.features(work(k))
@@ -141,13 +141,6 @@ def _fits_flex(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and query.dtype == key.dtype == value.dtype
         and query.dtype in (torch.float32, torch.bfloat16)  # fp16 has a larger smallest number
     )
-
-
-def _chunks(x: Float[Tensor, "*batch L W"], chunk: int) -> Float[Tensor, "*batch chunks chunk W"]:
-    """Cuts a sequence into chunks; zeros, which are later than all positions, fill the last."""
-    length = x.shape[-2]
-    chunks = max(1, -(-length // chunk))
-    return pad(x, (0, 0, 0, chunks * chunk - length)).unflatten(-2, (chunks, chunk))
 
 
 def _relative_features(x: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape D"]:

@@ -150,7 +150,7 @@ REFUSED: dict[Callable[[], object], str] = {
     lambda: approximations.Longformer(3, 1, (0, -1)): r"global position is -1; it must be an integ",
     lambda: approximations.BigBird(0, 1, (), 0): r"window is 0",
     lambda: approximations.BigBird(1, 0, (), 0): r"random is 0",
-    lambda: approximations.BigBird(1, 1, (1.5,), 0): r"global position is 1\.5",
+    lambda: approximations.BigBird(1, 1, (1.5,), 0): r"global_positions is \(1\.5,\)",
     lambda: LSH(5, 1, 0): r"must be even",
     lambda: Linformer(0, 0): COUNT,
     lambda: Linformer(8, 0, length=7): r"it must be an integer >= 8",

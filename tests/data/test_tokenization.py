@@ -20,7 +20,6 @@ from value_aware_study.data.tokenization import (
     sample,
 )
 from value_aware_study.data.tokens import (
-    SourceQuota,
     count_tokens,
     held_out_split,
     rearrange,
@@ -345,8 +344,8 @@ def write(tmp_path, validation):
     folder = tmp_path / "tokens"
     counts = write_tokens(
         corpus=corpus,
-        sources={"a": SourceQuota(), "b": SourceQuota()},
-        tokenizer=ByteLevelBPE(vocabulary_size=300, training_characters=10**6),
+        sources={"a": {}, "b": {}},
+        build=ByteLevelBPE(vocabulary_size=300, training_characters=10**6).build,
         seed=0,
         scratch=tmp_path,
         stream_folder=folder / "causal",

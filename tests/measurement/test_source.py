@@ -8,7 +8,7 @@ import pytest
 
 from tests.refusals import assert_refused
 from value_aware_attention.approximations import Exact, OptimalValueAware
-from value_aware_attention.measurement.progress import Progress
+from value_aware_attention.measurement.run_on import Progress
 from value_aware_attention.measurement.store import import_closure, source_hash
 
 
@@ -19,7 +19,7 @@ def closure_of(method: type) -> set[str]:
 
 def test_a_closure_has_what_a_method_runs_and_no_other_method() -> None:
     exact = closure_of(Exact)
-    assert {"approximations.exact", "attention", "error", "kernels"} <= exact
+    assert {"approximations.approximation", "attention", "error", "kernels"} <= exact
     assert "approximations.lsh" not in exact and "approximations" not in exact
     assert "approximations.closest_combination.compiled" in closure_of(OptimalValueAware)
 

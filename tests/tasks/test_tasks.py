@@ -52,7 +52,6 @@ from value_aware_study.evaluation.budgets import (
     closest_to_budget,
     cost_in_keys,
     effective_weights,
-    first_head,
 )
 from value_aware_study.evaluation.grid import expand_axes
 from value_aware_study.evaluation.texts import _check_fit as check_fit
@@ -424,7 +423,7 @@ def call(*, is_causal: bool) -> Call:
     "method", [Exact(), SlidingWindow(4), OptimalValueAware(3), OrthogonalRandomFeatures(16, 0)]
 )
 def test_the_weights_read_off_give_the_output(method: torch.nn.Module, is_causal: bool) -> None:
-    head = first_head(call(is_causal=is_causal), 12)
+    head = call(is_causal=is_causal).unit(0, heads=slice(1), positions=12)
     assert head.query.shape == head.key.shape == (1, 1, 12, WIDTH)
     weights = effective_weights(method, head)
     options = {"kernel": head.kernel, "is_causal": is_causal}

@@ -1,7 +1,10 @@
 """Approximations of attention, one idea per file, all behind one interface."""
 
-from value_aware_attention.approximations.approximation import Approximation, SparseApproximation
-from value_aware_attention.approximations.exact import Exact
+from value_aware_attention.approximations.approximation import (
+    Approximation,
+    Exact,
+    SparseApproximation,
+)
 from value_aware_attention.approximations.feature_attention import LinearAttention
 from value_aware_attention.approximations.global_attention import BigBird, Longformer
 from value_aware_attention.approximations.halves_of_the_gain import (
@@ -17,13 +20,12 @@ from value_aware_attention.approximations.random_features import (
     OrthogonalRandomFeatures,
     RandomFourierFeatures,
 )
-from value_aware_attention.approximations.random_keys import RandomKeys
+from value_aware_attention.approximations.random_keys import RandomKeys, SampledKeys
 from value_aware_attention.approximations.ranked_keys import (
     LeaveOneOutKeys,
     NormWeightedKeys,
     OptimalValueOblivious,
 )
-from value_aware_attention.approximations.sampled_keys import SampledKeys
 from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
 from value_aware_attention.approximations.sparse_transformer import Fixed, Strided
 from value_aware_attention.approximations.sparse_weights import SparseWeights

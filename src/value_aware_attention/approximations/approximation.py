@@ -1,4 +1,4 @@
-"""Defines the interface of approximations, and of sparse ones, which keep a few keys per query."""
+"""Defines approximations: their interface, exact attention, and sparse ones of few keys a query."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from value_aware_attention.approximations.sparse_weights import (
     rows_in_fp64,
 )
 from value_aware_attention.arguments import arguments_shown, check_at_least
+from value_aware_attention.attention import attention
 from value_aware_attention.call import Call, refuse
 from value_aware_attention.error import Sizes, squared_output_error
 from value_aware_attention.kernels import Exponential, Kernel
@@ -101,6 +102,29 @@ class Approximation(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Lists the constructor's arguments; records of a method are looked up by this text."""
         return arguments_shown(self)
+
+
+class Exact(Approximation):
+    """Computes Eq. 1 with all keys, the baseline of every table."""
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch N D"],
+        key: Float[Tensor, "*#batch M D"],
+        value: Float[Tensor, "*#batch M V"],
+        *,
+        kernel: Kernel = Exponential(),
+        attn_mask: Bool[Tensor, "*#batch #N #M"] | None = None,
+        is_causal: bool = False,
+    ) -> Float[Tensor, "*batch N V"]:
+        """Calls `attention`, which chooses its own precision and fused code."""
+        return attention(query, key, value, kernel=kernel, attn_mask=attn_mask, is_causal=is_causal)
+
+    def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:
+        return call.output()
+
+    def multiply_adds(self, sizes: Sizes) -> float:
+        return sizes.kept(sizes.keys) * sizes.one_key
 
 
 class FewKeys(Approximation):

@@ -1,7 +1,7 @@
 """Computes attention to a window and to a few global positions."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from value_aware_attention.approximations.fixed_pattern import FixedPattern
 from value_aware_attention.approximations.patterns import (
@@ -11,7 +11,7 @@ from value_aware_attention.approximations.patterns import (
     random_keys,
     window,
 )
-from value_aware_attention.arguments import check_at_least, check_seed
+from value_aware_attention.arguments import check_at_least, check_integers, check_seed
 
 
 class _WindowAndGlobal(FixedPattern):
@@ -20,12 +20,9 @@ class _WindowAndGlobal(FixedPattern):
     def __init__(self, window: int, global_positions: Sequence[int]) -> None:
         super().__init__()
         self.window = check_at_least(1, window=window)
-        if not isinstance(global_positions, Collection):
-            raise ValueError(
-                f"global_positions is {global_positions!r}; it must be a list of integers"
-            )
+        positions = check_integers(global_positions=global_positions)
         self.global_positions = tuple(
-            sorted({check_at_least(0, **{"global position": p}) for p in global_positions})
+            sorted({check_at_least(0, **{"global position": p}) for p in positions})
         )
 
     def pattern(self, keys: int, *, is_causal: bool = False) -> Pattern:

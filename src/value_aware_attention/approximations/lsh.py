@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from value_aware_attention.approximations.approximation import Approximation
 from value_aware_attention.arguments import check_at_least, check_seed
-from value_aware_attention.attention import AttentionState, attention_state
+from value_aware_attention.attention import AttentionState, attention_state, in_chunks
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, power_of_two
 
@@ -79,11 +79,13 @@ class LSH(Approximation):
             if self.share_query_key
             else _sorted_by_hash(call.key, rotation, call.visible)
         )
-        query = _chunks(_take(call.query, query_order), chunk)
+        query = in_chunks(_take(call.query, query_order), chunk)
         chunks = query.shape[-3]
         key, value, visible = self._neighbourhoods(call, key_order, chunk, chunks)
         if self.share_query_key:
-            positions = _chunks(key_order[..., None], chunk)  # with one order a query meets itself
+            positions = in_chunks(
+                key_order[..., None], chunk
+            )  # with one order a query meets itself
             visible = visible & (positions != _with_previous(positions)[..., :chunks, :, :].mT)
         state = attention_state(call.kernel.log_similarity(query, key), value, visible)
         rank = query_order.argsort(dim=-1)
@@ -99,7 +101,7 @@ class LSH(Approximation):
             else call.visible[..., 0, :].expand_as(order).gather(-1, order)
         )
         key, value, visible = (
-            _with_previous(_chunks(x, chunk))[..., :chunks, :, :]
+            _with_previous(in_chunks(x, chunk))[..., :chunks, :, :]
             for x in (_take(call.key, order), _take(call.value, order), visible[..., None])
         )
         return key, value, visible.mT
@@ -132,13 +134,6 @@ def _take(x: Float[Tensor, "*#batch L W"], order: Int[Tensor, "*#batch N"]) -> T
     batch = torch.broadcast_shapes(x.shape[:-2], order.shape[:-1])
     index = order.expand(*batch, -1)[..., None].expand(*batch, -1, x.shape[-1])
     return x.expand(*batch, -1, -1).gather(-2, index)
-
-
-def _chunks(x: Tensor, chunk: int) -> Tensor:
-    """Reshapes (..., L, W) to (..., chunks, chunk, W); the last chunk is padded with zeros."""
-    missing = -x.shape[-2] % chunk
-    filled = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
-    return filled.unflatten(-2, (-1, chunk))
 
 
 def _with_previous(chunks: Tensor) -> Tensor:

@@ -110,9 +110,7 @@ class RowsInFp64:
     def of(cls, call: Call) -> "RowsInFp64":
         """Converts a call, with its attention weights; values that no row sees become 0."""
         weights = renormalised(call.weights.double()).expand(*call.batch, -1, -1)
-        value = call.value.double()
-        if call.visible is not None:
-            value = value.where(call.visible.any(dim=-2)[..., None], 0.0)
+        value = call.seen.value.double()
         centre = smallest(weights @ value)
         value = value - centre
         return cls(call.rows, weights, value, weights @ value, centre, call.visible)

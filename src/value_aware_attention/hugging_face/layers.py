@@ -2,10 +2,19 @@
 
 from collections.abc import Collection, Mapping
 from inspect import unwrap
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from value_aware_attention.arguments import check_integers, described
 from value_aware_attention.call import Arguments
@@ -59,6 +68,27 @@ def layer_kernel(layer: nn.Module, scaling: float | None = None) -> Kernel:
 def own_kernel(model: nn.Module) -> Kernel:
     """Returns the kernel of a model's first layer: the one it was trained with, at any scale."""
     return layer_kernel(attention_layers(model)[0])
+
+
+CLASSES = {
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
+}
+"""Kinds of models and transformers' classes of each kind, by config"""
+
+
+def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
+    """Returns the AutoModel class for which transformers lists this architecture."""
+    return next(
+        (kind for kind, mapping in CLASSES.items() if architecture in class_names(mapping, config)),
+        AutoModel,
+    )
+
+
+def class_names(mapping: Any, config: PreTrainedConfig) -> list[str]:
+    """Lists the names of the classes for a config in one of transformers' mappings."""
+    listed = mapping.get(type(config), ())
+    return [model.__name__ for model in (listed if isinstance(listed, tuple) else (listed,))]
 
 
 def positions(model: PreTrainedModel) -> int | None:

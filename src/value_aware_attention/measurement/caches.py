@@ -20,8 +20,7 @@ from value_aware_attention.decoding.reading import SharedReading
 from value_aware_attention.hugging_face import replace_attention
 from value_aware_attention.measurement.gaps import REFERENCES, ServedQueries, observed_places
 from value_aware_attention.measurement.gaps import gaps as gaps_of_errors
-from value_aware_attention.measurement.progress import Progress
-from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.measurement.run_on import Progress, run_on
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.measurement.task import Task, kl_from_exact
 from value_aware_attention.measurement.windows import vocabulary_size

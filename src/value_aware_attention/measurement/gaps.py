@@ -69,7 +69,9 @@ class ServedQueries:
     def errors(self, methods: Sequence[nn.Module]) -> Sums:
         """Measures ||o - o~||^2 (texts, layers, heads) of a method in each layer."""
         pairs = zip(self.layers, methods, strict=True)
-        return _stacked([layer.squared_error(method) for layer, method in pairs])
+        return _stacked(
+            [layer.squared_error(layer.approximated(method)) for layer, method in pairs]
+        )
 
     def best_errors(self, after: AfterPrefix) -> dict[str, Sums]:
         """Measures each of `REFERENCES` once, searched as the method is or by default."""

@@ -33,9 +33,8 @@ from value_aware_attention.measurement.layers import (
     skewness,
     skewness_gap,
 )
-from value_aware_attention.measurement.progress import Progress
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
-from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.measurement.run_on import Progress, run_on
 from value_aware_attention.measurement.store import RecordCache, source_hash
 from value_aware_attention.measurement.task import (
     Layerwise,
@@ -112,7 +111,7 @@ def _layer_errors(method: nn.Module, layer: ExactRows) -> JsonObject:
     if not (isinstance(method, SparseApproximation) and method.solves_for_weights):
         output = layer.approximated(method)
         return {
-            "squared_error": layer.squared_error_of(output).tolist(),
+            "squared_error": layer.squared_error(output).tolist(),
             **layer.direction(output),
         }
     chosen: SparseWeights = method.select(**layer.rows.arguments())

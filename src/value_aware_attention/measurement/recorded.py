@@ -76,12 +76,8 @@ class ExactRows:
         """Sums ||o||^2 over the rows of each unit, or key-value head."""
         return self._summed(self.output.double().square())
 
-    def squared_error(self, method: nn.Module) -> Float[Tensor, "*sums"]:
-        """Sums ||o - o~||^2 of a method over the rows of each unit, or key-value head."""
-        return self.squared_error_of(self.approximated(method))
-
-    def squared_error_of(self, output: Float[Tensor, "B H *G n V"]) -> Float[Tensor, "*sums"]:
-        """Sums ||o - o~||^2 of a method's output, like `squared_error`."""
+    def squared_error(self, output: Float[Tensor, "B H *G n V"]) -> Float[Tensor, "*sums"]:
+        """Sums ||o - o~||^2 of a method's output over the rows of each unit, or key-value head."""
         return self._summed(squared_output_error(output, self.output).double())
 
     def direction(self, output: Float[Tensor, "B H *G n V"]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Describes the hardware and the versions behind a measured number."""
+"""Describes the hardware and the versions behind a measured number, and shows its progress."""
 
 import os
 import platform
@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from value_aware_attention.approximations.closest_combination import engine
 from value_aware_attention.distributed import processes
@@ -58,3 +59,24 @@ def cores_of(used: dict[str, str | None]) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind = [f"{name} {used[name]}" for name in ("family", "model") if used[name]]
     return f"{cores} cores of {used['name']} ({', '.join([*kind, str(used['vectors'])])})"
+
+
+class Progress(tqdm):
+    """Draws a bar on a terminal; elsewhere it writes a line after every tenth of the work."""
+
+    tenths = 0
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Draws the bar, or writes a line where another tenth of `total` is done.
+
+        Returns whether there is a bar, which is cleared at the end.
+        """
+        if self.fp.isatty():
+            return bool(super().display(msg, pos))
+        tenths = int(10 * self.n / self.total + 1e-9)
+        if tenths > self.tenths:
+            self.tenths = tenths
+            left = self.format_dict["elapsed"] * max(self.total / self.n - 1, 0)
+            end = f"; {self.postfix}" if self.postfix else ""
+            self.fp.write(f"{10 * tenths}% measured, {self.format_interval(left)} left{end}\n")
+        return False

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from value_aware_attention.distributed import broadcast, is_first
 from value_aware_attention.files import load_json, save_json, to_json
 
 LIBRARY = (__name__.partition(".")[0],)
@@ -33,7 +32,7 @@ def code_hashes(
 ) -> dict[str, str]:
     """Hashes the syntax tree of each module of the import closure, and C++ files next to it.
 
-    Comments, layout and docstrings, those of constants too, change no hash.
+    Comments, layout, docstrings, those of constants too, and imports for types change no hash.
     """
     files = import_closure(*modules, packages=packages, without=without)
     hashes = {name: _tree_hash(file.read_bytes()) for name, file in files.items()}
@@ -45,18 +44,27 @@ def code_hashes(
 
 
 @cache
-def _tree_hash(source: bytes) -> str:
+def _tree(source: bytes) -> ast.Module:
+    """Parses source without what runs nothing: texts, dots of stubs, imports for types alone."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            node.body = []
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [statement for statement in node.body if not _is_text(statement)]
-    return sha256(ast.dump(tree).encode()).hexdigest()
+            # a constant by itself: a docstring, also one below an assignment, or dots
+            node.body = [
+                statement
+                for statement in node.body
+                if not (
+                    isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+                )
+            ]
+    return tree
 
 
-def _is_text(statement: ast.stmt) -> bool:
-    """Tells a docstring, also one below a constant, from code."""
-    value = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+@cache
+def _tree_hash(source: bytes) -> str:
+    return sha256(ast.dump(_tree(source)).encode()).hexdigest()
 
 
 def import_closure(
@@ -92,11 +100,7 @@ def defining_module(name: str) -> str:
 def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
     """Lists the modules of `packages` that a file imports."""
     names: set[str] = set()
-    tree = ast.parse(file.read_bytes())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            node.body = []
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(file.read_bytes())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
@@ -104,6 +108,7 @@ def _imports(file: Path, packages: tuple[str, ...]) -> set[str]:
     return {name for name in names if name.split(".")[0] in packages}
 
 
+@cache
 def _origin(module: str, name: str) -> str:
     """Finds the module that `from module import name` reads: `name` itself, or its origin."""
     if _file(f"{module}.{name}"):
@@ -158,6 +163,9 @@ class RecordCache:
         A file that changed after writing is removed, with a line in the log, and its record is
         computed again. Raises ValueError, storing nothing, for a record with NaN or infinity.
         """
+        # it brings torch, which the hashes of code do without
+        from value_aware_attention.distributed import broadcast, is_first
+
         name = sha256(json.dumps(self.identity | dict(key), sort_keys=True).encode()).hexdigest()
         path = self.folder / f"{name}.json"
         records: list[Content] = broadcast(lambda: _read(path))

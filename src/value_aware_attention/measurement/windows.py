@@ -16,12 +16,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from value_aware_attention.hugging_face import attention_layers
+from value_aware_attention.hugging_face.layers import attention_layers, auto_class
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import mask_tokens
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
-from value_aware_attention.models.checkpoints import auto_class
 from value_aware_attention.records.record import TextRead
 
 

@@ -9,13 +9,9 @@ from typing import Any, cast
 import torch
 import transformers
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
     AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -23,6 +19,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
+from value_aware_attention.hugging_face.layers import CLASSES, auto_class, class_names
 from value_aware_attention.hugging_face.saved import (
     check_files,
     check_weights,
@@ -34,12 +31,6 @@ from value_aware_attention.hugging_face.saved import (
     without_report,
 )
 from value_aware_attention.models import TrainedAttention  # and its model types, registered
-
-CLASSES = {
-    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModelForMaskedLM: MODEL_FOR_MASKED_LM_MAPPING,
-}
-"""Kinds of models and transformers' classes of each kind, by config"""
 
 
 def load_model(name: str, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -136,7 +127,7 @@ def _architecture(name: str, config: PreTrainedConfig) -> str:
     names = [
         model
         for mapping in (*CLASSES.values(), MODEL_MAPPING)
-        for model in _classes(mapping, config)
+        for model in class_names(mapping, config)
     ]
     other = getattr(transformers, first, None) if isinstance(first, str) else None
     if first not in names and getattr(other, "config_class", None) is not type(config):
@@ -154,17 +145,3 @@ def checkpoint_files(name: str) -> list[Path]:
         return [file]
     config: Any = cached_file(name, "config.json", local_files_only=True)
     return [Path(config), *sorted(Path(config).parent.glob("*.safetensors"))]
-
-
-def auto_class(config: PreTrainedConfig, architecture: str) -> Any:
-    """Returns the AutoModel class for which transformers lists this architecture."""
-    return next(
-        (kind for kind, mapping in CLASSES.items() if architecture in _classes(mapping, config)),
-        AutoModel,
-    )
-
-
-def _classes(mapping: Any, config: PreTrainedConfig) -> list[str]:
-    """Lists the names of the classes for a config in one of transformers' mappings."""
-    listed = mapping.get(type(config), ())
-    return [model.__name__ for model in (listed if isinstance(listed, tuple) else (listed,))]

@@ -1,6 +1,7 @@
 """Mixes tokens without attention, by linear maps that do not depend on the tokens (FNet)."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -39,11 +40,25 @@ class _MatrixMixing(Mixing):
     positions: Tensor
     hidden: Tensor
 
-    def __init__(self, length: int, width: int, seed: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        width: int,
+        seed: int,
+        *,
+        deviation: Callable[[int], float],
+        kind: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Draws S and W, from the seed alone, with normal entries of a deviation by their size."""
         super().__init__()
         self.length = check_at_least(1, length=length)
         self.width = check_at_least(1, width=width)
         self.seed = check_seed(seed)
+        generator = torch.Generator().manual_seed(self.seed)
+        self.positions, self.hidden = (
+            kind(torch.randn(n, n, generator=generator) * deviation(n))
+            for n in (self.length, self.width)
+        )
 
     def forward(self, hidden: Float[Tensor, "*batch N width"]) -> Float[Tensor, "*batch N width"]:
         length, width = hidden.shape[-2:]
@@ -57,13 +72,6 @@ class _MatrixMixing(Mixing):
     def extra_repr(self) -> str:
         return arguments_shown(self)
 
-    def _drawn(self, deviations: tuple[float, float]) -> tuple[Tensor, Tensor]:
-        """Draws S and W with independent normal entries, from the seed alone."""
-        generator = torch.Generator().manual_seed(self.seed)
-        draws = (torch.randn(n, n, generator=generator) for n in (self.length, self.width))
-        positions, hidden = (x * std for x, std in zip(draws, deviations, strict=True))
-        return positions, hidden
-
 
 class LinearMixing(_MatrixMixing):
     """Computes Y = S X W with learned S and W, the paper's Linear encoder (Lee-Thorp et al., 2021).
@@ -72,9 +80,7 @@ class LinearMixing(_MatrixMixing):
     """
 
     def __init__(self, length: int, width: int, seed: int) -> None:
-        super().__init__(length, width, seed)
-        positions, hidden = self._drawn((0.02, 0.02))
-        self.positions, self.hidden = nn.Parameter(positions), nn.Parameter(hidden)
+        super().__init__(length, width, seed, deviation=lambda size: 0.02, kind=nn.Parameter)
 
 
 class RandomMixing(_MatrixMixing):
@@ -84,9 +90,7 @@ class RandomMixing(_MatrixMixing):
     """
 
     def __init__(self, length: int, width: int, seed: int) -> None:
-        super().__init__(length, width, seed)
-        positions, hidden = self._drawn((length**-0.5, width**-0.5))
-        self.positions, self.hidden = nn.Buffer(positions), nn.Buffer(hidden)
+        super().__init__(length, width, seed, deviation=lambda size: size**-0.5, kind=nn.Buffer)
 
 
 class MixingSublayer(nn.Module):

@@ -7,10 +7,7 @@ from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 from value_aware_attention.files import from_json, reading, to_json, without_checksum
-from value_aware_attention.records.estimate import CONFIDENCE as CONFIDENCE
 from value_aware_attention.records.estimate import Estimate, counted
-from value_aware_attention.records.estimate import estimate as estimate
-from value_aware_attention.records.estimate import ratio_of_sums as ratio_of_sums
 
 TASK_OF_METRIC = {"perplexity": "causal", "error": "masked", "cosine": "encoder"}
 """End metric -> the task of the models that it measures"""

@@ -132,11 +132,8 @@ class HubDocuments:
 
     def __iter__(self) -> Iterator[Document]:
         for hub_split, split in self.splits.items():
-            for text in self._texts(self._rows(hub_split)):
+            for text in self._rows(hub_split):
                 yield Document(text, split)
-
-    def _texts(self, rows: Iterator[str]) -> Iterator[str]:
-        return rows
 
     def _rows(self, hub_split: str) -> Iterator[str]:
         for row in self._load(hub_split):
@@ -179,8 +176,8 @@ class HubDocuments:
 class HubArticles(HubDocuments):
     """Loads a data set with the lines of WikiText as rows, and joins them into articles."""
 
-    def _texts(self, rows: Iterator[str]) -> Iterator[str]:
-        return articles(rows)
+    def _rows(self, hub_split: str) -> Iterator[str]:
+        return articles(super()._rows(hub_split))
 
 
 def _first_line(error: Exception) -> str:

@@ -4,12 +4,11 @@ Everything passes in blocks, so that memory does not grow with the corpus.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
@@ -34,26 +33,11 @@ DOCUMENTS_PER_BATCH = 64
 """Documents tokenized at a time. A document can be a whole book, so this bounds the memory."""
 
 
-@runtime_checkable
-class TokenizerFactory(Protocol):
-    """Trains or loads a tokenizer; the texts may be ignored."""
-
-    def build(self, texts: Iterable[str]) -> "PreTrainedTokenizerFast": ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceQuota:
-    """Limits the instances per split of a source; None = all."""
-
-    train: int | None = None
-    evaluation: int | None = None
-
-
 def write_tokens(
     *,
     corpus: Path,
-    sources: Mapping[str, SourceQuota],
-    tokenizer: TokenizerFactory,
+    sources: Mapping[str, Mapping[str, int | None]],
+    build: Callable[[Iterable[str]], Any],
     seed: int,
     scratch: Path,
     stream_folder: Path | None = None,
@@ -63,6 +47,8 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
+    `sources` has the most instances of each by split; None, or no such split, is all of them.
+    `build` makes the tokenizer from the training texts, or loads one without reading them.
     `stream_folder` gets one stream per split, <split>.npy, for a causal LM. Its evaluation text
     stays in order. With `score_first` it starts with `</s>`, as fairseq's does, so that its first
     token is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
@@ -70,17 +56,17 @@ def write_tokens(
     Temporary Arrow files lie in `scratch`.
     """
     _check_written(corpus, sources)
-    built = tokenizer.build(
+    tokenizer = build(
         text for name in sources for text in read_texts(inside(corpus, name) / "train.jsonl")
     )
     counts: dict[str, Counts] = {name: {} for name in sources}
     for folder in filter(None, (stream_folder, instance_folder)):
-        built.save_pretrained(folder / "tokenizer")
+        tokenizer.save_pretrained(folder / "tokenizer")
     with TemporaryDirectory(prefix="arrow-", dir=scratch) as arrow:
         for split in SPLITS:
             order = seed if split == "train" or stream_folder is None else None
             streams = _streams(
-                corpus, sources, split, tokenizer=built, seed=order, cache_dir=Path(arrow)
+                corpus, sources, split, tokenizer=tokenizer, seed=order, cache_dir=Path(arrow)
             )
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
@@ -88,17 +74,17 @@ def write_tokens(
                 write_stream(
                     list(streams.values()),
                     stream_folder / f"{split}.npy",
-                    vocabulary_size=len(built),
+                    vocabulary_size=len(tokenizer),
                     seed=order,
-                    first=built.eos_token_id if score_first and split == "evaluation" else None,
+                    first=tokenizer.eos_token_id if score_first and split == "evaluation" else None,
                 )
             for length in instance_lengths:
                 target = (instance_folder or scratch) / str(length)
                 if split == "validation":
-                    _write_validation(streams, built, length, target)
+                    _write_validation(streams, tokenizer, length, target)
                 else:
-                    _write_instances(streams, sources, split, built, length, target, counts)
-    return {"vocabulary_size": len(built), "sources": counts}
+                    _write_instances(streams, sources, split, tokenizer, length, target, counts)
+    return {"vocabulary_size": len(tokenizer), "sources": counts}
 
 
 def _streams(
@@ -113,7 +99,7 @@ def _streams(
     return streams
 
 
-def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
+def _check_written(corpus: Path, sources: Collection[str]) -> None:
     missing = [name for name in sources if not inside(corpus, name).is_dir()]
     if missing or not sources:
         written = ", ".join(sorted(p.name for p in corpus.glob("*") if p.is_dir())) or "nothing"
@@ -124,7 +110,7 @@ def _check_written(corpus: Path, sources: Mapping[str, SourceQuota]) -> None:
 
 def _write_instances(
     streams: Mapping[str, "Dataset"],
-    sources: Mapping[str, SourceQuota],
+    sources: Mapping[str, Mapping[str, int | None]],
     split: str,
     tokenizer: "PreTrainedTokenizerFast",
     length: int,
@@ -135,7 +121,7 @@ def _write_instances(
     for name, stream in streams.items():
         rows = write_instances(
             stream, inside(folder, name) / f"{split}.npy", tokenizer=tokenizer,
-            instance_length=length, quota=getattr(sources[name], split),
+            instance_length=length, quota=sources[name].get(split),
         )  # fmt: skip
         counts[name][split] |= {"instances": rows, "instance_tokens": rows * (length - 2)}
 
@@ -315,7 +301,7 @@ def read_tokens(path: Path | str, *, dimensions: int | None = None) -> Tokens:
     return tokens
 
 
-def check_vocabulary(path: Path, tokens: Tokens, size: int) -> None:
+def check_vocabulary(path: Path | str, tokens: Tokens, size: int) -> None:
     """Raises ValueError for token ids outside a vocabulary of `size`."""
     for token in (tokens.min(), tokens.max()):
         if not 0 <= token < size:

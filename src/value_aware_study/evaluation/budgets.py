@@ -60,22 +60,17 @@ def closest_to_budget(
     low, high = 1, length
     while untried := {*range(low, high, max(1, (high - low) // 16)), high} - costs.keys():
         for parameter in untried:
-            costs[parameter] = _cost(build, parameter, length, head_dim, is_causal)
+            try:
+                costs[parameter] = cost_in_keys(
+                    build(parameter), length=length, head_dim=head_dim, is_causal=is_causal
+                )
+            except ValueError:  # the method rejects the parameter
+                costs[parameter] = math.inf
         tried = sorted(costs)
         best = min(tried, key=away)
         place = tried.index(best)
         low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
     return Affordable(best, costs[best]) if away(best) <= within * keys else None
-
-
-def _cost(
-    build: Callable[[int], nn.Module], parameter: int, length: int, head_dim: int, is_causal: bool
-) -> float:
-    """Computes the cost in keys; infinite if the method rejects the parameter."""
-    try:
-        return cost_in_keys(build(parameter), length=length, head_dim=head_dim, is_causal=is_causal)
-    except ValueError:
-        return math.inf
 
 
 Planned = tuple[Setting, float, float]
@@ -177,11 +172,6 @@ def with_costs(record: Record, plan: Sequence[Planned]) -> Record:
     )
 
 
-def first_head(call: Call, positions: int) -> Call:
-    """Cuts a call to its first sequence and head, and to the first `positions`."""
-    return call.unit(0, heads=slice(1), positions=positions)
-
-
 @torch.inference_mode()
 def effective_weights(method: nn.Module, call: Call) -> Float[Tensor, "N M"]:
     """Finds W with output = W @ value: the method's weights in place of alpha, maybe negative.
@@ -205,7 +195,7 @@ def picture(
     budget: int,
 ) -> Picture:
     """Computes every method's weights on a text's first tokens, in the first layer and head."""
-    head = first_head(call, tokens)
+    head = call.unit(0, heads=slice(1), positions=tokens)
     text = (str(tokenizer.decode([token])).strip() for token in task.first_tokens(tokens))
     panels = [
         Panel(

@@ -17,7 +17,7 @@ from value_aware_attention.files import checksum, new_folder
 from value_aware_attention.hugging_face.saved import gguf_file, installed
 from value_aware_attention.measurement import LayerOptions, Record, Setting, Task, measure
 from value_aware_attention.measurement.control import ZeroOutput, control
-from value_aware_attention.measurement.search_gap import search_gap
+from value_aware_attention.measurement.layers import search_gap
 from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 from value_aware_attention.records.matching import SLOT
 from value_aware_attention.records.record import AWARE, OBLIVIOUS, WITH_MEAN

@@ -15,7 +15,7 @@ from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.models.causal_lm import CausalLanguageModel
 from value_aware_study.data.batches import MaskedSequences
-from value_aware_study.data.tokens import read_tokens
+from value_aware_study.data.tokens import check_vocabulary, read_tokens
 
 
 def context_windows(targets: int, length: int, context: int) -> Iterator[tuple[int, int, int]]:
@@ -56,13 +56,7 @@ def causal_task(
             f"the evaluation stream has {len(stream)} tokens; it needs more than one sequence "
             f"of {length}"
         )
-    for token in (stream.min(), stream.max()):
-        if not 0 <= token < model.config.vocabulary_size:
-            raise ValueError(
-                f"the evaluation stream has the token {token}, the model a vocabulary of "
-                f"{model.config.vocabulary_size}; evaluate it on tokens made with its own "
-                f"tokenizer"
-            )
+    check_vocabulary(tokens, stream, model.config.vocabulary_size)
     windows = list(context_windows(len(stream) - 1, length, context))
     inputs, labels = [], []
     for start, first, end in (windows[index] for index in evenly_spaced(len(windows), units)):

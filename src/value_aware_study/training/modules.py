@@ -67,7 +67,6 @@ class LanguageModeling(LightningModule):
         self.make_optimizer = optimizer
         self.curve: list[dict[str, float]] = []
         self.latest: dict[str, float] = {}
-        self._totals: dict[str, Tensor] = {}
         self._pending: dict[str, Tensor | float] = {}
         self._loss: Tensor | float = 0.0
         self._restart_clock()
@@ -106,17 +105,22 @@ class LanguageModeling(LightningModule):
         return self.layers()
 
     def flops(self, batch: Batch, targets: float) -> float:
-        """Counts operations of a forward and backward pass that predicts `targets` tokens."""
+        """Counts operations of a forward and backward pass that predicts `targets` tokens.
+
+        A token takes 6 N + 12 layers width length (Chowdhery et al. 2022, App. B), and a target 6 a
+        weight of the output layer. A multiply-add is two operations, and the backward pass is twice
+        the forward one. N are the weights that multiply every token; embeddings are looked up.
+        Attention counts as exact and full, even if a causal mask hides half of it or an
+        approximation leaves out more. Recomputed activations do not count.
+        """
         layers, width = self.layers(), self.model.config.hidden_size
         inputs, weights = self.inputs(batch), dense_parameters(layers)
-        body = training_flops(weights, layers=len(layers), width=width, length=inputs.shape[1])
+        body = 6.0 * weights + 12.0 * len(layers) * width * inputs.shape[1]
         return inputs.numel() * body + 6.0 * targets * self.output_parameters()
 
     def checkpoint_activations(self) -> None:
         """Makes the backward pass recompute the layers' activations."""
-        # transformers 5.23 renamed it
-        newer = getattr(self.model, "activation_checkpointing_enable", None)
-        (newer or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
+        self.model.activation_checkpointing_enable({"use_reentrant": False})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Groups parameters: hidden matrices, other matrices and vectors, without empty groups."""
@@ -182,7 +186,7 @@ class LanguageModeling(LightningModule):
         self._restart_clock()
 
     def on_validation_epoch_start(self) -> None:
-        self._totals = {}
+        self._totals: dict[str, Tensor] = {}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         share = self._share(batch)
@@ -336,17 +340,6 @@ class MaskedTraining(LanguageModeling):
 
     def layers(self) -> list[nn.Module]:
         return list(self.model.roberta.encoder.layer)
-
-
-def training_flops(parameters: int, *, layers: int, width: int, length: int) -> float:
-    """Computes operations per token, 6 N + 12 layers width length (Chowdhery et al. 2022, App. B).
-
-    Both passes count: a multiply-add is two operations, and the backward pass is twice the forward
-    one. N = `parameters` are the weights that multiply every token; embeddings are looked up.
-    Attention counts as exact and full, even if a causal mask hides half of it or an approximation
-    leaves out more. Recomputed activations do not count.
-    """
-    return 6.0 * parameters + 12.0 * layers * width * length
 
 
 def dense_parameters(modules: Iterable[nn.Module]) -> int:

@@ -2,7 +2,6 @@
 
 import resource
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from value_aware_attention.call import seconds_now
 from value_aware_attention.measurement.masking import IGNORED
 from value_aware_attention.models import build_roberta
 from value_aware_study.data.batches import Batch
@@ -127,14 +127,12 @@ def one_step(module: LanguageModeling, batch: Batch) -> dict[str, float]:
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(module.device)
     optimizer = module.train().configure_optimizers()["optimizer"]
-    start = time.perf_counter()
+    start = seconds_now()
     loss = module.loss(batch)
     loss.backward()
     optimizer.step()
     value = float(loss.detach())
-    if on_gpu:
-        torch.cuda.synchronize(module.device)
-    seconds = time.perf_counter() - start
+    seconds = seconds_now() - start
     if not (all(bool(p.isfinite().all()) for p in module.parameters()) and torch.isfinite(loss)):
         raise ValueError(f"the loss is {value} and the parameters are not all finite after a step")
     if on_gpu:

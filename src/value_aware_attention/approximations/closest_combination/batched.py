@@ -35,6 +35,7 @@ from value_aware_attention.approximations.closest_combination.problem import (
     LOOKS,
     NEARLY,
     Problem,
+    tiny,
     unresolved,
 )
 from value_aware_attention.call import BYTES_PER_ELEMENT, max_elements
@@ -177,7 +178,7 @@ class _ActiveSets:
         drops its atom and repeats this.
         """
         share = self.solution / total
-        reachable = self.mass / (self.mass - share).clamp_min_(_tiny(share))
+        reachable = self.mass / (self.mass - share).clamp_min_(tiny(share))
         reachable = reachable.masked_fill_((share + self.empty) > 0, torch.inf)
         reach, slot = reachable.min(dim=-1, keepdim=True)
         self.mass = self.mass.lerp(share, reach.clamp_max(1)).clamp_min_(0)
@@ -221,7 +222,7 @@ class _ActiveSets:
         basis.addcmul_(share.mT, turned, value=-1)
         basis.scatter_(2, column.expand(-1, basis.shape[1], 1), 0.0)
         basis.scatter_(1, largest, basis.gather(1, row))
-        basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(_tiny(rest))))
+        basis.scatter_(1, row, rest.mul_(inserted / length.clamp_min_(tiny(rest))))
         self.keys.scatter_(-1, slot, key)
         self.empty.scatter_(-1, slot, 1 - inserted)
         self.live = drop | insert
@@ -244,17 +245,13 @@ class _ActiveSets:
         The last atom is spared right after an insertion.
         """
         column = vector_norm(self.basis[..., -self.keys.shape[-1] :], dim=1, keepdim=True)
-        cost = (self.solution / column.clamp_min_(_tiny(total))).square_()
+        cost = (self.solution / column.clamp_min_(tiny(total))).square_()
         spared = (self.place < 0) | ((self.place == size - 1) & self.added)
         least, slot = cost.masked_fill_(spared, torch.inf).min(dim=-1, keepdim=True)
         lift = self.lift.square()
         left = -(total + least / lift)
         error = lift * (1 / left - 1)
         return slot, error.masked_fill_((left <= 0) | (error <= 0), torch.inf)
-
-
-def _tiny(x: Tensor) -> float:
-    return torch.finfo(x.dtype).tiny
 
 
 def _each(x: Tensor) -> Int[Tensor, " B"]:
@@ -347,7 +344,7 @@ class _Rows:
         finite, visible = distance, problem.visible
         if visible is not None:
             finite, distance = distance.where(visible, 0.0), distance.where(visible, torch.inf)
-        scale = finite.amax(-1).clamp_min_(_tiny(distance)).view(-1, 1, 1)
+        scale = finite.amax(-1).clamp_min_(tiny(distance)).view(-1, 1, 1)
         value = pad(problem.value, (0, 0, 0, -problem.value.shape[1] % KEY_GROUPS))
         output, zero = problem.output.flatten(0, 1)[:, None], problem.zero().view(-1, 1, 1)
         return cls(value, output, distance.flatten(0, 1)[:, None], scale, zero)
@@ -656,7 +653,7 @@ def _gain(rows: _Rows, sets: _ActiveSets, slope: Tensor, keys: Tensor) -> Float[
     share = torch.bmm(atoms, sets.basis[..., : atoms.shape[-1]].mT)
     whole = atoms.square().sum(-1)
     left = torch.maximum(whole - share.square().sum(-1), 1e-4 * whole)[:, None]
-    descent = slope / rows.inverse.gather(-1, keys).clamp_min(_tiny(slope))
+    descent = slope / rows.inverse.gather(-1, keys).clamp_min(tiny(slope))
     return descent.square_().div_(left).masked_fill_(slope <= 0, 0.0)
 
 
@@ -754,7 +751,7 @@ def _solve_on(
     """Finds the best weights on these keys, which are indices into `atoms`."""
     (count, width), live = atoms.shape[1:], usable.any(-1)[:, None, None]
     distance = (
-        atoms.square().sum(-1).clamp_min_(_tiny(atoms)).masked_fill_(~usable, torch.inf)[:, None]
+        atoms.square().sum(-1).clamp_min_(tiny(atoms)).masked_fill_(~usable, torch.inf)[:, None]
     )
     rows = _Rows(atoms, torch.zeros_like(atoms[:, :1]), distance, scale, zero)
     reach = min(count, width + 1)
@@ -788,7 +785,7 @@ def weigh(
     chosen = chosen.flatten(0, 1)
     atoms, usable = chosen - problem.output.flatten(0, 1)[:, None], usable.flatten(0, 1)
     distance = atoms.square().sum(-1)
-    scale = distance.where(usable, 0.0).amax(-1).clamp_min(_tiny(atoms))
+    scale = distance.where(usable, 0.0).amax(-1).clamp_min(tiny(atoms))
     zero = problem.zero().view(-1, 1, 1)
     keys, solved = _solve_on(atoms, usable, scale[:, None, None], zero).solution()
     mass = torch.zeros_like(distance).scatter_add_(1, keys[:, 0], solved[:, 0])

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from value_aware_attention.approximations.closest_combination.problem import Problem
+from value_aware_attention.approximations.closest_combination.problem import Problem, tiny
 
 PAIR_KEYS = 512
 """Largest number of keys for which all pairs are tried"""
@@ -56,7 +56,7 @@ def _of_head(exact: Problem, head: int) -> tuple[Int[Tensor, "N 2"], Float[Tenso
         second = value[other].where(better[:, None], second)
     apart = first - second
     squared = apart.square().sum(dim=-1)
-    share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(_tiny(squared))
+    share = (output - second).mul(apart).sum(dim=-1) / squared.clamp_min(tiny(squared))
     visible = near.gather(-1, pair[:, 1:])[:, 0] < HIDDEN
     share = share.clamp(0, 1).where(visible, 1.0)
     return pair, torch.stack([share, 1 - share], dim=-1)
@@ -107,13 +107,9 @@ def closest_to_mean(
     distance = (mean - output).square().sum(dim=-1, keepdim=True)
     between = torch.cdist(mean, value, compute_mode="donot_use_mm_for_euclid_dist").square_()
     gain = (between - (near - distance).abs()).clamp_min(0).square_()
-    errors = torch.minimum(near, distance) - gain / (4 * between).clamp_min(_tiny(between))
+    errors = torch.minimum(near, distance) - gain / (4 * between).clamp_min(tiny(between))
     errors = errors.masked_fill(near >= HIDDEN, torch.inf)
     return errors.min(dim=-1)
-
-
-def _tiny(x: Tensor) -> float:
-    return torch.finfo(x.dtype).tiny
 
 
 def _errors(near: Tensor, half: Tensor, slope: Tensor, block: int, end: int) -> Tensor:

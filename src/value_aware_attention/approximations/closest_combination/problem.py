@@ -113,6 +113,11 @@ def unresolved(
     return (2 * close > visible) | ((visible > 0) & (farthest < SMALLEST_DISTANCE * (wide > 0)))
 
 
+def tiny(x: Tensor) -> float:
+    """Returns the smallest normal number of a tensor's precision."""
+    return torch.finfo(x.dtype).tiny
+
+
 def flatten(call: Call, mean: bool = False) -> Problem:
     """Converts an attention call to a Problem; H is the product of all leading dimensions.
 
