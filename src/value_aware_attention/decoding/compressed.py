@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from value_aware_attention.arguments import check_share, described
+from value_aware_attention.arguments import check_keep, described
 from value_aware_attention.attention import AttentionState
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.call import uncompiled
@@ -39,7 +39,7 @@ from value_aware_attention.decoding.refusals import (
     check_continued,
     check_decoder,
     check_layer,
-    check_mask,
+    check_inputs,
     check_unchanged,
     refuse_assistance,
     warning_of_padding,
@@ -105,11 +105,11 @@ def compressed_cache(
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
-    with _Compression(model, Choices(method, check_share(keep=keep), options)).opened() as report:
+    with Compression(model, Choices(method, check_keep(keep), options)).opened() as report:
         yield report
 
 
-class _Compression(Context):
+class Compression(Context):
     """Computes the attention of a model, and compresses the caches that it fills."""
 
     def __init__(self, model: PreTrainedModel, choices: Choices) -> None:
@@ -155,7 +155,7 @@ class _Compression(Context):
             )
         for module in (self.model.base_model, self.model):  # some models bypass the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
-            restored.callback(module.register_forward_pre_hook(check_mask, with_kwargs=True).remove)
+            restored.callback(module.register_forward_pre_hook(check_inputs, with_kwargs=True).remove)
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", warning_of_padding),

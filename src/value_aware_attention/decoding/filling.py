@@ -1,7 +1,9 @@
 """Fills a compressed cache: records what each layer has read, and chooses its keys."""
 
+import re
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -44,6 +46,10 @@ class CompressedCache:
     Attributes:
         tokens: Length of the prompt, including padding.
         keys: Keys kept by layer and key-value head, averaged over texts; padding is not counted.
+        indices: The kept keys of each compressed layer, (texts, key-value heads, slots) on the CPU:
+            ascending positions in a text, in which padding is not counted; -1 in unused slots. They
+            take 4 bytes a slot as long as the report exists.
+        asked: The method and all options.
         slots: Slots for the kept keys of all texts, layers and heads, including unused ones.
         bytes_before: Bytes of the prompt's keys and values in the compressed layers.
         bytes_after: Bytes of what these layers hold now.
@@ -51,11 +57,13 @@ class CompressedCache:
         seconds: Time for choosing and copying keys, including later choices.
         layers: Numbers of the compressed layers, as in `attention_layers`.
         bytes_of_others: Bytes of keys and values in layers with windows, which are not compressed.
-        was_read: Whether any token was read over the kept keys.
+        was_read: Whether any token was read over the kept keys, or they were saved.
     """
 
     tokens: int
     keys: Float[Tensor, "L H"]
+    indices: list[Int[Tensor, "B H R"]]
+    asked: str
     slots: int
     bytes_before: int
     bytes_after: int
@@ -70,7 +78,8 @@ class CompressedCache:
         lines = [
             f"{self.tokens:,} tokens: {self.keys.mean():,.1f} keys a head, "
             f"{self.bytes_before / mib:.1f} MiB -> {self.bytes_after / mib:.1f} MiB "
-            f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s"
+            f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s",
+            f"asked for: {self.asked}",
         ]
         if self.bytes_of_others:
             lines.append(
@@ -122,7 +131,11 @@ def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
 
 @dataclass(frozen=True)
 class Choices:
-    """Holds the method, the share of keys and `AfterPrefix`'s options, for prompts of any size."""
+    """Holds the method, what to keep and `AfterPrefix`'s options, for prompts of any size.
+
+    Attributes:
+        keep: A share of a text's keys as a float, or a number of keys as an int.
+    """
 
     method: Callable[[int], CacheMethod]
     keep: float
@@ -145,6 +158,20 @@ class Choices:
         least = built(self.method, max(1, always))
         AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
 
+    def __str__(self) -> str:
+        method = self.method(max(1, self.options["sinks"] + self.options["recent"]))
+        text = type(method).__name__
+        with suppress(AttributeError):  # of a method that does not hold its arguments
+            text = re.sub(r"\br=\d+", "r", " ".join(repr(method).split()))
+        options = {"keep": self.keep} | self.options
+        return ", ".join([text, *(f"{name}={option!r}" for name, option in options.items())])
+
+    def kept_of(self, tokens: int) -> int:
+        """Returns r for a text with this many tokens, without what is always kept."""
+        if isinstance(self.keep, int):
+            return min(self.keep, tokens)
+        return round(self.keep * tokens)
+
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
         """Returns the `AfterPrefix` that keeps r keys of texts with this many tokens."""
         return AfterPrefix(self.method(r), prefix=tokens, **self.options | changed)
@@ -156,7 +183,7 @@ class Choices:
         """
         sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
         always, longest = max(1, sinks + recent), max(lengths)
-        if (r := round(self.keep * longest)) < min(always, longest):
+        if (r := self.kept_of(longest)) < min(always, longest):
             warnings.warn(
                 f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
                 f"{min(always, longest)} are kept, as {sinks} sinks and {recent} recent keys "
@@ -170,7 +197,7 @@ class Choices:
             )
         after = {}
         for tokens in filter(None, lengths):
-            share = max(round(self.keep * tokens), min(always, tokens))
+            share = max(self.kept_of(tokens), min(always, tokens))
             floor = min(self.options["floor"], longest if tokens == longest else share)
             after[tokens] = self.after(tokens, share, every=None, floor=floor)
         self._warn_of_few_rows(after[longest], longest)
@@ -208,9 +235,13 @@ class Context:
 
     def __reduce__(self) -> str:
         raise ValueError(
-            "a compressed cache is read in its compressed_cache alone, so it cannot be saved or "
-            "pickled; copy.deepcopy copies it"
+            "a compressed cache is read in its context alone, so it cannot be pickled; "
+            "hugging_face.save_compressed writes it to a file, copy.deepcopy copies it"
         )
+
+    def reads(self) -> bool:
+        """Returns whether the model of the context reads a cache now."""
+        return self.filling is not None
 
 
 @dataclass
@@ -246,9 +277,10 @@ class Prompt:
 
     def reads(self) -> bool:
         """Returns whether the context's model reads the kept keys now, and records that it did."""
-        if self.report is not None and self.context.filling is not None:
+        is_open = self.context.reads()
+        if self.report is not None and is_open:
             self.report.was_read = True
-        return self.context.filling is not None
+        return is_open
 
     def read(
         self, query: Tensor, key: Tensor, attention_mask: Tensor | None,
@@ -287,6 +319,8 @@ class Prompt:
         """Makes a new choice among a pool of keys before the next token is read."""
         begun, tokens, choices = seconds_now(), key.shape[2], self.context.choices
         always = choices.options["sinks"] + choices.options["recent"]
+        if isinstance(choices.keep, int):  # a text that was shorter may grow to as many keys
+            share = torch.full_like(share, min(choices.keep, tokens))
         share = share.clamp_min(max(1, always))
         after = {r: choices.after(tokens, r) for r in share.unique().tolist()}
         with torch.autocast(query.device.type, enabled=False):
@@ -373,6 +407,7 @@ class Filling:
                 visible=prompt.visible, choose=prompt.choose_again,
                 rows=after.rows if options["observed"] == "last" else None,
             )  # fmt: skip
+        layer.locate(choice, prompt.visible)
         self.kept[place] = self.cache.layers[place] = layer
 
     def finished(self) -> CompressedCache:
@@ -389,6 +424,8 @@ class Filling:
         report = CompressedCache(
             tokens=layers[0].prefix,
             keys=counts.float().mean(dim=1).cpu(),  # read all at once
+            indices=[layer.indices.cpu() for layer in layers],
+            asked=str(self.context.choices),
             slots=sum(layer.held for layer in layers),
             bytes_before=self.bytes_before,
             bytes_after=sum(layer.nbytes for layer in layers),
