@@ -147,7 +147,11 @@ def test_the_examples_of_decoding_run_and_check_the_cache(
     for example in examples("docs/decoding.md"):
         exec(compile(example, "decoding.md", "exec"), names)
     said = capsys.readouterr().out
-    for line in ("256 tokens: 64.0 keys a head", "LeaveOneOut(r), keep=64, ", "equal over 56 tokens"):
+    for line in (
+        "256 tokens: 64.0 keys a head",
+        "LeaveOneOut(r), keep=64, ",
+        "equal over 56 tokens",
+    ):
         assert line in said
 
 

@@ -577,7 +577,7 @@ def test_a_copy_of_a_cache_is_read_in_its_context_alone(
         assert_refused("of another model", sharp("llama"), **one)
         held = {id(x) for layer in copied.layers for x in vars(layer).values()}
         assert not held & {id(module) for module in llama.modules()}
-    with refused("compressed_cache that is closed"), torch.no_grad():
+    with refused("of a compressed_cache or load_compressed that is closed"), torch.no_grad():
         llama(**part(inputs, PREFIX + 3, PREFIX + 4), past_key_values=copied)
 
 

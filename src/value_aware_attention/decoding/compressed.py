@@ -38,8 +38,8 @@ from value_aware_attention.decoding.refusals import (
     cache_argument,
     check_continued,
     check_decoder,
-    check_layer,
     check_inputs,
+    check_layer,
     check_unchanged,
     refuse_assistance,
     warning_of_padding,
@@ -114,10 +114,10 @@ def compressed_cache(
 class Compression(Context):
     """Computes the attention of a model, and compresses the caches that it fills."""
 
-    def __init__(self, model: PreTrainedModel, choices: Choices) -> None:
+    def __init__(self, model: PreTrainedModel, asked: Choices | str) -> None:
         check_decoder(model)
         super().__init__(
-            choices,
+            asked,
             {module: number for number, module in enumerate(attention_layers(model))},
             traits_of(model),
         )
@@ -157,7 +157,9 @@ class Compression(Context):
             )
         for module in (self.model.base_model, self.model):  # some models bypass the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
-            restored.callback(module.register_forward_pre_hook(check_inputs, with_kwargs=True).remove)
+            restored.callback(
+                module.register_forward_pre_hook(check_inputs, with_kwargs=True).remove
+            )
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", warning_of_padding),

@@ -168,9 +168,7 @@ class Choices:
 
     def kept_of(self, tokens: int) -> int:
         """Returns r for a text with this many tokens, without what is always kept."""
-        if isinstance(self.keep, int):
-            return min(self.keep, tokens)
-        return round(self.keep * tokens)
+        return min(self.keep, tokens) if isinstance(self.keep, int) else round(self.keep * tokens)
 
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
         """Returns the `AfterPrefix` that keeps r keys of texts with this many tokens."""
@@ -219,12 +217,13 @@ class Context:
     """Holds the state that a model's layers share within a `compressed_cache`.
 
     Attributes:
+        asked: The choices to make; the text of those that were made, for a loaded cache.
         numbers: The index of each layer in the model.
         filling: The cache that a pass is filling or has filled; None between passes.
         is_chunked: True while `generate` reads a prompt in chunks.
     """
 
-    choices: Choices
+    asked: Choices | str
     numbers: Mapping[nn.Module, int]
     traits: Mapping[nn.Module, Traits]
     filling: "Filling | None" = None
@@ -239,9 +238,15 @@ class Context:
             "hugging_face.save_compressed writes it to a file, copy.deepcopy copies it"
         )
 
-    def reads(self) -> bool:
-        """Returns whether the model of the context reads a cache now."""
-        return self.filling is not None
+    @property
+    def choices(self) -> Choices:
+        """Returns how keys are chosen; ValueError for a loaded cache, beside which none is made."""
+        if isinstance(self.asked, str):
+            raise ValueError(
+                "within load_compressed a model reads the loaded cache alone; give it as "
+                "past_key_values, or open compressed_cache to read another prompt"
+            )
+        return self.asked
 
 
 @dataclass
@@ -277,10 +282,9 @@ class Prompt:
 
     def reads(self) -> bool:
         """Returns whether the context's model reads the kept keys now, and records that it did."""
-        is_open = self.context.reads()
-        if self.report is not None and is_open:
+        if self.report is not None and self.context.filling is not None:
             self.report.was_read = True
-        return is_open
+        return self.context.filling is not None
 
     def read(
         self, query: Tensor, key: Tensor, attention_mask: Tensor | None,

@@ -1,8 +1,6 @@
 """Holds a layer of a key-value cache after most keys were dropped, once or repeatedly."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, Self
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,11 +15,6 @@ from value_aware_attention.decoding import fused, later_token
 from value_aware_attention.decoding.pages import ROOM, Pages, Room
 from value_aware_attention.decoding.pages import Slots as Slots
 from value_aware_attention.kernels import Kernel
-
-STATE = ("prefix", "slots", "keys", "values", "counts", "bias", "indices", "visible")
-"""Names of the attributes that make a layer, beside its pages"""
-PAGES_OF = "pages."
-"""Prefix of the names of its pages' attributes in its state"""
 
 
 def filled(layer: object) -> tuple[Float[Tensor, "B H M D"], Float[Tensor, "B H M V"]]:
@@ -88,30 +81,6 @@ class KeptLayer(DynamicLayer):
             indices = places.expand(-1, indices.shape[1], -1).gather(2, indices)
         self.indices = indices.masked_fill(bias == -torch.inf, -1).int()
 
-    def state(self) -> dict[str, Any]:
-        """Returns the tensors and numbers of which `of_state` makes an equal layer."""
-        state = {name: getattr(self, name) for name in STATE}
-        if self.pages is not None:
-            state |= {PAGES_OF + x.name: getattr(self.pages, x.name) for x in fields(self.pages)}
-        return {name: content for name, content in state.items() if content is not None}
-
-    @classmethod
-    def of_state(cls, state: Mapping[str, Any], is_read: Callable[[], bool]) -> Self:
-        """Makes a layer of what `state` has returned."""
-        layer = cls.__new__(cls)
-        DynamicLayer.__init__(layer)
-        for name in STATE:
-            setattr(layer, name, state.get(name))
-        pages = {
-            name.removeprefix(PAGES_OF): content
-            for name, content in state.items()
-            if name.startswith(PAGES_OF)
-        }
-        layer.pages = Pages(**{"bias": None} | pages) if pages else None
-        layer.room, layer.is_read, layer.is_initialized = None, is_read, True
-        layer.dtype, layer.device = layer.keys.dtype, layer.keys.device
-        return layer
-
     @property
     def is_filled(self) -> bool:
         """Returns whether the layer holds a prefix."""
@@ -124,8 +93,8 @@ class KeptLayer(DynamicLayer):
         """Appends keys and values; returns `keys` and `values`."""
         if self.is_filled and not self.is_read():
             raise ValueError(
-                "this cache is of a load_compressed or compressed_cache that is closed, or of another "
-                "model; a model can read it only within that context"
+                "this cache is of a compressed_cache or load_compressed that is closed, or of "
+                "another model; a model can read it only within that context"
             )
         if not self.is_filled or torch.is_grad_enabled() or key_states.dtype != self.dtype:
             self.room = None  # of keys with gradients none may be overwritten
