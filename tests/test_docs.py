@@ -149,7 +149,7 @@ def test_the_examples_of_decoding_run_and_check_the_cache(
     said = capsys.readouterr().out
     for line in (
         "256 tokens: 64.0 keys a head",
-        "LeaveOneOut(r), keep=64, ",
+        "LeaveOneOut, keep=64, ",
         "equal over 56 tokens",
     ):
         assert line in said

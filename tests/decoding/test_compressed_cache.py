@@ -757,7 +757,7 @@ def test_an_integer_is_the_number_of_keys_of_a_head_in_every_text(
         cut, inputs = [PREFIX, PREFIX + 2], text(padding=padding)
         logits, _, report = through(llama, Uneven, inputs, cut, keep=r, **budget)
         (one,) = report.caches
-        assert f"Uneven(r), keep={int(r)}, observed=" in str(one)
+        assert f"asked for: Uneven, keep={int(r)}, observed=" in str(one)
         counts = torch.stack([(x >= 0).sum(dim=-1) for x in one.indices]).float()
         shorter = min(int(r), PREFIX - padding)
         expected = [shorter, min(int(r), PREFIX), min(int(r), PREFIX)]

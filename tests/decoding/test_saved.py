@@ -131,7 +131,7 @@ def test_a_context_is_saved_after_later_tokens_and_gives_the_same_bytes(
             for bounds in (CUTS, (CUTS[1], PREFIX + LATER))
         ]
         assert torch.equal(torch.cat(rest, dim=1), expected[:, 1:])
-        assert "Uneven(r), keep=0.333" in loaded.asked and "observed='" in loaded.asked
+        assert "Uneven, keep=0.333" in loaded.asked and "observed='" in loaded.asked
     first, *others = (file.read_bytes() for file in files)
     assert first != others[0] and others[0] == others[1] == others[2]
 
@@ -247,9 +247,9 @@ def test_a_file_that_is_not_as_it_was_written_is_refused(
 
 def test_caches_that_cannot_be_saved_are_refused_and_leave_no_file(tmp_path: Path) -> None:
     model, file = sharp("llama"), tmp_path / "context"
-    line = "of type DynamicCache without compressed layers; it must be one that a model filled"
+    line = "is a DynamicCache; it must have layers that were compressed within compressed_cache"
     assert_refused(line, save_compressed, DynamicCache(), file)
-    assert_refused("cache is None without compressed layers", save_compressed, None, file)
+    assert_refused("cache is a NoneType; it must have layers", save_compressed, None, file)
     with compressed_cache(model, Recent, keep=KEEP, **EVEN, every=2):
         cache = read(model, text(), [PREFIX])[1]
         line = "layer 0 is a GrowingLayer; .*, since with `every` later choices need the method"
@@ -257,12 +257,14 @@ def test_caches_that_cannot_be_saved_are_refused_and_leave_no_file(tmp_path: Pat
     with compressed_cache(model, Recent, keep=KEEP):
         cache = read(model, text(), [PREFIX])[1]
         cache.layers[2].crop(-1)
-        assert_refused("left this cache half read", save_compressed, cache, file)
+        assert_refused(
+            "all its layers must have read the same tokens", save_compressed, cache, file
+        )
         cache.layers[2] = DynamicCache(config=model.config).layers[2]
         cache.layers[2].update(torch.ones(3, 2, PREFIX + LATER, 8), torch.ones(3, 2, 30, 8))
-        assert_refused("layer 2 is a DynamicLayer; only comp", save_compressed, cache, file)
+        assert_refused("layer 2 is a DynamicLayer; compressed layers", save_compressed, cache, file)
         cache.reset()
-        assert_refused("without compressed layers", save_compressed, cache, file)
+        assert_refused("it must have layers that were compressed", save_compressed, cache, file)
     assert not [*tmp_path.iterdir()]
 
 

@@ -117,12 +117,13 @@ class Compression(Context):
     def __init__(self, model: PreTrainedModel, asked: Choices | str) -> None:
         check_decoder(model)
         super().__init__(
+            model,
             asked,
             {module: number for number, module in enumerate(attention_layers(model))},
             traits_of(model),
         )
         attention = model.config._attn_implementation
-        self.model, self.attention = model, "sdpa" if attention in FUSED else attention
+        self.attention = "sdpa" if attention in FUSED else attention
         self.report = CompressedCaches()
         self.thread = current_thread()
         self.kernel = cache(layer_kernel)

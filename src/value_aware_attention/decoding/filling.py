@@ -1,15 +1,14 @@
 """Fills a compressed cache: records what each layer has read, and chooses its keys."""
 
-import re
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from value_aware_attention.arguments import check_at_least, check_choice, described
@@ -160,11 +159,10 @@ class Choices:
 
     def __str__(self) -> str:
         method = self.method(max(1, self.options["sinks"] + self.options["recent"]))
-        text = type(method).__name__
-        with suppress(AttributeError):  # of a method that does not hold its arguments
-            text = re.sub(r"\br=\d+", "r", " ".join(repr(method).split()))
-        options = {"keep": self.keep} | self.options
-        return ", ".join([text, *(f"{name}={option!r}" for name, option in options.items())])
+        options = {"keep": self.keep} | getattr(self.method, "keywords", {}) | self.options
+        return ", ".join(
+            [type(method).__name__, *(f"{name}={option!r}" for name, option in options.items())]
+        )
 
     def kept_of(self, tokens: int) -> int:
         """Returns r for a text with this many tokens, without what is always kept."""
@@ -217,12 +215,13 @@ class Context:
     """Holds the state that a model's layers share within a `compressed_cache`.
 
     Attributes:
-        asked: The choices to make; the text of those that were made, for a loaded cache.
+        asked: The choices to make; for a loaded cache, the text of those that were made.
         numbers: The index of each layer in the model.
         filling: The cache that a pass is filling or has filled; None between passes.
         is_chunked: True while `generate` reads a prompt in chunks.
     """
 
+    model: PreTrainedModel
     asked: Choices | str
     numbers: Mapping[nn.Module, int]
     traits: Mapping[nn.Module, Traits]
@@ -323,9 +322,8 @@ class Prompt:
         """Makes a new choice among a pool of keys before the next token is read."""
         begun, tokens, choices = seconds_now(), key.shape[2], self.context.choices
         always = choices.options["sinks"] + choices.options["recent"]
-        if isinstance(choices.keep, int):  # a text that was shorter may grow to as many keys
-            share = torch.full_like(share, min(choices.keep, tokens))
-        share = share.clamp_min(max(1, always))
+        number = choices.keep if isinstance(choices.keep, int) else 0  # which a short text grows to
+        share = share.clamp_min(max(1, always, min(number, tokens)))
         after = {r: choices.after(tokens, r) for r in share.unique().tolist()}
         with torch.autocast(query.device.type, enabled=False):
             parts, cut = next(iter(after.values())).parted(

@@ -197,8 +197,9 @@ class KeptLayer(DynamicLayer):
         """Counts the bytes of all keys, values and bookkeeping tensors, and of room for keys."""
         pages, room = 0 if self.pages is None else self.pages.nbytes, self.room
         later = (self.keys, self.values) if room is None else (room.later_key, room.later_value)
-        tensors = (*later, self.bias, self.counts, self.indices)
-        return pages + sum(x.nbytes for x in tensors if x is not None)
+        return pages + sum(
+            x.nbytes for x in (*later, self.bias, self.counts, self.indices) if x is not None
+        )
 
     def get_seq_length(self) -> int:
         return self.prefix + self.later
@@ -230,9 +231,9 @@ class KeptLayer(DynamicLayer):
             texts, heads = self.counts.shape
             moved = move(torch.arange(texts, device=self.keys.device))
             self.pages = None if self.pages is None else self.pages.take(moved, heads)
-            for name in ("bias", "indices", "visible"):
-                if (x := getattr(self, name)) is not None:
-                    setattr(self, name, move(x))
+            self.bias, self.indices, self.visible = (
+                None if x is None else move(x) for x in (self.bias, self.indices, self.visible)
+            )
             self.counts = move(self.counts)
         self.keys, self.values, self.room = move(self.keys), move(self.values), None
 

@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 
-from value_aware_attention.arguments import described
 from value_aware_attention.decoding.compressed import Compression
 from value_aware_attention.decoding.filling import Prompt
 from value_aware_attention.decoding.kept_layer import KeptLayer
@@ -27,14 +26,14 @@ from value_aware_attention.hugging_face.layers import layer_kernel
 
 FORMAT = 1  # version of the file format
 HEADER = "value_aware_attention"  # a single entry of metadata, since several have no fixed order
+# what makes a layer, and pages, which some layers have
 ATTRIBUTES: dict[type, tuple[str, ...]] = {
     KeptLayer: ("prefix", "slots", "keys", "values", "counts", "bias", "indices", "visible"),
     DynamicSlidingWindowLayer: ("keys", "values", "cumulative_length"),
     Pages: tuple(field.name for field in fields(Pages)),
 }
-"""Attributes that make a layer, and pages, which some layers have"""
+# entries of a config that change nothing in a cache
 OF_ANY_MODEL = PreTrainedConfig().to_dict().keys() - {"model_type"} | {"use_cache"}
-"""Entries of a config that change nothing in a cache"""
 
 _hashes: WeakKeyDictionary[PreTrainedModel, tuple[object, str]] = WeakKeyDictionary()
 
@@ -51,7 +50,7 @@ def save_compressed(cache: Cache, path: Path | str) -> None:
     the method, with other layers than those of full attention and of windows, and for one that a
     call has left half read; DiskFull if there is no space left.
     """
-    context = _context_of(cache)
+    prompt = _prompt_of(cache)
     states = [_state(place, layer) for place, layer in enumerate(cache.layers)]
     tensors = {
         f"{place}.{name}": x.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -61,13 +60,15 @@ def save_compressed(cache: Cache, path: Path | str) -> None:
     }
     header = {
         "format": FORMAT,
-        "asked": str(context.asked),
-        "model": _identity(context.model),
+        "asked": str(prompt.context.asked),
+        "model": _identity(prompt.context.model),
         "layers": [
             {name: x for name, x in state.items() if not isinstance(x, Tensor)} for state in states
         ],
         "sha256": _digest(tensors),
     }
+    if prompt.report is not None:
+        prompt.report.was_read = True
     with new_file(path) as partial:
         save_file(tensors, partial, {HEADER: with_checksum(json.dumps(header))})
 
@@ -89,40 +90,31 @@ def load_compressed(path: Path | str, model: PreTrainedModel) -> Iterator[Dynami
     damaged, foreign or of a newer format, and where `compressed_cache` cannot be opened. Within the
     context it is raised for any other cache.
     """
-    context = Compression(model, "a cache that is not yet loaded")
     header, tensors = _read(path)
+    context = Compression(model, header["asked"])
     for name, here in _identity(model).items():
         if (there := header["model"].get(name)) != here:
             raise ValueError(
                 f"{path} was saved with another model: its {name} is {there!r}, this model's is "
                 f"{here!r}"
             )
-    context.asked = header["asked"]
     with reading(path, "save the context again"):
         cache = _loaded(header, tensors, context)
     with context.opened():
         yield cache
 
 
-def _context_of(cache: Cache) -> Compression:
-    """Returns the context of a cache, and reports that its keys are used.
-
-    Raises ValueError if it has no compressed layers, or if layers have seen other tokens.
-    """
+def _prompt_of(cache: Cache) -> Prompt:
+    """Returns the prompt of a cache's first compressed layer; ValueError for other caches."""
     layers = cache.layers if isinstance(cache, Cache) else []
     readers = [x.is_read for x in layers if isinstance(x, KeptLayer) and x.is_filled]
     prompt = getattr(readers[0], "__self__", None) if readers else None
-    context = getattr(prompt, "context", None)
-    if not isinstance(context, Compression) or not isinstance(prompt, Prompt):
+    if not isinstance(prompt, Prompt) or len({layer.get_seq_length() for layer in layers}) > 1:
         raise ValueError(
-            f"cache is {described(cache)} without compressed layers; it must be one that a model "
-            f"filled within compressed_cache"
+            f"cache is a {type(cache).__name__}; it must have layers that were compressed within "
+            f"compressed_cache, and all its layers must have read the same tokens"
         )
-    if len({layer.get_seq_length() for layer in layers}) > 1:
-        raise ValueError("a call that was interrupted left this cache half read; fill a new one")
-    if prompt.report is not None:
-        prompt.report.was_read = True
-    return context
+    return prompt
 
 
 def _state(place: int, layer: object) -> dict[str, Any]:
@@ -132,9 +124,10 @@ def _state(place: int, layer: object) -> dict[str, Any]:
             f"layer {place} is a {type(layer).__name__}; compressed layers and layers with windows "
             f"are saved, and only without `every`, since with `every` later choices need the method"
         )
-    state = {name: getattr(layer, name) for name in ATTRIBUTES[type(layer)]}
     pages = getattr(layer, "pages", None)
-    return state | {f"pages.{name}": getattr(pages, name) for name in ATTRIBUTES[Pages] if pages}
+    return {name: getattr(layer, name) for name in ATTRIBUTES[type(layer)]} | {
+        f"pages.{name}": getattr(pages, name) for name in ATTRIBUTES[Pages] if pages
+    }
 
 
 def _read(path: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -164,20 +157,26 @@ def _loaded(
     modules = {module.layer_idx: module for module in context.numbers}
     for place, state in enumerate(header["layers"]):
         device = next(modules[place].parameters()).device
-        for name in (name for name in tensors if name.startswith(f"{place}.")):
-            state[name.partition(".")[2]] = tensors[name].to(device)
+        state |= {
+            name.partition(".")[2]: x.to(device)
+            for name, x in tensors.items()
+            if name.startswith(f"{place}.")
+        }
         if "prefix" in state:
             kept = cache.layers[place] = KeptLayer.__new__(KeptLayer)
             pages = {name: state.get(f"pages.{name}") for name in ATTRIBUTES[Pages]}
-            kept.pages = Pages(**pages) if "pages.key" in state else None
+            kept.pages, kept.room = Pages(**pages) if "pages.key" in state else None, None
             kept.is_read = Prompt(context, modules[place], layer_kernel(modules[place])).reads
-            kept.room = None
         layer = cache.layers[place]
         layer.lazy_initialization(state["keys"], state["values"])
         vars(layer).update({name: state[name] for name in ATTRIBUTES[type(layer)]})
-    seen = torch.ones(kept.counts.shape[0], kept.prefix, dtype=torch.long, device=kept.device)
-    seen = seen if kept.visible is None else kept.visible[:, 0, 0].long()
-    cache.attention_mask = pad(seen, (0, kept.later), value=1)
+    cache.attention_mask = pad(
+        kept.counts.new_ones(len(kept.counts), kept.prefix)
+        if kept.visible is None
+        else kept.visible[:, 0, 0].long(),
+        (0, kept.later),
+        value=1,
+    )
     cache.asked = header["asked"]
     return cache
 
@@ -193,10 +192,11 @@ def _identity(model: PreTrainedModel) -> dict[str, Any]:
     state = [(x.data_ptr(), x.is_inference() or x._version) for x in weights.values()]
     if model not in _hashes or _hashes[model][0] != state:
         _hashes[model] = state, _digest(weights)
-    names = [x for x in config if x not in OF_ANY_MODEL and not x.endswith("_token_id")]
-    return {name: config[name] for name in names} | {
-        "dtype": str(model.dtype), "sha256 of the weights": _hashes[model][1],
-    }  # fmt: skip
+    return {
+        name: entry
+        for name, entry in config.items()
+        if name not in OF_ANY_MODEL and not name.endswith("_token_id")
+    } | {"dtype": str(model.dtype), "sha256 of the weights": _hashes[model][1]}
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
