@@ -158,11 +158,9 @@ class Choices:
         AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
 
     def __str__(self) -> str:
-        method = self.method(max(1, self.options["sinks"] + self.options["recent"]))
+        name = type(self.method(max(1, self.options["sinks"] + self.options["recent"]))).__name__
         options = {"keep": self.keep} | getattr(self.method, "keywords", {}) | self.options
-        return ", ".join(
-            [type(method).__name__, *(f"{name}={option!r}" for name, option in options.items())]
-        )
+        return f"{name}, {', '.join(f'{x}={option!r}' for x, option in options.items())}"
 
     def kept_of(self, tokens: int) -> int:
         """Returns r for a text with this many tokens, without what is always kept."""
@@ -426,7 +424,7 @@ class Filling:
         report = CompressedCache(
             tokens=layers[0].prefix,
             keys=counts.float().mean(dim=1).cpu(),  # read all at once
-            indices=[layer.indices.cpu() for layer in layers],
+            indices=[cast(Tensor, layer.indices).cpu() for layer in layers],
             asked=str(self.context.choices),
             slots=sum(layer.held for layer in layers),
             bytes_before=self.bytes_before,

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from inspect import signature
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -29,7 +30,7 @@ def check_inputs(model: nn.Module, inputs: tuple[object, ...], options: dict[str
     arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
     mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
     tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
-    tokens = next((x for x in tensors if isinstance(x, Tensor)), mask)
+    tokens: Any = next((x for x in tensors if isinstance(x, Tensor)), mask)
     for layer in cache.layers if isinstance(cache, Cache) and isinstance(tokens, Tensor) else ():
         if isinstance(layer, KeptLayer) and layer.is_filled and len(layer.counts) != len(tokens):
             raise ValueError(

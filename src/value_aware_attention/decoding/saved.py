@@ -106,9 +106,15 @@ def load_compressed(path: Path | str, model: PreTrainedModel) -> Iterator[Dynami
 
 def _prompt_of(cache: Cache) -> Prompt:
     """Returns the prompt of a cache's first compressed layer; ValueError for other caches."""
-    layers = cache.layers if isinstance(cache, Cache) else []
-    readers = [x.is_read for x in layers if isinstance(x, KeptLayer) and x.is_filled]
-    prompt = getattr(readers[0], "__self__", None) if readers else None
+    layers: Any = cache.layers if isinstance(cache, Cache) else []
+    prompt = next(
+        (
+            getattr(layer.is_read, "__self__", None)
+            for layer in layers
+            if isinstance(layer, KeptLayer) and layer.is_filled
+        ),
+        None,
+    )
     if not isinstance(prompt, Prompt) or len({layer.get_seq_length() for layer in layers}) > 1:
         raise ValueError(
             f"cache is a {type(cache).__name__}; it must have layers that were compressed within "
@@ -154,7 +160,7 @@ def _loaded(
 ) -> DynamicCache:
     """Makes a cache of what was read, each layer on the device of its module."""
     cache = DynamicCache(config=context.model.config)
-    modules = {module.layer_idx: module for module in context.numbers}
+    modules: dict[Any, Any] = {module.layer_idx: module for module in context.numbers}
     for place, state in enumerate(header["layers"]):
         device = next(modules[place].parameters()).device
         state |= {
@@ -167,17 +173,14 @@ def _loaded(
             pages = {name: state.get(f"pages.{name}") for name in ATTRIBUTES[Pages]}
             kept.pages, kept.room = Pages(**pages) if "pages.key" in state else None, None
             kept.is_read = Prompt(context, modules[place], layer_kernel(modules[place])).reads
-        layer = cache.layers[place]
+        layer: Any = cache.layers[place]
         layer.lazy_initialization(state["keys"], state["values"])
         vars(layer).update({name: state[name] for name in ATTRIBUTES[type(layer)]})
-    cache.attention_mask = pad(
-        kept.counts.new_ones(len(kept.counts), kept.prefix)
-        if kept.visible is None
-        else kept.visible[:, 0, 0].long(),
-        (0, kept.later),
-        value=1,
+    ones = kept.counts.new_ones(len(kept.counts), kept.prefix)
+    is_token = ones if kept.visible is None else kept.visible[:, 0, 0].long()
+    vars(cache).update(
+        asked=header["asked"], attention_mask=pad(is_token, (0, kept.later), value=1)
     )
-    cache.asked = header["asked"]
     return cache
 
 
@@ -187,14 +190,13 @@ def _identity(model: PreTrainedModel) -> dict[str, Any]:
     The hash is computed once, and again after weights were replaced or changed in place; changes of
     `.data` are not noticed.
     """
-    config = json.loads(model.config.get_text_config(decoder=True).to_json_string(use_diff=False))
-    weights = model.state_dict()
+    config, weights = model.config.get_text_config(decoder=True), model.state_dict()
     state = [(x.data_ptr(), x.is_inference() or x._version) for x in weights.values()]
     if model not in _hashes or _hashes[model][0] != state:
         _hashes[model] = state, _digest(weights)
     return {
         name: entry
-        for name, entry in config.items()
+        for name, entry in json.loads(config.to_json_string(use_diff=False)).items()
         if name not in OF_ANY_MODEL and not name.endswith("_token_id")
     } | {"dtype": str(model.dtype), "sha256 of the weights": _hashes[model][1]}
 
@@ -204,5 +206,5 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     shapes = [(name, str(x.dtype), tuple(x.shape)) for name, x in sorted(tensors.items())]
     digest = sha256(repr(shapes).encode())
     for name, *_ in shapes:
-        digest.update(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensors[name].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
