@@ -27,7 +27,7 @@ from value_aware_attention.hugging_face.layers import layer_kernel
 FORMAT = 1  # version of the file format
 HEADER = "value_aware_attention"  # a single entry of metadata, since several have no fixed order
 # what makes a layer, and pages, which some layers have
-ATTRIBUTES: dict[type, tuple[str, ...]] = {
+LAYER_STATE: dict[type, tuple[str, ...]] = {
     KeptLayer: ("prefix", "slots", "keys", "values", "counts", "bias", "indices", "visible"),
     DynamicSlidingWindowLayer: ("keys", "values", "cumulative_length"),
     Pages: tuple(field.name for field in fields(Pages)),
@@ -125,14 +125,14 @@ def _prompt_of(cache: Cache) -> Prompt:
 
 def _state(place: int, layer: object) -> dict[str, Any]:
     """Returns what makes a layer; ValueError for a kind of layer that is not saved."""
-    if type(layer) not in ATTRIBUTES:
+    if type(layer) not in LAYER_STATE:
         raise ValueError(
             f"layer {place} is a {type(layer).__name__}; compressed layers and layers with windows "
             f"are saved, and only without `every`, since with `every` later choices need the method"
         )
     pages = getattr(layer, "pages", None)
-    return {name: getattr(layer, name) for name in ATTRIBUTES[type(layer)]} | {
-        f"pages.{name}": getattr(pages, name) for name in ATTRIBUTES[Pages] if pages
+    return {name: getattr(layer, name) for name in LAYER_STATE[type(layer)]} | {
+        f"pages.{name}": getattr(pages, name) for name in LAYER_STATE[Pages] if pages
     }
 
 
@@ -170,12 +170,12 @@ def _loaded(
         }
         if "prefix" in state:
             kept = cache.layers[place] = KeptLayer.__new__(KeptLayer)
-            pages = {name: state.get(f"pages.{name}") for name in ATTRIBUTES[Pages]}
+            pages = {name: state.get(f"pages.{name}") for name in LAYER_STATE[Pages]}
             kept.pages, kept.room = Pages(**pages) if "pages.key" in state else None, None
             kept.is_read = Prompt(context, modules[place], layer_kernel(modules[place])).reads
         layer: Any = cache.layers[place]
         layer.lazy_initialization(state["keys"], state["values"])
-        vars(layer).update({name: state[name] for name in ATTRIBUTES[type(layer)]})
+        vars(layer).update({name: state[name] for name in LAYER_STATE[type(layer)]})
     ones = kept.counts.new_ones(len(kept.counts), kept.prefix)
     is_token = ones if kept.visible is None else kept.visible[:, 0, 0].long()
     vars(cache).update(
