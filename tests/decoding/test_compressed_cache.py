@@ -801,24 +801,24 @@ def test_the_report_has_the_positions_of_the_kept_keys(
             tokens = inputs["input_ids"][row : row + 1, (4 if row == 0 else 0) : PREFIX]
             llama(tokens, use_cache=True)
         cache.reorder_cache(torch.tensor([2, 0, 1]))
-    together, *alone = (one.indices for one in report.caches)
+    together, *singles = (cache.indices for cache in report.caches)
     for number, indices in enumerate(together):
         assert torch.equal(cache.layers[number].indices, indices[[2, 0, 1]])
         for row, head in itertools.product(range(3), range(2)):
             places = indices[row, head][indices[row, head] >= 0]
-            single = alone[row][number][0, head]
-            assert places.tolist() == single[single >= 0].tolist()
+            of_text = singles[row][number][0, head]
+            assert places.tolist() == of_text[of_text >= 0].tolist()
             assert places.tolist() == sorted(set(places.tolist()))
             at = (places + (4 if row == 0 else 0)).long()
             expected = full.layers[number].keys[row, head, at]
             layer, text_now = cache.layers[number], [1, 2, 0][row]
             if layer.pages is None:
-                kept = layer.keys[text_now, head]
-                kept = kept if layer.bias is None else kept[layer.bias[text_now, head] == 0]
+                key = layer.keys[text_now, head]
+                key = key if layer.bias is None else key[layer.bias[text_now, head] == 0]
             else:
                 pages = layer.pages.cache == 2 * text_now + head
-                kept = layer.pages.key[pages].flatten(0, 1)[: len(places)]
-            assert torch.equal(kept, expected)
+                key = layer.pages.key[pages].flatten(0, 1)[: len(places)]
+            assert torch.equal(key, expected)
 
 
 def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:

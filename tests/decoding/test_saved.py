@@ -140,9 +140,9 @@ def test_a_file_holds_the_positions_and_names_no_code(tmp_path: Path) -> None:
     model, file = sharp("llama"), tmp_path / "context"
     with written(model, Recent, text(), file, **EVEN):
         pass
-    kept = load_file(file)["0.indices"]
-    assert kept[1, 0].tolist() == [0, 1, *range(PREFIX - 6, PREFIX)]  # of 24 tokens
-    assert kept[0, 0].tolist() == [-1, 0, 1, *range(PREFIX - 4 - 5, PREFIX - 4)]  # of 20
+    indices = load_file(file)["0.indices"]
+    assert indices[1, 0].tolist() == [0, 1, *range(PREFIX - 6, PREFIX)]  # of 24 tokens
+    assert indices[0, 0].tolist() == [-1, 0, 1, *range(PREFIX - 4 - 5, PREFIX - 4)]  # of 20
     with safe_open(file, "pt") as opened:
         (text_of_header,) = opened.metadata().values()
     header = json.loads(text_of_header)
@@ -285,8 +285,8 @@ def test_a_full_disk_leaves_the_old_file(context: Path, tmp_path: Path) -> None:
 def test_a_batch_of_questions_reads_one_context(kind: str, tmp_path: Path) -> None:
     """A copy is repeated; a batch that does not fit is refused before a layer reads it."""
     model, file = sharp(kind), tmp_path / "context"
-    one = {name: x[1:2] for name, x in text().items()}
-    with written(model, Uneven, one, file):
+    inputs = {name: x[1:2] for name, x in text().items()}
+    with written(model, Uneven, inputs, file):
         pass
     questions = torch.randint(5, 90, (5, 4), generator=torch.Generator().manual_seed(3))
     with load_compressed(file, model) as cache, torch.no_grad():

@@ -169,17 +169,17 @@ def _loaded(
             if name.startswith(f"{place}.")
         }
         if "prefix" in state:
-            kept = cache.layers[place] = KeptLayer.__new__(KeptLayer)
+            chosen = cache.layers[place] = KeptLayer.__new__(KeptLayer)
             pages = {name: state.get(f"pages.{name}") for name in LAYER_STATE[Pages]}
-            kept.pages, kept.room = Pages(**pages) if "pages.key" in state else None, None
-            kept.is_read = Prompt(context, modules[place], layer_kernel(modules[place])).reads
+            chosen.pages, chosen.room = Pages(**pages) if "pages.key" in state else None, None
+            chosen.is_read = Prompt(context, modules[place], layer_kernel(modules[place])).reads
         layer: Any = cache.layers[place]
         layer.lazy_initialization(state["keys"], state["values"])
         vars(layer).update({name: state[name] for name in LAYER_STATE[type(layer)]})
-    ones = kept.counts.new_ones(len(kept.counts), kept.prefix)
-    is_token = ones if kept.visible is None else kept.visible[:, 0, 0].long()
+    ones = chosen.counts.new_ones(len(chosen.counts), chosen.prefix)
+    is_token = ones if chosen.visible is None else chosen.visible[:, 0, 0].long()
     vars(cache).update(
-        asked=header["asked"], attention_mask=pad(is_token, (0, kept.later), value=1)
+        asked=header["asked"], attention_mask=pad(is_token, (0, chosen.later), value=1)
     )
     return cache
 
