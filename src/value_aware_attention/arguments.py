@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from inspect import signature
 from numbers import Real
 from operator import index
-from typing import SupportsFloat, TypeVar
+from typing import TypeVar
 
 from torch import Tensor, nn
 
@@ -24,13 +24,20 @@ def check_at_least(minimum: int, **arguments: int) -> int:
     return index(number)
 
 
-def check_share(**arguments: SupportsFloat) -> float:
-    """Returns the only argument, a number or tensor of one, if it is above 0 and at most 1."""
-    ((name, share),) = arguments.items()
-    is_number = isinstance(share, Real) or (isinstance(share, Tensor) and share.ndim == 0)
-    if isinstance(share, bool) or not is_number or not 0 < float(share) <= 1:
-        raise ValueError(f"{name} is {share!r}; it must be above 0 and at most 1, as a number")
-    return float(share)
+def check_keep(keep: float) -> float:
+    """Returns a share of keys as a float, or a number of keys as an int.
+
+    Numbers of Python and numpy and tensors of one are taken. Raises ValueError for all but a number
+    above 0 and at most 1 and an integer >= 2.
+    """
+    is_number = isinstance(keep, Real) or (isinstance(keep, Tensor) and keep.ndim == 0)
+    if is_number and is_integer(keep) and keep >= 2:
+        return index(keep)  # type: ignore[arg-type]
+    if isinstance(keep, bool) or not is_number or not 0 < float(keep) <= 1:
+        raise ValueError(
+            f"keep is {keep!r}; it must be a share above 0 and at most 1, or an integer >= 2"
+        )
+    return float(keep)
 
 
 def check_seed(seed: int) -> int:

@@ -577,7 +577,7 @@ def test_a_copy_of_a_cache_is_read_in_its_context_alone(
         assert_refused("of another model", sharp("llama"), **one)
         held = {id(x) for layer in copied.layers for x in vars(layer).values()}
         assert not held & {id(module) for module in llama.modules()}
-    with refused("compressed_cache that is closed"), torch.no_grad():
+    with refused("of a compressed_cache or load_compressed that is closed"), torch.no_grad():
         llama(**part(inputs, PREFIX + 3, PREFIX + 4), past_key_values=copied)
 
 
@@ -723,11 +723,11 @@ def test_gradients_reach_the_prompt(options: dict[str, Any]) -> None:
 
 
 def test_copies_and_files_of_what_an_open_context_holds(llama: PreTrainedModel) -> None:
-    """A cache is copied and not saved; a model is copied before or after."""
+    """A cache is copied and not pickled; a model is copied before or after."""
     with compressed_cache(llama, Recent, keep=KEEP), torch.no_grad():
         cache = llama(**prompt(), use_cache=True).past_key_values
         for save in (pickle.dumps, lambda x: torch.save(x, io.BytesIO())):
-            assert_refused("it cannot be saved or pickled; copy.deepcopy copies it", save, cache)
+            assert_refused("it cannot be pickled; hugging_face.save_compressed w", save, cache)
         assert deepcopy(cache).get_seq_length() == PREFIX
         for model in (llama, llama.model):
             line = "this model is replaced; copy or save it before the context"
@@ -743,9 +743,82 @@ def test_copies_and_files_of_what_an_open_context_holds(llama: PreTrainedModel) 
 def test_a_share_is_any_number(llama: PreTrainedModel, keep: Any) -> None:
     _, report = filled(llama, Recent, text(padding=0), keep=keep)
     assert report.caches[0].keys.unique().tolist() == [(PREFIX + LATER) // 2]
-    for wrong in (0.0, 1.5, True, torch.tensor([0.5, 0.5]), "1/2", None, torch.nan):
-        line = "it must be above 0 and at most 1, as a number"
+    for wrong in (0, 0.0, 1.5, 2.0, -3, True, torch.tensor([0.5, 0.5]), "1/2", None, torch.nan):
+        line = "it must be a share above 0 and at most 1, or an integer >= 2"
         assert_refused(line, filled, llama, Recent, prompt(), keep=wrong)
+
+
+@of_every_budget
+def test_an_integer_is_the_number_of_keys_of_a_head_in_every_text(
+    llama: PreTrainedModel, budget: dict[str, Any]
+) -> None:
+    """A short text of a padded batch keeps as many, too, or all of its keys."""
+    for r, padding in ((R, 0), (R, 4), (np.int64(22), 4), (torch.tensor(99), 4)):
+        cut, inputs = [PREFIX, PREFIX + 2], text(padding=padding)
+        logits, _, report = through(llama, Uneven, inputs, cut, keep=r, **budget)
+        (one,) = report.caches
+        assert f"asked for: Uneven, keep={int(r)}, observed=" in str(one)
+        counts = torch.stack([(x >= 0).sum(dim=-1) for x in one.indices]).float()
+        shorter = min(int(r), PREFIX - padding)
+        expected = [shorter, min(int(r), PREFIX), min(int(r), PREFIX)]
+        assert counts.mean(dim=(0, 2)).tolist() == pytest.approx(expected)
+        if not padding:
+            assert torch.equal(logits, through(llama, Uneven, inputs, cut, keep=KEEP, **budget)[0])
+        if r > PREFIX:
+            assert_equal(logits, read(llama, inputs, cut)[0])
+    for keep in (1, 1.0):
+        keys = filled(llama, Uneven, prompt(), keep=keep)[1].caches[0].keys
+        assert keys.mean().item() == pytest.approx(PREFIX - 4 / 3)  # of 20, 24 and 24
+
+
+def test_a_growing_cache_stays_at_a_number_of_keys_once_it_has_them(
+    llama: PreTrainedModel,
+) -> None:
+    """A prompt of 24 tokens grows to 26 keys, and then chooses 26 among 28."""
+    options, inputs = EVEN | {"every": 2, "observed": "last"}, text(padding=0)
+    cuts = [*range(PREFIX, PREFIX + LATER)]
+    logits, cache, _ = through(llama, ObservedAttention, inputs, cuts, keep=26, **options)
+    method = AfterPrefix(ObservedAttention(26), prefix=26, **options)
+    with replace_attention(llama, method), torch.no_grad():
+        expected = llama(**inputs, use_cache=False).logits[:, PREFIX:]
+    assert_equal(logits, expected)
+    assert {tuple(layer.counts.unique().tolist()) for layer in cache.layers} == {(26,)}
+    growing = through(llama, Recent, text(padding=4), cuts, keep=22, **options)[1].layers[0]
+    assert growing.counts[:, 0].tolist() == [22, 22, 22]  # from 20, 22 and 22
+
+
+@of_every_budget
+def test_the_report_has_the_positions_of_the_kept_keys(
+    llama: PreTrainedModel, budget: dict[str, Any]
+) -> None:
+    """A text keeps the same positions alone, in a padded batch, and where beams have moved it."""
+    inputs = text()
+    with torch.no_grad():
+        full = llama(**placed(llama, prompt())).past_key_values
+    with compressed_cache(llama, LeaveOneOut, keep=KEEP, **budget) as report, torch.no_grad():
+        cache = llama(**placed(llama, prompt()), use_cache=True).past_key_values
+        for row in range(3):
+            tokens = inputs["input_ids"][row : row + 1, (4 if row == 0 else 0) : PREFIX]
+            llama(tokens, use_cache=True)
+        cache.reorder_cache(torch.tensor([2, 0, 1]))
+    together, *singles = (cache.indices for cache in report.caches)
+    for number, indices in enumerate(together):
+        assert torch.equal(cache.layers[number].indices, indices[[2, 0, 1]])
+        for row, head in itertools.product(range(3), range(2)):
+            places = indices[row, head][indices[row, head] >= 0]
+            of_text = singles[row][number][0, head]
+            assert places.tolist() == of_text[of_text >= 0].tolist()
+            assert places.tolist() == sorted(set(places.tolist()))
+            at = (places + (4 if row == 0 else 0)).long()
+            expected = full.layers[number].keys[row, head, at]
+            layer, text_now = cache.layers[number], [1, 2, 0][row]
+            if layer.pages is None:
+                key = layer.keys[text_now, head]
+                key = key if layer.bias is None else key[layer.bias[text_now, head] == 0]
+            else:
+                pages = layer.pages.cache == 2 * text_now + head
+                key = layer.pages.key[pages].flatten(0, 1)[: len(places)]
+            assert torch.equal(key, expected)
 
 
 def test_a_prompt_that_is_too_short_is_said_with_its_cause(llama: PreTrainedModel) -> None:

@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from value_aware_attention.arguments import check_share, described
+from value_aware_attention.arguments import check_keep, described
 from value_aware_attention.attention import AttentionState
 from value_aware_attention.caches.method import CacheMethod
 from value_aware_attention.call import uncompiled
@@ -38,8 +38,8 @@ from value_aware_attention.decoding.refusals import (
     cache_argument,
     check_continued,
     check_decoder,
+    check_inputs,
     check_layer,
-    check_mask,
     check_unchanged,
     refuse_assistance,
     warning_of_padding,
@@ -80,16 +80,18 @@ def compressed_cache(
     The prompt's queries attend exactly. Then each key-value head keeps the r = keep * tokens keys
     (padding not counted) that `method(r)` chooses; later tokens see these and all later keys.
     Logits equal those of one pass of `caches.AfterPrefix` with the same options, and gradients flow
-    through the kept keys. A cache can be read only within the context; it can be copied, but not
-    saved. If no cache was read, the context ends with a warning, because a single pass is exact:
-    `logits_after` reads in two passes. docs/decoding.md explains padding, windows, memory and
-    several turns, and lists the models, caches and calls that raise ValueError.
+    through the kept keys. A cache can be read only within the context, where it can be copied;
+    `save_compressed` writes it to a file. If no cache was read or saved, the context ends with a
+    warning, because a single pass is exact: `logits_after` reads in two passes. docs/decoding.md
+    explains padding, windows, memory and several turns, and lists the models, caches and calls that
+    raise ValueError.
 
     Args:
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
-        keep: Share of a text's keys that a head keeps, above 0 and at most 1. Sinks and recent keys
-            are kept even if they exceed it; a warning is issued if that holds for the whole prompt.
+        keep: Share of a text's keys that a head keeps, above 0 and at most 1, or an integer >= 2,
+            which is r itself. Sinks and recent keys are kept even if they exceed it; a warning is
+            issued if that holds for the whole prompt.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
         rows: Most observed queries per head. None: all with "continued", else 32. Few rows with a
             `pool` cause a warning, because heads that they do not use lose their keys.
@@ -105,22 +107,23 @@ def compressed_cache(
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
-    with _Compression(model, Choices(method, check_share(keep=keep), options)).opened() as report:
+    with Compression(model, Choices(method, check_keep(keep), options)).opened() as report:
         yield report
 
 
-class _Compression(Context):
+class Compression(Context):
     """Computes the attention of a model, and compresses the caches that it fills."""
 
-    def __init__(self, model: PreTrainedModel, choices: Choices) -> None:
+    def __init__(self, model: PreTrainedModel, asked: Choices | str) -> None:
         check_decoder(model)
         super().__init__(
-            choices,
+            model,
+            asked,
             {module: number for number, module in enumerate(attention_layers(model))},
             traits_of(model),
         )
         attention = model.config._attn_implementation
-        self.model, self.attention = model, "sdpa" if attention in FUSED else attention
+        self.attention = "sdpa" if attention in FUSED else attention
         self.report = CompressedCaches()
         self.thread = current_thread()
         self.kernel = cache(layer_kernel)
@@ -155,7 +158,9 @@ class _Compression(Context):
             )
         for module in (self.model.base_model, self.model):  # some models bypass the first
             restored.callback(module.register_forward_hook(self._end_pass).remove)
-            restored.callback(module.register_forward_pre_hook(check_mask, with_kwargs=True).remove)
+            restored.callback(
+                module.register_forward_pre_hook(check_inputs, with_kwargs=True).remove
+            )
         for name, function in (
             ("_prefill", self._prefill),
             ("_prepare_attention_mask_for_generation", warning_of_padding),

@@ -8,6 +8,7 @@ from typing import Any, Self, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from value_aware_attention.arguments import check_at_least, check_choice, described
@@ -44,6 +45,10 @@ class CompressedCache:
     Attributes:
         tokens: Length of the prompt, including padding.
         keys: Keys kept by layer and key-value head, averaged over texts; padding is not counted.
+        indices: The kept keys of each compressed layer, (texts, key-value heads, slots) on the CPU:
+            ascending positions in a text, in which padding is not counted; -1 in unused slots. They
+            take 4 bytes a slot as long as the report exists.
+        asked: The method and all options.
         slots: Slots for the kept keys of all texts, layers and heads, including unused ones.
         bytes_before: Bytes of the prompt's keys and values in the compressed layers.
         bytes_after: Bytes of what these layers hold now.
@@ -51,11 +56,13 @@ class CompressedCache:
         seconds: Time for choosing and copying keys, including later choices.
         layers: Numbers of the compressed layers, as in `attention_layers`.
         bytes_of_others: Bytes of keys and values in layers with windows, which are not compressed.
-        was_read: Whether any token was read over the kept keys.
+        was_read: Whether any token was read over the kept keys, or they were saved.
     """
 
     tokens: int
     keys: Float[Tensor, "L H"]
+    indices: list[Int[Tensor, "B H R"]]
+    asked: str
     slots: int
     bytes_before: int
     bytes_after: int
@@ -70,7 +77,8 @@ class CompressedCache:
         lines = [
             f"{self.tokens:,} tokens: {self.keys.mean():,.1f} keys a head, "
             f"{self.bytes_before / mib:.1f} MiB -> {self.bytes_after / mib:.1f} MiB "
-            f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s"
+            f"({self.bytes_after / self.bytes_before:.1%}), chosen in {self.seconds:.2f} s",
+            f"asked for: {self.asked}",
         ]
         if self.bytes_of_others:
             lines.append(
@@ -122,7 +130,11 @@ def built(method: Callable[[int], CacheMethod], r: int) -> CacheMethod:
 
 @dataclass(frozen=True)
 class Choices:
-    """Holds the method, the share of keys and `AfterPrefix`'s options, for prompts of any size."""
+    """Holds the method, what to keep and `AfterPrefix`'s options, for prompts of any size.
+
+    Attributes:
+        keep: A share of a text's keys as a float, or a number of keys as an int.
+    """
 
     method: Callable[[int], CacheMethod]
     keep: float
@@ -145,6 +157,15 @@ class Choices:
         least = built(self.method, max(1, always))
         AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
 
+    def __str__(self) -> str:
+        name = type(self.method(max(1, self.options["sinks"] + self.options["recent"]))).__name__
+        options = {"keep": self.keep} | getattr(self.method, "keywords", {}) | self.options
+        return f"{name}, {', '.join(f'{x}={option!r}' for x, option in options.items())}"
+
+    def kept_of(self, tokens: int) -> int:
+        """Returns r for a text with this many tokens, without what is always kept."""
+        return min(self.keep, tokens) if isinstance(self.keep, int) else round(self.keep * tokens)
+
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
         """Returns the `AfterPrefix` that keeps r keys of texts with this many tokens."""
         return AfterPrefix(self.method(r), prefix=tokens, **self.options | changed)
@@ -156,7 +177,7 @@ class Choices:
         """
         sinks, recent, every = (self.options[name] for name in ("sinks", "recent", "every"))
         always, longest = max(1, sinks + recent), max(lengths)
-        if (r := round(self.keep * longest)) < min(always, longest):
+        if (r := self.kept_of(longest)) < min(always, longest):
             warnings.warn(
                 f"keep is {self.keep:g}, which leaves {r} of the prompt's {longest} tokens; "
                 f"{min(always, longest)} are kept, as {sinks} sinks and {recent} recent keys "
@@ -170,7 +191,7 @@ class Choices:
             )
         after = {}
         for tokens in filter(None, lengths):
-            share = max(round(self.keep * tokens), min(always, tokens))
+            share = max(self.kept_of(tokens), min(always, tokens))
             floor = min(self.options["floor"], longest if tokens == longest else share)
             after[tokens] = self.after(tokens, share, every=None, floor=floor)
         self._warn_of_few_rows(after[longest], longest)
@@ -192,12 +213,14 @@ class Context:
     """Holds the state that a model's layers share within a `compressed_cache`.
 
     Attributes:
+        asked: The choices to make; for a loaded cache, the text of those that were made.
         numbers: The index of each layer in the model.
         filling: The cache that a pass is filling or has filled; None between passes.
         is_chunked: True while `generate` reads a prompt in chunks.
     """
 
-    choices: Choices
+    model: PreTrainedModel
+    asked: Choices | str
     numbers: Mapping[nn.Module, int]
     traits: Mapping[nn.Module, Traits]
     filling: "Filling | None" = None
@@ -208,9 +231,19 @@ class Context:
 
     def __reduce__(self) -> str:
         raise ValueError(
-            "a compressed cache is read in its compressed_cache alone, so it cannot be saved or "
-            "pickled; copy.deepcopy copies it"
+            "a compressed cache is read in its context alone, so it cannot be pickled; "
+            "hugging_face.save_compressed writes it to a file, copy.deepcopy copies it"
         )
+
+    @property
+    def choices(self) -> Choices:
+        """Returns how keys are chosen; ValueError for a loaded cache, beside which none is made."""
+        if isinstance(self.asked, str):
+            raise ValueError(
+                "within load_compressed a model reads the loaded cache alone; give it as "
+                "past_key_values, or open compressed_cache to read another prompt"
+            )
+        return self.asked
 
 
 @dataclass
@@ -287,7 +320,8 @@ class Prompt:
         """Makes a new choice among a pool of keys before the next token is read."""
         begun, tokens, choices = seconds_now(), key.shape[2], self.context.choices
         always = choices.options["sinks"] + choices.options["recent"]
-        share = share.clamp_min(max(1, always))
+        number = choices.keep if isinstance(choices.keep, int) else 0  # which a short text grows to
+        share = share.clamp_min(max(1, always, min(number, tokens)))
         after = {r: choices.after(tokens, r) for r in share.unique().tolist()}
         with torch.autocast(query.device.type, enabled=False):
             parts, cut = next(iter(after.values())).parted(
@@ -373,6 +407,7 @@ class Filling:
                 visible=prompt.visible, choose=prompt.choose_again,
                 rows=after.rows if options["observed"] == "last" else None,
             )  # fmt: skip
+        layer.locate(choice, prompt.visible)
         self.kept[place] = self.cache.layers[place] = layer
 
     def finished(self) -> CompressedCache:
@@ -389,6 +424,8 @@ class Filling:
         report = CompressedCache(
             tokens=layers[0].prefix,
             keys=counts.float().mean(dim=1).cpu(),  # read all at once
+            indices=[cast(Tensor, layer.indices).cpu() for layer in layers],
+            asked=str(self.context.choices),
             slots=sum(layer.held for layer in layers),
             bytes_before=self.bytes_before,
             bytes_after=sum(layer.nbytes for layer in layers),

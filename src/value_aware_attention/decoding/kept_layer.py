@@ -31,7 +31,15 @@ class KeptLayer(DynamicLayer):
     views of a `room`, so that later keys are appended in place. Positions and lengths count all
     tokens read. Only the attention of the `compressed_cache` that made the layer can read it,
     while open; any other attention would see wrong keys.
+
+    Attributes:
+        indices: Positions of the first choice's keys in their texts, without padding; -1 = an
+            unused slot, None = not located.
+        visible: The keys of the prefix that are not padding; None = all.
     """
+
+    indices: Int[Tensor, "B H R"] | None = None
+    visible: Bool[Tensor, "B 1 1 M"] | None = None
 
     def __init__(self, held: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
         super().__init__()
@@ -62,6 +70,17 @@ class KeptLayer(DynamicLayer):
         waste = fused.WASTE if fused.is_fused(self.counts) else 0.0
         return sum(counts) >= (1 - waste) * len(counts) * slots
 
+    def locate(self, choice: KeptKeys, visible: Bool[Tensor, "B 1 1 M"] | None) -> None:
+        """Sets the positions of the prefix's tokens and of its kept keys."""
+        indices, bias = (
+            x.reshape(*self.counts.shape, -1) for x in (choice.indices, choice.log_weight)
+        )
+        self.visible = visible
+        if visible is not None:
+            places = visible[:, 0].long().cumsum(dim=-1) - 1
+            indices = places.expand(-1, indices.shape[1], -1).gather(2, indices)
+        self.indices = indices.masked_fill(bias == -torch.inf, -1).int()
+
     @property
     def is_filled(self) -> bool:
         """Returns whether the layer holds a prefix."""
@@ -74,8 +93,8 @@ class KeptLayer(DynamicLayer):
         """Appends keys and values; returns `keys` and `values`."""
         if self.is_filled and not self.is_read():
             raise ValueError(
-                "this cache was compressed in a compressed_cache that is closed, or of another "
-                "model; a model can read it only within that context"
+                "this cache is of a compressed_cache or load_compressed that is closed, or of "
+                "another model; a model can read it only within that context"
             )
         if not self.is_filled or torch.is_grad_enabled() or key_states.dtype != self.dtype:
             self.room = None  # of keys with gradients none may be overwritten
@@ -178,7 +197,9 @@ class KeptLayer(DynamicLayer):
         """Counts the bytes of all keys, values and bookkeeping tensors, and of room for keys."""
         pages, room = 0 if self.pages is None else self.pages.nbytes, self.room
         later = (self.keys, self.values) if room is None else (room.later_key, room.later_value)
-        return pages + sum(x.nbytes for x in (*later, self.bias, self.counts) if x is not None)
+        return pages + sum(
+            x.nbytes for x in (*later, self.bias, self.counts, self.indices) if x is not None
+        )
 
     def get_seq_length(self) -> int:
         return self.prefix + self.later
@@ -199,7 +220,7 @@ class KeptLayer(DynamicLayer):
     def reset(self) -> None:
         """Empties the layer, as if it had never been filled."""
         super().reset()
-        self.bias = self.pages = self.room = None
+        self.bias = self.pages = self.room = self.indices = self.visible = None
         self.slots = self.prefix = 0
 
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
@@ -210,7 +231,9 @@ class KeptLayer(DynamicLayer):
             texts, heads = self.counts.shape
             moved = move(torch.arange(texts, device=self.keys.device))
             self.pages = None if self.pages is None else self.pages.take(moved, heads)
-            self.bias = None if self.bias is None else move(self.bias)
+            self.bias, self.indices, self.visible = (
+                None if x is None else move(x) for x in (self.bias, self.indices, self.visible)
+            )
             self.counts = move(self.counts)
         self.keys, self.values, self.room = move(self.keys), move(self.values), None
 
@@ -251,7 +274,7 @@ class GrowingLayer(KeptLayer):
         self.every, self.choose, self.rows = every, choose, rows
         # the positions of the kept keys
         self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
-        self.visible = visible  # the keys of the prefix that are not padding; None = all
+        self.visible = visible
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
 
     def is_even(self, counts: Sequence[int], slots: int) -> bool:
@@ -327,4 +350,3 @@ class GrowingLayer(KeptLayer):
         super().move(move)
         if self.is_filled:
             self.at, self.query = move(self.at), move(self.query)
-            self.visible = None if self.visible is None else move(self.visible)

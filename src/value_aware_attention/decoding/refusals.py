@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from inspect import signature
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
@@ -20,17 +21,24 @@ from value_aware_attention.hugging_face.layers import (
 
 
 @uncompiled
-def check_mask(model: nn.Module, inputs: tuple[object, ...], options: dict[str, object]) -> None:
-    """Raises ValueError unless a mask has one column per token of the cache and the call.
+def check_inputs(model: nn.Module, inputs: tuple[object, ...], options: dict[str, object]) -> None:
+    """Raises ValueError unless a call fits its cache: as many texts, a mask with all columns.
 
-    transformers extends a shorter mask with hidden tokens, and so hides new ones.
+    A mask has one column per token of the cache and the call: transformers extends a shorter one
+    with hidden tokens, and so hides new ones.
     """
     arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
     mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
+    tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+    tokens: Any = next((x for x in tensors if isinstance(x, Tensor)), mask)
+    for layer in cache.layers if isinstance(cache, Cache) and isinstance(tokens, Tensor) else ():
+        if isinstance(layer, KeptLayer) and layer.is_filled and len(layer.counts) != len(tokens):
+            raise ValueError(
+                f"the cache holds {len(layer.counts)} texts and the call brings {len(tokens)}; "
+                f"cache.batch_repeat_interleave(n) repeats each text of a cache n times"
+            )
     if not isinstance(mask, Tensor) or getattr(cache, "is_compileable", False):
         return  # masks of a static cache, refused later, have its full length
-    tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
-    tokens = next((x for x in tensors if isinstance(x, Tensor)), mask)
     before, length = cache.get_seq_length() if isinstance(cache, Cache) else 0, tokens.shape[1]
     if mask.shape[-1] != before + length:
         raise ValueError(

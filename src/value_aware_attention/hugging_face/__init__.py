@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # from packages that import this one
     from value_aware_attention.decoding.check import check_cache
     from value_aware_attention.decoding.compressed import CompressedGeneration, compressed_cache
     from value_aware_attention.decoding.reading import logits_after
+    from value_aware_attention.decoding.saved import load_compressed, save_compressed
     from value_aware_attention.models.checkpoints import load_model, load_tokenizer
 
 __all__ = [
@@ -24,11 +25,13 @@ __all__ = [
     "attention_layers",
     "check_cache",
     "compressed_cache",
+    "load_compressed",
     "load_model",
     "load_tokenizer",
     "logits_after",
     "own_kernel",
     "replace_attention",
+    "save_compressed",
     "set_attention",
 ]
 
@@ -36,9 +39,11 @@ _ABOVE = {  # from packages that import this one
     "CompressedGeneration": "decoding.compressed",
     "check_cache": "decoding.check",
     "compressed_cache": "decoding.compressed",
+    "load_compressed": "decoding.saved",
     "load_model": "models.checkpoints",
     "load_tokenizer": "models.checkpoints",
     "logits_after": "decoding.reading",
+    "save_compressed": "decoding.saved",
 }
 
 
