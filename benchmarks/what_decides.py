@@ -148,6 +148,7 @@ def with_slot(of: Callable[..., Slots], choice: KeptKeys, key: Tensor, value: Te
     return Slots(*(x.nan_to_num() for x in slots), torch.cat([held.bias, count.log()], dim=-1))
 
 
+@torch.no_grad()
 def measured(model: Any, prompt: Prompt) -> dict[str, list[float]]:
     """Returns the KL and the share of right tokens of every cache at every share."""
     shared = SharedReading(model, prompt.tokens[None], LENGTH, repeated=True)
@@ -168,21 +169,6 @@ def name_of(cache: Cache, share: float) -> str:
     return f"{cache[0]}; {cache[1]}; {'slot; ' * cache[2]}{share:g}"
 
 
-def of_kind(name: str, kind: str, texts: list[str], count: int, source: str) -> dict[str, Any]:
-    """Measures the prompts of a kind; reads from the disk what was measured before."""
-    model, tokenizer = loaded(name)
-    passages = prompts.passages(tokenizer, texts, LENGTH + CONTINUATION)
-    store = RecordCache(".cache/benchmark/what_decides", {"source": source, "model": name})
-    by_prompt = []
-    for number, passage in enumerate(islice(passages, SKIPPED, SKIPPED + count)):
-        prompt = KINDS[kind](tokenizer, passage, LENGTH, number)
-        key = {"prompt": sha256(prompt.tokens.numpy().tobytes()).hexdigest()}
-        with torch.no_grad():
-            by_prompt.append(store.get(key, partial(measured, model, prompt)))
-        print(name, kind, number + 1, flush=True)
-    return {cache: [numbers[cache] for numbers in by_prompt] for cache in by_prompt[0]}
-
-
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("text", type=Path)
@@ -190,11 +176,22 @@ def main() -> None:
     arguments = parser.parse_args()
     texts = list(read_texts(arguments.text))
     record = header("what_decides") | {"text": arguments.text.name.partition(".")[0], "models": {}}
+    store = RecordCache(".cache/benchmark/what_decides", {"source": record["source"]})
     for name in arguments.models:
-        count = 1 if arguments.quick else PROMPTS
-        kinds = {kind: of_kind(name, kind, texts, count, record["source"]) for kind in KINDS}
-        record["models"][name] = {"model": named_models()[name]["model"], "kinds": kinds}
-        finish("what_decides", record, page(record), keep=not arguments.quick)
+        of_prompts: list[dict[str, Any]] = []
+        record["models"][name] = {"model": named_models()[name]["model"], "prompts": of_prompts}
+        model, tokenizer = loaded(name)
+        passages = prompts.passages(tokenizer, texts, LENGTH + CONTINUATION)
+        last = SKIPPED + (1 if arguments.quick else PROMPTS)
+        for number, passage in enumerate(islice(passages, SKIPPED, last)):
+            of_kinds = {}
+            for kind, build in KINDS.items():
+                prompt = build(tokenizer, passage, LENGTH, number)
+                digest = sha256(prompt.tokens.numpy().tobytes()).hexdigest()
+                key = {"model": name, "prompt": digest}
+                of_kinds[kind] = store.get(key, partial(measured, model, prompt))
+            of_prompts.append(of_kinds)
+            finish("what_decides", record, page(record), keep=not arguments.quick)
 
 
 def page(record: dict[str, Any]) -> str:
@@ -202,63 +199,65 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# What decides a compressed cache\n",
         f"{setting(record)}\n",
-        f"KL in nats on prompts of {LENGTH} tokens of {record['text']}, {PROMPTS} of each kind, "
-        "with a quarter and an eighth of the keys. In brackets is its ratio to the default's "
-        "(single losses for both) with the paired 95% interval over prompts. The last number is "
-        "the share of the tokens that are right. A score orders the keys of a head, and the pool "
-        "of a score gives heads their numbers of keys; all caches keep equally many. With a slot, "
-        "the last key of a head is the mean of those that it dropped, with their mean value and "
-        "the log of their number.\n",
+        f"KL in nats on prompts of {LENGTH} tokens of {record['text']}, with a quarter and an "
+        "eighth of the keys. In brackets is its ratio to the default's (single losses for both) "
+        "with the paired 95% interval over prompts. Then comes the share of the answer's tokens "
+        "that are right. A score orders the keys of a head, and the pool of a score gives heads "
+        "their numbers of keys; all caches keep equally many. With a slot, the last key of a head "
+        "is the mean of those that it dropped, with their mean value and the log of their number.\n",
     ]
-    cells = list(product(KINDS, SHARES))
     for of in record["models"].values():
-        kinds = of["kinds"]
+        count = len(of["prompts"])
         rows = [
-            [f"{order}{' and a slot' * slot}", heads]
-            + [cell(kinds[kind], (order, heads, slot), share) for kind, share in cells]
-            for order, heads, slot in CACHES
+            [f"{order}{' and a slot' * has_slot}", heads, *cells(of, (order, heads, has_slot))]
+            for order, heads, has_slot in CACHES
         ]
-        right = {kind: np.mean(kinds[kind]["all keys"], axis=0)[1] for kind in KINDS}
+        right = {kind: np.mean([p[kind]["all keys"][1] for p in of["prompts"]]) for kind in KINDS}
         lines += [
-            markdown(
-                [f"{of['model']}: order", "keys of a head", *(f"{k}, {s:g}" for k, s in cells)],
-                rows, names=2,
-            ),
-            f"\nAll keys are right in {', '.join(f'{k} {x:.0%}' for k, x in right.items())}.\n",
-            *([chosen_on_half(kinds)] if len(kinds["text"]["all keys"]) == PROMPTS else []),
-        ]  # fmt: skip
+            f"## {of['model']}, {count} prompts of each kind\n",
+            markdown(["order of keys", "keys of a head", *HEAD], rows, names=2) + "\n",
+            f"All keys: {', '.join(f'{kind} {x:.0%} right' for kind, x in right.items())}.\n",
+            chosen_on_half(of, count // 2) if count > 3 else "",
+        ]
     return "\n".join(lines)
 
 
-def column(numbers: dict[str, Any], cache: Cache, share: float, rows: slice) -> Any:
+CELLS = list(product(KINDS, SHARES))
+HEAD = [f"{kind}, {share:g}" for kind, share in CELLS]
+
+
+def column(of: dict[str, Any], kind: str, name: str, rows: slice) -> Any:
     """Returns the KL of some prompts, and the share of their tokens that are right."""
-    return np.array(numbers[name_of(cache, share)])[rows].T
+    return np.array([prompt[kind][name] for prompt in of["prompts"][rows]]).T
 
 
-def cell(numbers: dict[str, Any], cache: Cache, share: float, rows: slice = slice(None)) -> str:
-    (kl, right), (base, _) = (column(numbers, c, share, rows) for c in (cache, DEFAULT))
-    ratio, low, high = ratio_of_sums(kl, base)
-    over = f" ({ratio:.2f}; {low:.2f} to {high:.2f})" if low < high else ""
-    return f"{kl.mean():.3g}{over}, {right.mean():.0%}"
+def cells(of: dict[str, Any], cache: Cache, rows: slice = slice(None)) -> list[str]:
+    """Writes the numbers of a cache for every kind and share."""
+    texts = []
+    for kind, share in CELLS:
+        (kl, right), (base, _) = (
+            column(of, kind, name_of(x, share), rows) for x in (cache, DEFAULT)
+        )
+        ratio, low, high = ratio_of_sums(kl, base)
+        over = f" ({ratio:.2f}; {low:.2f} to {high:.2f})" if low < high else ""
+        texts.append(f"{kl.mean():.3g}{over}" + (f", {right.mean():.0%}" if kind != "text" else ""))
+    return texts
 
 
-def chosen_on_half(kinds: dict[str, Any]) -> str:
+def chosen_on_half(of: dict[str, Any], half: int) -> str:
     """Chooses a smoothing on half of the prompts, and tells what it leaves on the other half."""
-    first, rest = slice(PROMPTS // 2), slice(PROMPTS // 2, None)
-    cells, names = list(product(kinds, SHARES)), (LOSSES, *SMOOTHED)
 
     def loss(name: str) -> float:
         """Averages the log of the mean KL over kinds and shares."""
-        columns = [column(kinds[kind], (name, name, False), s, first)[0] for kind, s in cells]
-        return float(np.log([kl.mean() for kl in columns]).mean())
+        names = [(kind, name_of((name, name, False), share)) for kind, share in CELLS]
+        return float(np.mean([np.log(column(of, *x, slice(half))[0].mean()) for x in names]))
 
-    best = min(names, key=loss)
+    best = min((LOSSES, *SMOOTHED), key=loss)
     rows = [
-        [name, *(cell(kinds[kind], (name, name, False), share, rest) for kind, share in cells)]
+        [name, *cells(of, (name, name, False), slice(half, None))]
         for name in dict.fromkeys((LOSSES, best, KVZIP))
     ]
-    head = [f"chosen on {PROMPTS // 2} prompts, on the others", *(f"{k}, {s:g}" for k, s in cells)]
-    return f"{markdown(head, rows)}\n"
+    return markdown([f"{best} is best on {half} prompts; on the others", *HEAD], rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -506,10 +506,10 @@ class AfterPrefix(Approximation):
             pairs = mask[..., start:, :] if start < mask.shape[-2] else mask
             visible = pairs.any(dim=(-3, -2)).expand(*pool.shape[:-1], -1).gather(-1, pool)
             available = visible if available is None else visible & available
-        queries = OBSERVED[self.observed](choice)
+        fields = OBSERVED[self.observed](choice)
         if absent is not None:
-            held, pairs = ~absent[..., None, None, :], queries.get("visible")
-            queries["visible"] = held if pairs is None else held & pairs
+            held, in_text = ~absent[..., None, None, :], fields.get("visible")
+            fields["visible"] = held if in_text is None else held & in_text
             sinks = (protected < self.sinks) * absent.sum(dim=-1, keepdim=True)  # come after -1
             protected = (protected + sinks).clamp_max(places[-1])
         return Observed(
@@ -521,7 +521,7 @@ class AfterPrefix(Approximation):
             projection=call.layer.projection,
             rotary=call.layer.rotary,
             start=start,
-            **queries,
+            **fields,
         )
 
     def multiply_adds(self, sizes: Sizes) -> float:

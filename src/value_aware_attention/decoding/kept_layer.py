@@ -338,7 +338,7 @@ class GrowingLayer(KeptLayer):
             spread = pad(later, (0, 0, self.prefix, 0)).flatten(0, 1)
             spread = spread.index_put((held[0], at[held]), of_prefix)
             whole.append(spread.view(*x.shape[:2], start, -1))
-        return pad(query, (0, 0, start - query.shape[2], 0)), *whole
+        return pad(query, (0, 0, start - query.shape[2], 0)), whole[0], whole[1]
 
     def _keep(self, choice: KeptKeys) -> None:
         """Holds the keys that were chosen before the `every`-th later token."""

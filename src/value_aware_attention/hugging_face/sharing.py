@@ -121,9 +121,9 @@ class FirstReadings:
         """Makes all choices; each after a reading over the earlier ones, which later keys depend
         on."""
         self._read(model, arguments)
-        for module, repeated in self.repeated.items():
+        for module, second in self.repeated.items():
             call = self.calls[module]
-            call["layer"] = replace(call["layer"], repeated=repeated)
+            call["layer"] = replace(call["layer"], repeated=second)
         keys = next(iter(self.calls.values()))["key"].shape[-2]
         for number in range(len(pooled.starts(keys))):
             if number:
