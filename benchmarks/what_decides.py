@@ -204,7 +204,8 @@ def page(record: dict[str, Any]) -> str:
         "with the paired 95% interval over prompts. Then comes the share of the answer's tokens "
         "that are right. A score orders the keys of a head, and the pool of a score gives heads "
         "their numbers of keys; all caches keep equally many. With a slot, the last key of a head "
-        "is the mean of those that it dropped, with their mean value and the log of their number.\n",
+        "is the mean of those that it dropped, with their mean value and the log of their "
+        "number.\n",
     ]
     for of in record["models"].values():
         count = len(of["prompts"])
