@@ -62,6 +62,13 @@ def kept_by(
     return spy.kept
 
 
+class LeastAttention(caches.ObservedAttention):
+    """Keeps first keys only where they are protected."""
+
+    def scores(self, observed: Observed) -> Tensor:
+        return -super().scores(observed)
+
+
 class Shown(torch.nn.Module):
     """Attends exactly to pairs (texts, query heads, N, N) that a test changes; keeps its call."""
 
@@ -83,7 +90,7 @@ def drop_again(
     shown: list[Shown], pools: dict, text: int, start: int, method: AfterPrefix, heads: int
 ) -> None:
     """Drops keys of one text before `start`, each time the cheapest of all heads of the layers."""
-    orders, always = {}, caches.ObservedAttention(method.sinks + method.recent)
+    orders, always = {}, type(method.method)(method.sinks + method.recent)
     for number, layer in enumerate(shown):
         query, key, value, kernel = (x[text] if isinstance(x, Tensor) else x for x in layer.call)
         group = len(query) // heads
@@ -110,14 +117,16 @@ def drop_again(
 
 
 @pytest.mark.parametrize("pool", ["layer", "model"])
-@pytest.mark.parametrize("observed", ["last", "causal"])
+@pytest.mark.parametrize(
+    ("build", "observed"), [(caches.ObservedAttention, "last"), (LeastAttention, "causal")]
+)
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_pool_of_a_growing_cache_is_the_loop(
-    kind: str, every: int, observed: str, pool: str
+    kind: str, every: int, build: type[CacheMethod], observed: str, pool: str
 ) -> None:
     """The model reads the text anew after every choice, over what each head has left."""
     model, inputs = sharp(kind), batch("left")
-    method = after(caches.ObservedAttention(R), observed=observed, pool=pool, every=every)
+    method = after(build(R), observed=observed, pool=pool, every=every)
     shown, pools = [Shown() for _ in attention_layers(model)], {}
     for start in range(PREFIX, 12, every):
         logits(model, inputs, shown.__getitem__)  # over the choices so far
@@ -126,7 +135,7 @@ def test_a_pool_of_a_growing_cache_is_the_loop(
                 drop_again(group, pools, text, start, method, HEADS[kind])
     expected = logits(model, inputs, shown.__getitem__)
     torch.testing.assert_close(logits(model, inputs, method), expected, atol=1e-4, rtol=1e-4)
-    once = logits(model, inputs, after(caches.ObservedAttention(R), observed=observed, pool=pool))
+    once = logits(model, inputs, after(build(R), observed=observed, pool=pool))
     assert not torch.allclose(once, expected, atol=1e-3)
 
 
