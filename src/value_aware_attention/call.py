@@ -78,7 +78,7 @@ class Layer:
         rotary: Rotates queries to later positions; None for a model without rotary positions.
         repeated: Queries, keys and values (B, *heads, T, .) of a second reading of the prefix.
         number: Index of the layer in the model; None for bare tensors.
-        kept: `caches.KeptKeys` chosen together with those of the other layers.
+        kept: Choices (`caches.KeptKeys`) made together with those of the other layers, in order.
     """
 
     projection: Float[Tensor, "*heads V E"] | None = None

@@ -380,8 +380,8 @@ LAST = {"attn_mask": None, "is_causal": True}
             lambda: after(caches.AttentionMatching(R), every=2),
         ),
         wrong(
-            "every is 2; with pool keys are chosen once: pool=None",
-            lambda: after(caches.Recent(R), every=2, pool="layer"),
+            "every is 2; pool 'checked' compares one choice: model, layer or None",
+            lambda: after(caches.Recent(R), every=2, pool="checked"),
         ),
         wrong(
             "pool is 'head'; it must be None or one of layer, model, checked",

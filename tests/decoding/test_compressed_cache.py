@@ -64,7 +64,11 @@ METHODS: dict[str, Callable[[int], CacheMethod]] = {
 }
 EVEN: dict[str, Any] = {"observed": "noncausal", "pool": None}
 """As many keys in every head, chosen by some of the queries: `keys` of a layer holds them"""
+TOGETHER: dict[str, Any] = {"observed": "causal", "rows": PREFIX, "every": 1, "pool": "model"}
+"""One budget for all layers, which choose again after each call"""
+IN_LAYERS = TOGETHER | {"every": 2, "pool": "layer"}
 BUDGETS: dict[str, dict[str, Any]] = {"even": EVEN, "layer": {"pool": "layer"}, "default": {}}
+POOLS = ("layer", "model")
 of_every_budget = pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
 
 
@@ -264,32 +268,56 @@ def test_it_holds_for_every_way_to_observe_every_budget_and_texts_of_few_rows(
     ["noncausal", *(pytest.param(one, marks=pytest.mark.slow) for one in ("last", "causal"))],
 )
 @pytest.mark.parametrize("kind", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pool", [None, "layer", "model"])
 def test_a_growing_cache_is_chosen_again_as_in_one_pass(
-    kind: str, observed: str, padding: int
+    pool: str | None, kind: str, observed: str, padding: int
 ) -> None:
-    """Token by token, several at once across a choice, in moved batches, and after a removal."""
+    """Token by token, several at once across a choice, in moved batches, and after a removal.
+
+    Layers that share a budget choose between calls.
+    """
     model, inputs = decoder(kind), text(padding=padding)
     model.set_attn_implementation("sdpa")
-    options = EVEN | {"observed": observed, "rows": 5, "every": 2, "seed": 1}
+    options = {"observed": observed, "rows": 12, "every": 2, "seed": 1, "pool": pool}
     expected = one_pass(model, inputs, LeaveOneOut(R), **options)
     exact = one_pass(model, inputs, LeaveOneOut(R), **options | {"every": None})
     assert not torch.allclose(expected, exact, atol=1e-3)
-    for cuts in ([0, 1, 2, 3, 4, 5], [0, 3, 4], [0, 2]):
+    across = [[0, 3, 4], [0, 2]] if pool != "model" else [[0, 2, 4], [0, 1, 2, 4, 5]]
+    for cuts in ([0, 1, 2, 3, 4, 5], *across):
         places = [PREFIX + cut for cut in cuts]
         found, cache, report = through(model, LeaveOneOut, inputs, places, **options)
         assert_equal(found, expected)
         assert cache.get_seq_length() == PREFIX + LATER
-        assert {layer.keys.shape[2] for layer in cache.layers} == {R + 2}
+        assert {layer.later for layer in cache.layers} == {2}
+        kept = sum(layer.counts.sum(dim=1) for layer in cache.layers)
+        assert kept.tolist()[1:] == [R * report.caches[0].keys.numel()] * 2
         assert len(report.caches) == 1 and report.caches[0].bytes_of_queries > 0
     with compressed_cache(model, LeaveOneOut, keep=KEEP, **options), torch.no_grad():
-        _, cache = read(model, part(inputs, 0, PREFIX + 4), [PREFIX, PREFIX + 3])
+        between = [] if pool != "model" else [PREFIX + 2]
+        _, cache = read(model, part(inputs, 0, PREFIX + 4), [PREFIX, *between, PREFIX + 3])
         cache.crop(-1)
         assert cache.get_seq_length() == PREFIX + 3
         cache.reorder_cache(torch.tensor([2, 0, 1]))
         cache.batch_repeat_interleave(2)
         rest = {n: x[[2, 2, 0, 0, 1, 1]] for n, x in placed(model, inputs).items()}
-        found = model(**part(rest, PREFIX + 3, PREFIX + LATER), past_key_values=cache).logits
-    assert_equal(found, expected[[2, 2, 0, 0, 1, 1], 3:])
+        between = [] if pool != "model" else [PREFIX + 4]
+        found = [
+            model(**part(rest, *cut), past_key_values=cache).logits
+            for cut in pairwise([PREFIX + 3, *between, PREFIX + LATER])
+        ]
+    assert_equal(torch.cat(found, dim=1), expected[[2, 2, 0, 0, 1, 1], 3:])
+
+
+def test_layers_with_one_budget_read_a_call_over_the_keys_before_it(llama: PreTrainedModel) -> None:
+    """A call that crosses choices sees the older keys; the next call finds the choices made."""
+    inputs, options = text(), {"observed": "last", "rows": PREFIX, "every": 2}
+    found, cache, _ = through(llama, LeaveOneOut, inputs, [PREFIX, PREFIX + 5], **options)
+    older = one_pass(llama, inputs, LeaveOneOut(R), **options | {"every": None})
+    assert_equal(found[:, :5], older[:, :5])
+    assert {(layer.prefix, layer.later) for layer in cache.layers} == {(PREFIX + 4, 2)}
+    counts = torch.stack([layer.counts for layer in cache.layers])
+    assert (counts.sum(dim=(0, 2))[1:] == R * counts[:, 0].numel()).all()
+    assert counts.unique().numel() > 1
 
 
 def test_a_growing_cache_generates_and_counts_its_time(
@@ -368,7 +396,12 @@ def test_beams_score_as_one_pass(llama: PreTrainedModel, budget: dict[str, Any])
 
 @pytest.mark.parametrize(
     ("budget", "chunks"),
-    [(EVEN, {}), (BUDGETS["layer"], {"prefill_chunk_size": 3}), ({}, {"prefill_chunk_size": 3})],
+    [
+        (EVEN, {}),
+        (BUDGETS["layer"], {"prefill_chunk_size": 3}),
+        ({}, {"prefill_chunk_size": 3}),
+        *(({"pool": pool, "observed": "last", "rows": PREFIX, "every": 5}, {}) for pool in POOLS),
+    ],
 )
 def test_a_second_turn_goes_on_in_the_same_cache(
     llama: PreTrainedModel, budget: dict[str, Any], chunks: dict[str, int]
@@ -445,8 +478,6 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
         ({"rows": 0}, "rows is 0; it must be"),
         ({"every": 0}, "every is 0; it must be"),
         ({"every": 4}, "every is 4 and observed is 'continued'"),
-        ({"every": 4, "observed": "last"}, "with pool keys are chosen once: pool=None"),
-        (EVEN | {"every": 4, "pool": "layer"}, "with pool keys are chosen once: pool=None"),
         (EVEN | {"every": 4, "method": METHODS["refitted"]}, "4; ValueAware refits values"),
     ]
     for options, message in cases:
@@ -550,7 +581,7 @@ def test_a_prompt_after_an_interrupted_one_is_chosen_anew(
     assert one.tokens == PREFIX and one.bytes_after < one.bytes_before / 2
 
 
-@pytest.mark.parametrize("options", [{}, EVEN, EVEN | {"every": 2}])
+@pytest.mark.parametrize("options", [{}, EVEN, EVEN | {"every": 2}, TOGETHER])
 def test_an_emptied_cache_is_as_a_new_one(llama: PreTrainedModel, options: dict[str, Any]) -> None:
     beams = NEW | {"num_beams": 3, "do_sample": False}
     cache = DynamicCache(config=llama.config)
@@ -561,7 +592,7 @@ def test_an_emptied_cache_is_as_a_new_one(llama: PreTrainedModel, options: dict[
     assert torch.equal(found, llama.generate(**prompt(), **beams))
 
 
-@pytest.mark.parametrize("options", [{}, EVEN | {"every": 2}])
+@pytest.mark.parametrize("options", [{}, EVEN | {"every": 2}, TOGETHER])
 def test_a_copy_of_a_cache_is_read_in_its_context_alone(
     llama: PreTrainedModel, options: dict[str, Any]
 ) -> None:
@@ -704,7 +735,7 @@ def test_a_compiled_model_reads_the_same_cache(
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("options", [{}, EVEN, EVEN | {"every": 2}])
+@pytest.mark.parametrize("options", [{}, EVEN, EVEN | {"every": 2}, IN_LAYERS])
 def test_gradients_reach_the_prompt(options: dict[str, Any]) -> None:
     """They are those of one pass over the keys that are kept."""
     model, inputs = sharp("llama"), text(padding=0)
@@ -935,10 +966,14 @@ def test_a_cache_of_an_interrupted_choice_is_refused(
     assert found.past_key_values.get_seq_length() == PREFIX
 
 
-def test_a_cache_of_an_interrupted_later_choice_is_refused(llama: PreTrainedModel) -> None:
+@pytest.mark.parametrize("pool", [None, "model"])
+def test_a_cache_of_an_interrupted_later_choice_is_refused(
+    llama: PreTrainedModel, pool: str | None
+) -> None:
     method = stopping(lambda observed: observed.start > PREFIX)
     inputs, token = placed(llama, text()), slice(PREFIX, PREFIX + 1)
-    with compressed_cache(llama, method, keep=KEEP, **EVEN, every=2), torch.no_grad():
+    options = {"observed": "causal", "rows": PREFIX, "every": 2, "pool": pool}
+    with compressed_cache(llama, method, keep=KEEP, **options), torch.no_grad():
         cache = llama(**part(inputs, 0, PREFIX), use_cache=True).past_key_values
         later = {name: x[:, token] for name, x in inputs.items() if name != "attention_mask"}
         for _ in range(2):

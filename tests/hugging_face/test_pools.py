@@ -10,14 +10,16 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from tests.caches.methods import METHODS, Spy
+from tests.caches.slow import OneCache
 from tests.hugging_face.models import batch, logits, sharp
 from tests.refusals import assert_refused
-from value_aware_attention import caches
+from value_aware_attention import attention, caches
 from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.call import Layer
 from value_aware_attention.decoding.after_prefix import Given
 from value_aware_attention.hugging_face import attention_layers, replace_attention
+from value_aware_attention.kernels import Kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TENSORS = ("query", "key", "value")
@@ -58,6 +60,83 @@ def kept_by(
     spy = Cuts(method)
     logits(model, inputs, after(spy, **options))
     return spy.kept
+
+
+class LeastAttention(caches.ObservedAttention):
+    """Keeps first keys only where they are protected."""
+
+    def scores(self, observed: Observed) -> Tensor:
+        return -super().scores(observed)
+
+
+class Shown(torch.nn.Module):
+    """Attends exactly to pairs (texts, query heads, N, N) that a test changes; keeps its call."""
+
+    pairs: Tensor | None = None
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *, kernel: Kernel,
+        attn_mask: Tensor | None, is_causal: bool,
+    ) -> Tensor:  # fmt: skip
+        if self.pairs is None:
+            causal = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril()
+            self.seen = (causal & attn_mask).expand(*query.shape[:2], -1, -1)
+            self.pairs = self.seen.clone()
+        self.call = query, key, value, kernel
+        return attention(query, key, value, kernel=kernel, attn_mask=self.pairs)
+
+
+def drop_again(
+    shown: list[Shown], pools: dict, text: int, start: int, method: AfterPrefix, heads: int
+) -> None:
+    """Drops keys of one text before `start`, each time the cheapest of all heads of the layers."""
+    orders, always = {}, type(method.method)(method.sinks + method.recent)
+    for number, layer in enumerate(shown):
+        query, key, value, kernel = (x[text] if isinstance(x, Tensor) else x for x in layer.call)
+        group = len(query) // heads
+        for head in range(heads):
+            rows = slice(head * group, (head + 1) * group)
+            one = OneCache(
+                query[rows], key[rows][0], value[rows][0], layer.seen[text, rows], kernel
+            )
+            pool = [x for x in pools.get((layer, text, head), range(start)) if one.available[x]]
+            tokens = one.available.nonzero()[:, 0]
+            places, before = torch.searchsorted(tokens, torch.tensor(pool)), (tokens < start).sum()
+            ranking = always.rank(one.without_padding()[0].observed(method, places, int(before)))
+            keys = [pool[place] for place in ranking.keys.tolist()]
+            orders[number, head] = list(zip(keys, ranking.loss.tolist(), strict=True))
+    while sum(map(len, orders.values())) > method.method.r * len(orders):
+        min(orders.values(), key=lambda order: order[-1][1]).pop()
+    for (number, head), order in orders.items():
+        layer, kept = shown[number], torch.tensor(sorted(key for key, _ in order))
+        group = layer.pairs.shape[1] // heads
+        left = torch.zeros(start, dtype=torch.bool).scatter(0, kept, value=True)
+        rows = slice(head * group, (head + 1) * group)
+        layer.pairs[text, rows, start:, :start] = left & layer.seen[text, rows, start:, :start]
+        pools[layer, text, head] = [*kept.tolist(), *range(start, start + method.every)]
+
+
+@pytest.mark.parametrize("pool", ["layer", "model"])
+@pytest.mark.parametrize(
+    ("build", "observed"), [(caches.ObservedAttention, "last"), (LeastAttention, "causal")]
+)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_pool_of_a_growing_cache_is_the_loop(
+    kind: str, every: int, build: type[CacheMethod], observed: str, pool: str
+) -> None:
+    """The model reads the text anew after every choice, over what each head has left."""
+    model, inputs = sharp(kind), batch("left")
+    method = after(build(R), observed=observed, pool=pool, every=every)
+    shown, pools = [Shown() for _ in attention_layers(model)], {}
+    for start in range(PREFIX, 12, every):
+        logits(model, inputs, shown.__getitem__)  # over the choices so far
+        for group in [shown] if pool == "model" else [[layer] for layer in shown]:
+            for text in range(3):
+                drop_again(group, pools, text, start, method, HEADS[kind])
+    expected = logits(model, inputs, shown.__getitem__)
+    torch.testing.assert_close(logits(model, inputs, method), expected, atol=1e-4, rtol=1e-4)
+    once = logits(model, inputs, after(build(R), observed=observed, pool=pool))
+    assert not torch.allclose(once, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("pool", ["layer", "model"])

@@ -29,6 +29,11 @@ class KeptKeys:
     value: Float[Tensor, "*batch R V"] | None = None
     sizes: list[int] | None = field(default=None, init=False)
 
+    @property
+    def positions(self) -> Int[Tensor, "*batch R"]:
+        """Returns the kept keys; -1 in an unused slot."""
+        return self.indices.where(self.log_weight > -torch.inf, -1)
+
     def where(self, mine: Bool[Tensor, " B"], other: "KeptKeys") -> "KeptKeys":
         """Takes the slots of each text (first dimension) from one of two choices."""
         a, b = self.padded(other.indices.shape[-1]), other.padded(self.indices.shape[-1])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from value_aware_attention.approximations.approximation import Approximation, refuse_non_finite
 from value_aware_attention.arguments import check_at_least, check_choice, check_seed
@@ -92,7 +93,8 @@ class AfterPrefix(Approximation):
         sinks: Number of first keys of the prefix that are always kept, included in r.
         recent: Number of last keys of the prefix that are always kept, included in r.
         every: Number of rows after which the method chooses r again, among the kept keys and all
-            later keys (a growing cache). None: it chooses once.
+            later keys (a growing cache). None: it chooses once. With `pool` "model" the model reads
+            the text once more for each choice, as later choices see what earlier ones left.
         pool: "layer", "model" or "checked", see above. None: each head keeps r keys.
         floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
@@ -175,8 +177,10 @@ class AfterPrefix(Approximation):
                 f"every is {self.every} and observed is 'continued'; its queries see their own "
                 f"past, of which keys are dropped by then: last, causal or noncausal"
             )
-        if self.pool is not None:
-            raise ValueError(f"every is {self.every}; with pool keys are chosen once: pool=None")
+        if self.pool == "checked":
+            raise ValueError(
+                f"every is {self.every}; pool 'checked' compares one choice: model, layer or None"
+            )
 
     def forward(
         self,
@@ -250,14 +254,14 @@ class AfterPrefix(Approximation):
     ) -> tuple[Parts, Iterator[Part]]:
         """Splits a call by padding, for a choice among all keys before `start` (None: the prefix).
 
-        Arguments and errors are those of `forward`.
+        Arguments and errors are those of `forward`; `pool` is that of `joined_pools`.
         """
         call = self.check(Call.of(query, key, value, kernel=kernel, **options))
         start = start or self.prefix or call.keys
         grouped = Groups.of(call).call(call)
         all_keys, parts = _every_key(grouped)[..., :start], Parts.of(grouped, start, share)
         pool = all_keys if pool is None else pool.reshape(*all_keys.shape[:-1], -1)
-        return parts, parts.cut(grouped, pool, start)
+        return parts, parts.cut(grouped, pool, start, is_alone=self.pool not in OF_MODEL)
 
     def check(self, call: Call) -> Call:
         super().check(call)
@@ -302,20 +306,29 @@ class AfterPrefix(Approximation):
     def _after(self, call: Call, all_keys: Int[Tensor, "*own M"]) -> Float[Tensor, "*own G n V"]:
         """Computes the rows after the prefix, choice by choice."""
         assert self.prefix is not None
-        step, parts = self.every or call.keys, []
-        pool = all_keys[..., : self.prefix]
-        for start in range(self.prefix, call.keys, step):
-            choice = self._choose(call, pool, start)
-            rows = slice(start, min(start + step, call.keys))
-            parts.append(_served(call.take(rows), choice, start))
-            pool = torch.cat([choice.indices, all_keys[..., rows]], dim=-1)
+        pool, parts = all_keys[..., : self.prefix], []
+        for number, start in enumerate(starts := self.starts(call.keys)):
+            choice = self._choose(call, pool, start, number)
+            rows = range(start, min(start + starts.step, call.keys))
+            parts.append(_served(call.take(slice(rows.start, rows.stop)), choice, start))
+            (pool,) = joined_pools([choice.positions], rows)
         return torch.cat(parts, dim=-2)
 
+    def starts(self, keys: int) -> range:
+        """Returns the first row after each choice in a text of so many keys."""
+        return range(self.prefix or 0, keys, self.every or max(1, keys))
+
     @torch.no_grad()
-    def _choose(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> KeptKeys:
-        """Lets the method choose from a pool of keys; indices are those of the call."""
+    def _choose(
+        self, call: Call, pool: Int[Tensor, "*own K"], start: int, number: int = 0
+    ) -> KeptKeys:
+        """Lets the method make choice `number` from a pool of keys; indices are those of the call.
+
+        Choices that were made for all layers come first. Where later ones are still to be made,
+        the last one stands for them: no output of theirs is used.
+        """
         if call.layer.kept is not None:
-            return call.layer.kept
+            return call.layer.kept[min(number, len(call.layer.kept) - 1)]
         if isinstance(self.method, Given):  # one choice for all texts, by position
             return self.method.keep(self.observe_part(call, pool, start))
         parts = Parts.of(call, start)
@@ -324,7 +337,7 @@ class AfterPrefix(Approximation):
     @torch.no_grad()
     def choose_part(self, call: Call, pool: Int[Tensor, "*part K"], start: int) -> KeptKeys:
         """Lets the method choose for texts without padding; indices are those of the call."""
-        return _placed(self.choose_layer(self.observe_part(call, pool, start)), pool)
+        return placed(self.choose_layer(self.observe_part(call, pool, start)), pool)
 
     @torch.no_grad()
     def choose_layer(self, observed: Observed) -> KeptKeys:
@@ -360,8 +373,9 @@ class AfterPrefix(Approximation):
     def choose(self, calls: Collection[Arguments]) -> list[KeptKeys]:
         """Chooses the keys of all layers from the arguments of their calls, pooled layers together.
 
-        Indices refer to the prefix. Pool "checked" would have to run the model: here it acts like
-        "model". Raises ValueError like `forward`.
+        Indices refer to the text. A call whose layer has `kept`, its choices so far, gets the next
+        one. Pool "checked" would have to run the model: here it acts like "model". Raises
+        ValueError like `forward`.
         """
         return self.choose_ways(calls)[0]
 
@@ -369,7 +383,7 @@ class AfterPrefix(Approximation):
     def choose_ways(self, calls: Collection[Arguments]) -> list[list[KeptKeys]]:
         """Like `choose`. With the pool "checked" it also returns r keys of every head."""
         with torch.autocast(next(iter(calls))["query"].device.type, enabled=False):
-            parts, cuts = zip(*(self.parted(**call) for call in calls), strict=True)
+            parts, cuts = zip(*(self.parted(**call) for call in self._grown(calls)), strict=True)
             if self.pool not in OF_MODEL:
                 return [
                     [
@@ -383,10 +397,23 @@ class AfterPrefix(Approximation):
                     [self.ranked(self.observe_part(*texts_call)) for texts_call in layers]
                 )
                 pools = [pool for _, pool, _ in layers]
-                chosen.append([list(map(_placed, way, pools)) for way in ways])
+                chosen.append([list(map(placed, way, pools)) for way in ways])
         return [
             [texts.joined([choice[way][n] for choice in chosen]) for n, texts in enumerate(parts)]
             for way in range(2 if self.pool == "checked" else 1)
+        ]
+
+    def _grown(self, calls: Collection[Arguments]) -> list[Arguments]:
+        """Adds to calls the pools of their next choice, if it is not the first."""
+        kept = [layer.kept for call in calls if (layer := call.get("layer")) and layer.kept]
+        if not kept:
+            return list(calls)
+        keys, number = next(iter(calls))["key"].shape[-2], len(kept[0])
+        rows = range(*self.starts(keys)[number - 1 : number + 1])
+        pools = joined_pools([choices[-1].positions for choices in kept], rows)
+        return [
+            call | {"start": rows.stop, "pool": pool}
+            for call, pool in zip(calls, pools, strict=True)
         ]
 
     @torch.no_grad()
@@ -461,21 +488,30 @@ class AfterPrefix(Approximation):
         """
         queries = range(call.query.shape[-2])
         past, served = (queries,) * 2 if self.prefix is None else (queries[:start], queries[start:])
+        absent = pool < 0 if self.every is not None and (pool < 0).any() else None
+        pool = pool if absent is None else pool.clamp_min(0)
         choice = Choice(
             call, pool, past, served, start, self.rows, self.seed, own_past,
             {} if shared is None else shared,
         )  # fmt: skip
         key, value = (x[..., 0, :start, :] for x in (call.key, call.value))
-        if pool.shape[-1] < start:  # else the pool has all keys before the start
+        if absent is not None or pool.shape[-1] < start:  # else the pool has all keys
             key, value = (x.take_along_dim(pool[..., None], -2) for x in (key, value))
-        places, available = range(pool.shape[-1]), None
+        places, available = range(pool.shape[-1]), None if absent is None else ~absent
         always = (*places[: self.sinks], *places[::-1][: self.recent])
         protected = choice.once(
             (always, pool.device), lambda: torch.tensor(always, dtype=torch.long).to(pool.device)
         )
         if (mask := call.attn_mask) is not None:  # heads may have masks, layers windows
             pairs = mask[..., start:, :] if start < mask.shape[-2] else mask
-            available = pairs.any(dim=(-3, -2)).expand(*pool.shape[:-1], -1).gather(-1, pool)
+            visible = pairs.any(dim=(-3, -2)).expand(*pool.shape[:-1], -1).gather(-1, pool)
+            available = visible if available is None else visible & available
+        fields = OBSERVED[self.observed](choice)
+        if absent is not None:
+            held, in_text = ~absent[..., None, None, :], fields.get("visible")
+            fields["visible"] = held if in_text is None else held & in_text
+            sinks = (protected < self.sinks) * absent.sum(dim=-1, keepdim=True)  # come after -1
+            protected = (protected + sinks).clamp_max(places[-1])
         return Observed(
             key=key,
             value=value,
@@ -485,7 +521,7 @@ class AfterPrefix(Approximation):
             projection=call.layer.projection,
             rotary=call.layer.rotary,
             start=start,
-            **OBSERVED[self.observed](choice),
+            **fields,
         )
 
     def multiply_adds(self, sizes: Sizes) -> float:
@@ -506,9 +542,34 @@ def _every_key(call: Call) -> Int[Tensor, "*own M"]:
     return torch.arange(call.keys, device=call.key.device).expand(*call.key.shape[:-3], -1)
 
 
-def _placed(choice: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
-    """Converts indices into a pool to positions in the text."""
-    return replace(choice, indices=pool.gather(-1, choice.indices))
+def placed(choice: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
+    """Converts indices into a pool to positions in the text; unused slots may point anywhere."""
+    return replace(choice, indices=pool.gather(-1, choice.indices).clamp_min(0))
+
+
+def joined_pools(
+    kept: Sequence[Int[Tensor, "*own R"]], later: range
+) -> list[Int[Tensor, "*own K"]]:
+    """Joins the kept keys of each layer (-1 = none) and the later ones, for the next choice.
+
+    Positions ascend. All pools are as wide as the largest head of all layers needs; other heads
+    have -1 in their first places.
+    """
+    slots = max(positions.shape[-1] for positions in kept)
+    return [
+        torch.cat(
+            [
+                pad(positions, (slots - positions.shape[-1], 0), value=-1),
+                torch.arange(later.start, later.stop, device=positions.device).expand(
+                    *positions.shape[:-1], -1
+                ),
+            ],
+            dim=-1,
+        )
+        .sort(dim=-1)
+        .values
+        for positions in kept
+    ]
 
 
 def _exact(call: Call) -> Float[Tensor, "*batch N V"]:

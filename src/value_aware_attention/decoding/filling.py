@@ -1,8 +1,9 @@
 """Fills a compressed cache: records what each layer has read, and chooses its keys."""
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -13,10 +14,8 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 
 from value_aware_attention.arguments import check_at_least, check_choice, described
 from value_aware_attention.attention import AttentionState
-from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import CacheMethod
-from value_aware_attention.caches.observed import Observed
 from value_aware_attention.call import (
     Arguments,
     Collected,
@@ -26,9 +25,9 @@ from value_aware_attention.call import (
     read_refusals,
     seconds_now,
 )
-from value_aware_attention.decoding.after_prefix import AfterPrefix
+from value_aware_attention.decoding.after_prefix import AfterPrefix, joined_pools, placed
 from value_aware_attention.decoding.kept_layer import GrowingLayer, KeptLayer, Slots, filled
-from value_aware_attention.decoding.padding import Parts
+from value_aware_attention.decoding.padding import Part, Parts
 from value_aware_attention.hugging_face.masks import split_mask
 from value_aware_attention.hugging_face.sharing import grouped
 from value_aware_attention.hugging_face.traits import Traits
@@ -248,14 +247,12 @@ class Context:
 
 @dataclass
 class Prompt:
-    """Holds what one layer has read of a prompt, and makes later choices among its keys.
+    """Holds what one layer has read of a prompt.
 
     Attributes:
         visible: The keys that the last query sees (all except padding); None = all.
         state: State (B, heads, N, V) of its queries over their own past; None = the attention gave
             none.
-        parts: Its texts without padding.
-        ranked: Rankings of each part, if the keys of all layers are chosen together.
         report: Report of the layer's cache, once keys are chosen.
     """
 
@@ -265,8 +262,6 @@ class Prompt:
     queries: list[Tensor] = field(default_factory=list)
     visible: Tensor | None = None
     state: AttentionState | None = None
-    parts: Parts | None = None
-    ranked: list[tuple[Observed, Ranking | None]] = field(default_factory=list)
     report: CompressedCache | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Prompt":
@@ -313,29 +308,61 @@ class Prompt:
             value, kernel=self.kernel, attn_mask=visible, is_causal=True,
         )  # fmt: skip
 
-    def choose_again(
-        self, share: Int[Tensor, " B"], pool: Tensor, query: Tensor, key: Tensor, value: Tensor,
-        visible: Tensor | None,
-    ) -> KeptKeys:  # fmt: skip
-        """Makes a new choice among a pool of keys before the next token is read."""
-        begun, tokens, choices = seconds_now(), key.shape[2], self.context.choices
-        always = choices.options["sinks"] + choices.options["recent"]
-        number = choices.keep if isinstance(choices.keep, int) else 0  # which a short text grows to
-        share = share.clamp_min(max(1, always, min(number, tokens)))
-        after = {r: choices.after(tokens, r) for r in share.unique().tolist()}
-        with torch.autocast(query.device.type, enabled=False):
+
+Prepared = tuple[Parts, list[tuple[AfterPrefix, Tensor, Any]]]
+"""A layer's texts without padding; for each part who chooses, the pool of keys, and the choice, or
+only the keys' ranking if those of all layers are chosen together"""
+
+
+def prepared(
+    parts: Parts, cut: Iterable[tuple[AfterPrefix, Part]], state: AttentionState | None = None,
+    shared: dict[Hashable, Tensor] | None = None,
+) -> Prepared:  # fmt: skip
+    """Chooses the keys of each part of a layer, or only ranks them, for `chosen`."""
+    of_parts = []
+    for after, (call, pool, start) in cut:
+        observed = after.observe_part(call, pool, start, state, shared)
+        choose = after.ranked if after.pool == "model" else after.choose_layer
+        of_parts.append((after, pool, choose(observed)))
+    return parts, of_parts
+
+
+def chosen(layers: Sequence[Prepared]) -> list[KeptKeys]:
+    """Returns the choices of layers that share a budget, or that of a single layer."""
+    by_part = []
+    for of_part in zip(*(of_parts for _, of_parts in layers), strict=True):
+        after, choices = of_part[0][0], [choice for *_, choice in of_part]
+        if after.pool == "model":
+            with torch.autocast(of_part[0][1].device.type, enabled=False):
+                (choices,) = after.choose_model(choices)
+        if after.every is not None:  # else the pool is the whole prompt
+            choices = [placed(c, pool) for c, (_, pool, _) in zip(choices, of_part, strict=True)]
+        by_part.append(choices)
+    return [
+        parts.joined([choices[number] for choices in by_part])
+        for number, (parts, _) in enumerate(layers)
+    ]
+
+
+def choose_again(prompts: Sequence[Prompt], layers: Sequence[GrowingLayer]) -> list[KeptKeys]:
+    """Makes the next choice of layers that choose together, before the next token is read."""
+    begun, first, choices = seconds_now(), layers[0], prompts[0].context.choices
+    start, floor = first.prefix + first.every, choices.options["floor"]
+    number = choices.keep if isinstance(choices.keep, int) else 0  # which a short text grows to
+    share = first.share.clamp_min(min(number, start))
+    after = {r: choices.after(start, r, floor=min(floor, r)) for r in share.unique().tolist()}
+    pools, ranked = joined_pools([x.at for x in layers], range(first.prefix, start)), []
+    for prompt, layer, pool in zip(prompts, layers, pools, strict=True):
+        with torch.autocast(pool.device.type, enabled=False):
             parts, cut = next(iter(after.values())).parted(
-                pool=pool, share=share, **self.call(query, key, value, visible)
+                pool=pool, share=share, **prompt.call(*layer.tensors(), layer.visible)
             )
-            choice = parts.joined(
-                [
-                    after[r].choose_part(*texts)
-                    for r, texts in zip(parts.of_first(share), cut, strict=True)
-                ]
-            )
-        assert self.report is not None
-        self.report.seconds += seconds_now() - begun
-        return choice
+            who = (after[r] for r in parts.of_first(share))
+            ranked.append(prepared(parts, zip(who, cut, strict=True)))
+    kept, report = chosen(ranked), prompts[0].report
+    assert report is not None
+    report.seconds += seconds_now() - begun
+    return kept
 
 
 class Filling:
@@ -349,6 +376,9 @@ class Filling:
         self.prompts: dict[int, Prompt] = {}  # by layer index in the cache
         self.kept: dict[int, KeptLayer] = {}
         self.after: dict[int, AfterPrefix] = {}  # by number of tokens in a text
+        self.prepared: dict[int, Prepared] = {}  # by layer, as are
+        self.queries: dict[int, Tensor] = {}  # if keys are chosen again
+        self.lengths: list[int] = []  # of the texts
         self.bytes_before, self.watch = 0, Stopwatch()
         self.refusals: Collected = []
         self.shared: dict[Hashable, Tensor] = {}  # by the layers, while they choose
@@ -374,41 +404,51 @@ class Filling:
             layer.keys, layer.values = key, value
             lengths = prompt.visible.sum(dim=-1).flatten().tolist()
         self.after = self.after or self.context.choices.of_prompt(lengths)
+        if self.context.choices.options["every"] is not None:
+            self.lengths, self.queries[place] = lengths, query
         after = next(iter(self.after.values()))
         with torch.autocast(query.device.type, enabled=False):
-            prompt.parts, cut = after.parted(
+            parts, cut = after.parted(
                 start=key.shape[2], **prompt.call(query, key, value, prompt.visible)
             )
-            for_parts = [(self.after[texts[0].keys], texts) for texts in cut]
+            for_parts = ((self.after[texts[0].keys], texts) for texts in cut)
             state, prompt.state = prompt.state, None  # without a mask, there is one part
-            if after.pool == "model":
-                prompt.ranked = [
-                    each.ranked(each.observe_part(*texts, state, self.shared))
-                    for each, texts in for_parts
-                ]
-            else:
-                choices = [
-                    each.choose_layer(each.observe_part(*texts, state, self.shared))
-                    for each, texts in for_parts
-                ]
-                self._replace(place, prompt.parts.joined(choices), query)
+            self.prepared[place] = prepared(parts, for_parts, state, self.shared)
+        if after.pool != "model":
+            self._choose([place])
 
-    def _replace(self, place: int, choice: KeptKeys, query: Tensor | None = None) -> None:
-        """Replaces a layer of the cache by one with the kept keys."""
-        key, value = filled(self.cache.layers[place])
+    def _choose(self, places: Sequence[int]) -> None:
+        """Chooses the keys of a layer, or of all layers together, and replaces these."""
+        choose = partial(choose_again, [self.prompts[place] for place in places])
+        group: list[GrowingLayer] = []
+        choices = chosen([self.prepared.pop(place) for place in places])
+        for place, choice in zip(places, choices, strict=True):
+            key, value = filled(self.cache.layers[place])
+            self.bytes_before += key.nbytes + value.nbytes
+            layer = (
+                self._growing(place, choice, group, choose)
+                if place in self.queries
+                else KeptLayer(
+                    Slots.of(choice, key, value), key.shape[2], self.prompts[place].reads
+                )
+            )
+            layer.locate(choice, self.prompts[place].visible)
+            self.kept[place] = self.cache.layers[place] = layer
+
+    def _growing(
+        self, place: int, choice: KeptKeys, group: list[GrowingLayer], choose: Callable[..., Any]
+    ) -> GrowingLayer:
+        """Returns a layer that chooses again, with the others of its group."""
         options, prompt = self.context.choices.options, self.prompts[place]
-        self.bytes_before += key.nbytes + value.nbytes
-        if options["every"] is None or query is None:
-            layer = KeptLayer(Slots.of(choice, key, value), key.shape[2], prompt.reads)
-        else:
-            after = next(iter(self.after.values()))
-            layer = GrowingLayer(
-                choice, key, value, prompt.reads, every=options["every"], query=query,
-                visible=prompt.visible, choose=prompt.choose_again,
-                rows=after.rows if options["observed"] == "last" else None,
-            )  # fmt: skip
-        layer.locate(choice, prompt.visible)
-        self.kept[place] = self.cache.layers[place] = layer
+        always, key, value = options["sinks"] + options["recent"], *filled(self.cache.layers[place])
+        sizes = {0: 1} | {tokens: after.method.r for tokens, after in self.after.items()}
+        share = [max(always, sizes[tokens]) for tokens in self.lengths]
+        return GrowingLayer(
+            choice, key, value, prompt.reads, every=options["every"], group=group, choose=choose,
+            share=torch.tensor(share, device=key.device).expand(len(key)), visible=prompt.visible,
+            query=self.queries.pop(place),
+            rows=next(iter(self.after.values())).rows if options["observed"] == "last" else None,
+        )  # fmt: skip
 
     def finished(self) -> CompressedCache:
         """Chooses all keys not yet chosen, and reports what was kept."""
@@ -417,7 +457,7 @@ class Filling:
         read_refusals(self.refusals)
         if self.context.choices.options["pool"] == "model":
             with self.watch.running():
-                self._choose_model()
+                self._choose(list(self.prompts))
         layers = list(self.kept.values())
         others = [x for x in self.cache.layers if isinstance(x, DynamicSlidingWindowLayer)]
         counts = torch.stack([x.counts.to(layers[0].counts.device) for x in layers])
@@ -437,14 +477,3 @@ class Filling:
         for prompt in self.prompts.values():
             prompt.report = report
         return report
-
-    def _choose_model(self) -> None:
-        """Chooses the keys of all layers together."""
-        choices = []
-        for layers in zip(*(prompt.ranked for prompt in self.prompts.values()), strict=True):
-            observed, _ = layers[0]
-            with torch.autocast(observed.key.device.type, enabled=False):
-                choices.append(self.after[observed.keys].choose_model(layers)[0])
-        for number, (place, prompt) in enumerate(self.prompts.items()):
-            assert prompt.parts is not None
-            self._replace(place, prompt.parts.joined([choice[number] for choice in choices]))

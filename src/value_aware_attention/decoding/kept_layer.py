@@ -1,6 +1,6 @@
 """Holds a layer of a key-value cache after most keys were dropped, once or repeatedly."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -251,7 +251,16 @@ class GrowingLayer(KeptLayer):
     """Chooses again among the kept and later keys after every `every` later tokens.
 
     It makes the same choices as `caches.AfterPrefix` with this `every`, each before the first query
-    after the `every` tokens. It thus holds at most `every` later keys, plus those of one call.
+    after the `every` tokens. Layers that share a budget choose together, before the first of them
+    reads the next call. A call that brings tokens on both sides of a choice is then read over the
+    older keys; with a budget of its own a layer chooses within the call. So a layer holds at most
+    `every` later keys, plus those of one call.
+
+    Attributes:
+        group: The layers that choose together, in order.
+        at: Positions (B, H, R) of the kept keys; -1 in an unused slot.
+        share: Number of keys r of a head of each text, on average.
+        visible: The keys so far that are not padding; None = all.
     """
 
     is_croppable = False
@@ -264,21 +273,21 @@ class GrowingLayer(KeptLayer):
         is_read: Callable[[], bool],
         *,
         every: int,
-        choose: Callable[..., KeptKeys],
+        group: list["GrowingLayer"],
+        choose: Callable[[Sequence["GrowingLayer"]], Iterable[KeptKeys]],
+        share: Int[Tensor, " B"],
         query: Float[Tensor, "B heads M D"],
         rows: int | None,
         visible: Bool[Tensor, "B 1 1 M"] | None,
     ) -> None:
-        """Starts with the first choice; holds the last `rows` queries."""
+        """Starts with the first choice; holds the last `rows` queries. Joins the group."""
         super().__init__(Slots.of(choice, key, value), key.shape[2], is_read)
-        self.every, self.choose, self.rows = every, choose, rows
+        self.every, self.choose, self.rows, self.share = every, choose, rows, share
+        self.group, self.visible = group, visible
+        group.append(self)
         # the positions of the kept keys
-        self.at: Int[Tensor, "B H R"] = choice.indices.reshape(*key.shape[:2], -1)
-        self.visible = visible
+        self.at: Int[Tensor, "B H R"] = choice.positions.reshape(*key.shape[:2], -1)
         self.query = query[:, :, self._first_row(query.shape[2]) :].clone()
-
-    def is_even(self, counts: Sequence[int], slots: int) -> bool:
-        return True  # padding keeps its slots, because a later choice fills them
 
     def serve(
         self,
@@ -288,22 +297,27 @@ class GrowingLayer(KeptLayer):
     ) -> Float[Tensor, "B heads N V"]:
         """Computes attention like `KeptLayer`, and makes new choices when they are due."""
         self.query = torch.cat([self.query, query.detach()], dim=2)
-        first, begun, parts = self.later - query.shape[2], 0, []
-        if first > self.every:
-            raise ValueError(
-                "a call that was interrupted has left this cache half read; give a new one"
-            )
-        while begun < query.shape[2]:
-            if first == self.every:
+        first, begun, parts, tokens = self.later - query.shape[2], 0, [], query.shape[2]
+        while begun < tokens:
+            while first >= self.every:
+                self._check_whole(first)
                 self._choose_again(None if visible is None else visible[..., -1:, : self.every])
                 visible = None if visible is None else visible[..., self.every :]
-                first = 0
-            ended = min(query.shape[2], begun + self.every - first)
+                first -= self.every
+            ended = tokens if self.group[1:] else min(tokens, begun + self.every - first)
             rows = slice(begun, ended) if visible is not None and visible.shape[2] > 1 else slice(1)
             pairs = None if visible is None else visible[:, :, rows]
             parts.append(self.attend(query[:, :, begun:ended], kernel, pairs, first))
             first, begun = first + ended - begun, ended
         return torch.cat(parts, dim=2)
+
+    def _check_whole(self, first: int) -> None:
+        """Raises ValueError unless all layers of the group have read `first` later tokens."""
+        others = {layer.later for layer in self.group if layer is not self}
+        if others - {first} or (not others and first > self.every):
+            raise ValueError(
+                "a call that was interrupted has left this cache half read; give a new one"
+            )
 
     def _first_row(self, tokens: int) -> int:
         """Returns the first query, among all tokens so far, that a later choice observes."""
@@ -313,33 +327,54 @@ class GrowingLayer(KeptLayer):
         return int((self.visible[:, 0, 0].flip(-1).cumsum(dim=-1).flip(-1) > rows).all(dim=0).sum())
 
     def _choose_again(self, visible: Bool[Tensor, "#B #heads 1 E"] | None) -> None:
-        """Chooses among the kept keys and the next `every` ones; `visible` is False for padding."""
-        start, held = self.prefix + self.every, self.slots + self.every
-        later = torch.arange(self.prefix, start, device=self.at.device)
-        pool = torch.cat([self.at, later.expand(*self.at.shape[:2], -1)], dim=-1)
-        key, value = (
-            x.new_zeros(*x.shape[:2], start, x.shape[-1]).scatter(
-                2, pool[..., None].expand(-1, -1, -1, x.shape[-1]), x[:, :, :held]
-            )
-            for x in filled(self)
+        """Lets the group choose, and holds the chosen keys; `visible` is False for padding."""
+        for layer in self.group:
+            if visible is not None or layer.visible is not None:
+                pieces = zip((layer.visible, visible), (self.prefix, self.every), strict=True)
+                layer.visible = torch.cat(
+                    [
+                        self.at.new_ones(len(self.at), 1, 1, tokens).bool()
+                        if mask is None
+                        else mask[:, :1].expand(len(self.at), -1, -1, -1)
+                        for mask, tokens in pieces
+                    ],
+                    dim=-1,
+                )
+        for layer, choice in zip(self.group, self.choose(self.group), strict=True):
+            layer._keep(choice)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values before the next choice, at their positions.
+
+        Zeros are in the place of those that are not held.
+        """
+        start, rest = self.prefix + self.every, self.later - self.every
+        query = self.query[:, :, : self.query.shape[2] - rest]
+        at, pages, whole = self.at.flatten(0, 1), self.pages, []
+        held = (at >= 0).nonzero(as_tuple=True)
+        kept = (
+            [x.flatten(0, 1)[held] for x in filled(self)]
+            if pages is None
+            else [x[pages.is_used] for x in (pages.key, pages.value)]
         )
-        rest = [x[:, :, held:] for x in filled(self)]
-        if visible is not None or self.visible is not None:
-            whole = self.query.new_ones(len(key), 1, 1, start, dtype=torch.bool)
-            if self.visible is not None:
-                whole[..., : self.prefix] &= self.visible
-            if visible is not None:
-                whole[..., self.prefix :] &= visible[:, :1]
-            self.visible = whole
-        rows = self.query.shape[2] - rest[0].shape[2]
-        query = pad(self.query[:, :, :rows], (0, 0, start - rows, 0))
-        choice = self.choose(self.counts[:, 0], pool, query, key, value, self.visible)
+        for x, of_prefix in zip(filled(self), kept, strict=True):
+            later = x[:, :, self.slots : self.slots + self.every]
+            spread = pad(later, (0, 0, self.prefix, 0)).flatten(0, 1)
+            spread = spread.index_put((held[0], at[held]), of_prefix)
+            whole.append(spread.view(*x.shape[:2], start, -1))
+        return pad(query, (0, 0, start - query.shape[2], 0)), whole[0], whole[1]
+
+    def _keep(self, choice: KeptKeys) -> None:
+        """Holds the keys that were chosen before the `every`-th later token."""
+        rest = [x[:, :, self.slots + self.every :] for x in filled(self)]
+        (_, key, value), start = self.tensors(), self.prefix + self.every
+        self.at = choice.positions.reshape(*key.shape[:2], -1)
         self.hold(Slots.of(choice, key, value), start)
         self.keys, self.values = (
             torch.cat([x, later], dim=2) for x, later in zip(filled(self), rest, strict=True)
         )
-        self.at = choice.indices.reshape(*key.shape[:2], -1)
         if self.rows is not None:
+            rows = self.query.shape[2] - rest[0].shape[2]
             self.query = self.query[:, :, rows - start + self._first_row(start) :].clone()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -349,4 +384,4 @@ class GrowingLayer(KeptLayer):
     def move(self, move: Callable[[Tensor], Tensor]) -> None:
         super().move(move)
         if self.is_filled:
-            self.at, self.query = move(self.at), move(self.query)
+            self.at, self.query, self.share = move(self.at), move(self.query), move(self.share)

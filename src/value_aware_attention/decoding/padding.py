@@ -60,17 +60,23 @@ class Parts:
         ]
         return cls(is_token, places)
 
-    def cut(self, call: Call, pool: Int[Tensor, "*own K"], start: int) -> Iterator[Part]:
-        """Yields each part, with its keys from a pool before `start`."""
+    def cut(
+        self, call: Call, pool: Int[Tensor, "*own K"], start: int, *, is_alone: bool = True
+    ) -> Iterator[Part]:
+        """Yields each part, with its keys from a pool before `start`.
+
+        Places of -1 in a pool are no key. Those that all caches of a part have are left out, unless
+        the layer is not alone: pools of several layers stay equally wide.
+        """
         if self.places is None:
             yield call, pool, start
         for texts, tokens, before in self.places or ():
-            rank = torch.full((call.keys,), -1, device=tokens.device)
+            rank = torch.full((call.keys + 1,), -1, device=tokens.device)  # the last is of -1
             rank[tokens] = torch.arange(len(tokens), device=tokens.device)
             ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
-            hidden = (  # a pool of fewer keys lacks those that were dropped
-                start - before if pool.shape[-1] == start else int((ranks < 0).sum(dim=-1).min())
-            )
+            hidden = start - before
+            if pool.shape[-1] < start:  # it lacks the keys that were dropped
+                hidden = int((ranks < 0).sum(dim=-1).min()) if is_alone else 0
             yield _cut(call, texts, tokens), ranks[..., hidden:], before
 
     def of_first(self, x: Int[Tensor, " B"]) -> list[int]:

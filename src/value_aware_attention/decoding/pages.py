@@ -61,6 +61,12 @@ class Pages:
         bias = bias.masked_fill(~is_used, -torch.inf)
         return cls(key, value, bias if needs_bias else None, cache, len(counts), is_weighted)
 
+    @property
+    def is_used(self) -> Bool[Tensor, "P S"]:
+        """Returns a mask of the slots that hold a key."""
+        of_every_slot = torch.zeros_like(self.key[..., 0])
+        return (of_every_slot if self.bias is None else self.bias) > -torch.inf
+
     def take(self, texts: Int[Tensor, " T"], heads: int) -> Self:
         """Returns the pages of some texts; repeats are allowed."""
         of_text = [(self.cache // heads == text).nonzero()[:, 0] for text in texts]
@@ -85,8 +91,7 @@ class Pages:
     @cached_property
     def spans(self) -> Int[Tensor, "2 C"]:
         """Holds the slot where each cache begins, and the number of its keys."""
-        sizes = torch.full_like(self.cache, self.key.shape[1])
-        used = sizes if self.bias is None else (self.bias > -torch.inf).sum(dim=-1)
+        sizes, used = torch.full_like(self.cache, self.key.shape[1]), self.is_used.sum(dim=-1)
         taken, counts = (
             sizes.new_zeros(self.caches).index_add(0, self.cache, x) for x in (sizes, used)
         )

@@ -98,7 +98,7 @@ class SharedReading:
         choices: list[KeptKeys] = []
 
         def take(method: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-            choices.append(options["layer"].kept)
+            choices.extend(options["layer"].kept)
 
         handle = after.register_forward_pre_hook(take, with_kwargs=True)
         try:

@@ -36,8 +36,12 @@ class SharingMethod(Protocol):
 
     def __call__(self, **call: object) -> Tensor: ...
 
+    def starts(self, keys: int) -> Sequence[int]:
+        """Returns the first row after each choice in a text of so many keys."""
+
     def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Kept]]:
-        """Chooses keys for every layer, in one or two ways to be compared by the model's output."""
+        """Makes the next choice for every layer, in one or two ways to be compared by the model's
+        output."""
 
 
 def shares_keys(method: object) -> TypeGuard[SharingMethod]:
@@ -80,7 +84,7 @@ class FirstReadings:
         self.is_reading = self.is_checking = False
         self.calls: dict[nn.Module, Arguments] = {}
         self.repeated: dict[nn.Module, tuple[Tensor, Tensor, Tensor]] = {}
-        self.kept: dict[nn.Module, Kept] = {}
+        self.kept: dict[nn.Module, list[Kept]] = {}
 
     @contextmanager
     def before_each_call(self, model: PreTrainedModel) -> Iterator[None]:
@@ -102,6 +106,7 @@ class FirstReadings:
     ) -> None:
         if self.is_reading or self.is_checking:
             return
+        self.kept.clear()
         arguments = signature(model.forward).bind_partial(*inputs, **options).arguments
         if self.prefix is not None:
             self._read(model, _repeating(model, arguments, self.prefix))
@@ -109,16 +114,26 @@ class FirstReadings:
                 query, key, value = (call[name][..., self.prefix :, :] for name in TENSORS)
                 self.repeated[module] = query, key, value
         if self.pooled is not None:
-            self._read(model, arguments)
-            for module, repeated in self.repeated.items():
-                call = self.calls[module]
-                call["layer"] = replace(call["layer"], repeated=repeated)
-            ways = self.pooled.choose_ways(self.calls.values())
+            self._choose(model, arguments, self.pooled)
+        self.calls.clear()
+
+    def _choose(self, model: PreTrainedModel, arguments: Arguments, pooled: SharingMethod) -> None:
+        """Makes all choices; each after a reading over the earlier ones, which later keys depend
+        on."""
+        self._read(model, arguments)
+        for module, second in self.repeated.items():
+            call = self.calls[module]
+            call["layer"] = replace(call["layer"], repeated=second)
+        keys = next(iter(self.calls.values()))["key"].shape[-2]
+        for number in range(len(pooled.starts(keys))):
+            if number:
+                self._read(model, arguments)
+            ways = pooled.choose_ways(self.calls.values())
             layers = list(self.calls)
             if len(ways) > 1:
                 ways = [self._nearer(model, arguments, layers, *ways)]
-            self.kept = dict(zip(layers, ways[0], strict=True))
-        self.calls.clear()
+            for layer, kept in zip(layers, ways[0], strict=True):
+                self.kept[layer] = [*self.kept.get(layer, ()), kept]
 
     @torch.no_grad()
     def _nearer(
@@ -134,17 +149,18 @@ class FirstReadings:
         self.is_checking = True
         try:
             for choices in (first, second):
-                self.kept = dict(zip(layers, choices, strict=True))
+                self.kept = {layer: [kept] for layer, kept in zip(layers, choices, strict=True)}
                 far.append(
                     _divergence(model(**twice)[0][:, prefix:], exact, twice.get("attention_mask"))
                 )
         finally:
             self.is_checking = False
+        self.kept.clear()
         is_nearer = far[0] < far[1]
         return [a.where(is_nearer, b) for a, b in zip(first, second, strict=True)]
 
     def _read(self, model: PreTrainedModel, arguments: Arguments) -> Tensor:
-        """Records the calls of all layers with exact attention; returns the output."""
+        """Records the calls of all layers over the choices so far; returns the output."""
         self.calls.clear()
         self.is_reading = True
         try:
@@ -268,7 +284,8 @@ class SharedKeys:
                     f"cannot be told apart when the text is read first"
                 )
             self.first.calls[self.module] = call
-            return exact()
+            if layer.kept is None:
+                return exact()
         output = self.method(**call).flatten(1, 2)
         if heads is None:
             return output
