@@ -55,7 +55,9 @@ def exploration() -> Exploration:
         Model("tiny", (" the", f" {SLY}", "bank"), heads((0, 3), 3)),
         Model(SLY, (" a", " b", " c"), heads((0,), 2), "second"),
     )
-    return Exploration((1, 2, 4), ("chosen by weight", "chosen for the output", "beside the mean"), models)
+    return Exploration(
+        (1, 2, 4), ("chosen by weight", "chosen for the output", "beside the mean"), models
+    )
 
 
 def small_page() -> Page:

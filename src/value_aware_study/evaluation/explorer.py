@@ -37,7 +37,7 @@ PROSE = r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]"
 Ends = tuple[list[int], list[int]]
 """Special tokens before and after a text"""
 Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"], Float[Tensor, "H N"] | None]
-"""A method's weights on every key, the relative output error that it leaves, and the mean's weight"""
+"""A method's weights on every key, the relative output error left, and the weight of the mean"""
 
 
 @torch.inference_mode()
@@ -91,9 +91,7 @@ def _explored_layer(
 def _query(
     at: tuple[int, int], exact: Float[Tensor, "H N M"], by_size: Sequence[Sequence[Chosen]]
 ) -> Query:
-    choices = (
-        tuple(_kept(at, *choice) for choice in by_method) for by_method in by_size
-    )
+    choices = (tuple(_kept(at, *choice) for choice in by_method) for by_method in by_size)
     visible = exact[at].nonzero()[:, 0]
     last = int(visible[-1]) + 1 if len(visible) else 0
     return Query(_rounded(exact[at][:last]), tuple(choices))
