@@ -166,12 +166,12 @@ def test_the_explorer_opens_on_the_hardest_token_and_shows_what_is_kept(opened: 
     texts = ["the layer 3, head 0: 175% → 0.0%", "the layer 0, head 0: 25% → 0.0%"]
     assert hardest.all_inner_texts() == texts and rows.count() == 4
     mean = "the mean of all values that this query sees"
-    assert f"1 key, error left 0.0%\n{mean}: not used" in rows.nth(3).inner_text()
+    assert f"1 key, error left 0.0%\n\n{mean}: not used" in rows.nth(3).inner_text()
     assert hardest.first.get_attribute("aria-pressed") == "true"
     assert "(median query of the model: 175% → 1.0%)" in explorer.inner_text()
     explorer.locator("button.token").last.click()
     assert chosen.inner_text().split() == ["bank", ".20"] and chosen.evaluate(FOCUSED)
-    assert f"1 key and the mean, error left 1.0%\n{mean}: 34%" in rows.nth(3).inner_text()
+    assert f"1 key and the mean, error left 1.0%\n\n{mean}: 34%" in rows.nth(3).inner_text()
     hardest.last.focus()
     opened.keyboard.press("Enter")
     assert chosen.inner_text().split() == ["the", ".50"] and hardest.last.evaluate(FOCUSED)

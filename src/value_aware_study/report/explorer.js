@@ -170,7 +170,7 @@ function explore(place, record) {
   // The weight of the mean of the values that the query sees, for a choice that may use this mean.
   function meanOfValues(weight) {
     const about = `the mean of all values that this query sees: ${weight ? percent(weight) : "not used"}`;
-    return element("p", { className: "name left" }, barred(weight, about));
+    return element("p", { className: "name left" }, element("b"), barred(weight, about));  // below the error
   }
 
   function barred(share, about) {
