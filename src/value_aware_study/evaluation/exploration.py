@@ -81,7 +81,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Exploration:
-    """All data of the explorer: about 0.3 KB per query of each head.
+    """All data of the explorer: about 0.4 KB per query of each head.
 
     Attributes:
         sizes: Numbers of keys that a query may keep.
