@@ -24,6 +24,7 @@ from value_aware_attention.files import (
     write_checksums,
 )
 from value_aware_attention.records.record import Record
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import records
 from value_aware_study.report.contents import survey_section
 from value_aware_study.report.frame import Results
@@ -394,8 +395,12 @@ def test_a_published_probe_is_shown_by_a_run_without_one(run: Path) -> None:
     }
     shown = records.explorations(run / "none", *roots)
     assert [other.sizes for other in shown] == [exploration().sizes] * 2
-    again = replace(probed(), scale="again")
     probe.mkdir(parents=True)
+    older = replace(exploration(), methods=exploration().methods[:2])
+    (probe / "explorer.json").write_text(older.to_json())
+    joined = Exploration.of(records.explorations(run / "none", *roots))  # with the published of b
+    assert joined.methods == exploration().methods and len(joined.models) == 4
+    again = replace(probed(), scale="again")
     (probe / "record.json").write_text(again.to_json())
     (probe / "explorer.json").write_text(replace(exploration(), sizes=(3,)).to_json())
     assert records.read_all(Record.from_json, pattern, *roots)["probe/a/record.json"] == again

@@ -66,7 +66,7 @@ def explain(model: str, sentence: str, output: Path) -> None:
         shown = [*filter(None, [explorer(explored, {name: name})])]
         written = exhibit.Page(
             f"{name}, token by token",
-            "Both choices look at exact attention: what a method could reach, not what it costs.",
+            "All choices look at exact attention: what a method could reach, not what it costs.",
             [exhibit.Section("sentence", f"“{sentence}”", "", shown)],
         )
         partial.write_text(page.html(written), "utf-8")

@@ -30,19 +30,34 @@ def as_text(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def exploration() -> Exploration:
+    """Explores two models, the second with the first two methods alone, as older records have."""
 
-    def query(place: int, error: float) -> Query:
-        single = (Kept((0,), (100,), error), Kept((place,), (100,), None))
-        two = (Kept((0, 1), (60, 40), error), Kept((0, 2), (100, 0), place / 100))
-        return Query((50, 30, 20), (single, two, two))
+    def query(place: int, error: float, methods: int) -> Query:
+        mean = 0.34 if place else 0.0
+        single = (
+            *(Kept((0,), (100,), error), Kept((place,), (100,), None)),
+            Kept((), (), place / 200, 1.0),
+        )
+        two = (
+            *(Kept((0, 1), (60, 40), error), Kept((0, 2), (100, 0), place / 100)),
+            Kept((2,), (round(100 - 100 * mean),), place / 200, mean),
+        )
+        return Query((50, 30, 20), (single[:methods], two[:methods], two[:methods]))
 
-    heads = tuple(
-        Head(layer, 0, tuple(query(place, 0.25 + layer / 2) for place in range(3)))
-        for layer in (0, 3)
+    def heads(layers: tuple[int, ...], methods: int) -> tuple[Head, ...]:
+        errors = ((layer, 0.25 + layer / 2) for layer in layers)
+        return tuple(
+            Head(layer, 0, tuple(query(place, error, methods) for place in range(3)))
+            for layer, error in errors
+        )
+
+    models = (
+        Model("tiny", (" the", f" {SLY}", "bank"), heads((0, 3), 3)),
+        Model(SLY, (" a", " b", " c"), heads((0,), 2), "second"),
     )
-    tokens = (" the", f" {SLY}", "bank")
-    models = (Model("tiny", tokens, heads), Model(SLY, (" a", " b", " c"), heads[:1], "second"))
-    return Exploration((1, 2, 4), ("chosen by weight", "chosen for the output"), models)
+    return Exploration(
+        (1, 2, 4), ("chosen by weight", "chosen for the output", "beside the mean"), models
+    )
 
 
 def small_page() -> Page:

@@ -164,17 +164,21 @@ def test_the_explorer_opens_on_the_hardest_token_and_shows_what_is_kept(opened: 
     hardest = explorer.get_by_role("list", name="Hardest tokens").get_by_role("button")
     chosen, rows = explorer.locator(".token[aria-pressed=true]"), explorer.locator(".row")
     texts = ["the layer 3, head 0: 175% → 0.0%", "the layer 0, head 0: 25% → 0.0%"]
-    assert hardest.all_inner_texts() == texts and rows.count() == 3
+    assert hardest.all_inner_texts() == texts and rows.count() == 4
+    mean = "the mean of all values that this query sees"
+    assert f"1 key, error left 0.0%\n\n{mean}: not used" in rows.nth(3).inner_text()
     assert hardest.first.get_attribute("aria-pressed") == "true"
     assert "(median query of the model: 175% → 1.0%)" in explorer.inner_text()
     explorer.locator("button.token").last.click()
     assert chosen.inner_text().split() == ["bank", ".20"] and chosen.evaluate(FOCUSED)
+    assert f"1 key and the mean, error left 1.0%\n\n{mean}: 34%" in rows.nth(3).inner_text()
     hardest.last.focus()
     opened.keyboard.press("Enter")
     assert chosen.inner_text().split() == ["the", ".50"] and hardest.last.evaluate(FOCUSED)
     explorer.locator("select[name='keys kept']").select_option("0")
     assert "1 key, error left 25%" in rows.nth(1).inner_text()
     assert "output is zero" in rows.nth(2).inner_text()
+    assert "the mean alone, error left 0.0%" in rows.nth(3).inner_text()
     explorer.locator("select[name=layer]").select_option(label="3")
     assert "error left 175%" in rows.nth(1).inner_text()
     chosen.focus()
@@ -182,7 +186,7 @@ def test_the_explorer_opens_on_the_hardest_token_and_shows_what_is_kept(opened: 
         opened.keyboard.press(key)
         assert chosen.inner_text().split() == texts and chosen.evaluate(FOCUSED)
     explorer.locator("select[name=model]").select_option(label="second")
-    assert explorer.locator("select[name=layer]").input_value() == "0"
+    assert explorer.locator("select[name=layer]").input_value() == "0" and rows.count() == 3
 
 
 def test_the_address_names_what_the_explorer_shows(opened: Any, report: Path) -> None:

@@ -1,14 +1,18 @@
 """Tables in every format, colours with enough contrast, and charts that encode their columns."""
 
+from dataclasses import replace
+
 import altair as alt
 import pandas as pd
 import pytest
 import vl_convert
 
 from tests.refusals import assert_refused
-from tests.report.pages import MARKS, numbers
+from tests.report.pages import MARKS, SLY, exploration, numbers
+from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import charts, look
 from value_aware_study.report.exhibit import Exhibit, Page, Section, Table
+from value_aware_study.report.exhibits.model import MEAN_IS_ONE, explorer
 
 
 @pytest.fixture
@@ -35,6 +39,22 @@ def test_latex_is_booktabs_and_escaped() -> None:
         r"\textasciitilde \textasciicircum \textbackslash  & 1 \\",
         r"$-$1 $\times$ 2 $\leq$ $\alpha$ & 1 \\", r"\bottomrule", r"\end{tabular}",
     ]  # fmt: skip
+
+
+def test_the_explorer_tells_the_errors_of_what_its_first_model_was_recorded_with() -> None:
+    now = explorer(exploration(), {"tiny": "A", SLY: "B"})
+    then = explorer(exploration(), {SLY: "B"})
+    assert now and then
+    two = "25% for keys chosen by weight and 1.0% for keys chosen for the output."
+    assert f"With 2 keys the median error in B is {two}" in then.caption
+    three = (
+        "100% for keys chosen by weight, 1.0% for keys chosen for the output and 0.5% for keys "
+        "beside the mean."
+    )
+    assert f"With 2 keys the median error in A is {three}" in now.caption
+    assert [MEAN_IS_ONE in shown.notes for shown in (now, then)] == [True, False]
+    other = replace(exploration(), sizes=(3,))
+    assert_refused("explorations join with equal sizes", Exploration.of, [exploration(), other])
 
 
 def test_columns_of_texts_that_begin_with_a_number_are_numeric(table: Table) -> None:

@@ -1,6 +1,7 @@
 """Passages are whole sentences, and what the explorer shows of them agrees with dense attention."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -94,6 +95,7 @@ def test_hidden_tokens_of_a_masked_model_are_restored() -> None:
 
 METHODS = {
     "OVA": OptimalValueAware,
+    "OVA with the mean": partial(OptimalValueAware, mean=True),
     "OVO": OptimalValueOblivious,
     "window": SlidingWindow,
     "sampled": lambda r: SampledKeys(r, seed=0),
@@ -129,21 +131,29 @@ def test_weights_and_errors_are_those_of_dense_attention(
     exact = attention_weights(query, key, attn_mask=cut, is_causal=causal)
     output = attention(query, key, value, attn_mask=cut, is_causal=causal)
     assert [(head.layer, head.head) for head in heads] == [(0, 0), (0, 1), (0, 2)]
+    of_means = []
     for head in heads:
         for row, explored in enumerate(head.queries):
             weights = dense(explored.weights, range(len(explored.weights)))
             assert torch.allclose(weights, exact[head.head, row], atol=0.5 / WHOLE + 1e-6)
+            seen = value[head.head][exact[head.head, row] > 0]
             for size, kept_by_methods in zip(SIZES, explored.kept, strict=True):
                 for choice in kept_by_methods:
-                    check(choice, size, value[head.head], output[head.head, row])
+                    check(choice, size, value[head.head], output[head.head, row], seen.mean(dim=0))
+                with_mean = [choice.mean is not None for choice in kept_by_methods]
+                assert with_mean == [name == "OVA with the mean" for name in METHODS]
+                of_means.append(kept_by_methods[with_mean.index(True)].mean)
+    assert 0 in of_means and any(mean and 0.1 < mean < 0.9 for mean in of_means)
 
 
-def check(choice: Kept, size: int, value: Tensor, output: Tensor) -> None:
-    assert len(choice.keys) <= size and len(set(choice.keys)) == len(choice.keys)
+def check(choice: Kept, size: int, value: Tensor, output: Tensor, mean: Tensor) -> None:
+    of_mean = choice.mean or 0
+    assert len(choice.keys) + (of_mean > 0) <= size and len(set(choice.keys)) == len(choice.keys)
     # A window whose keys are all masked keeps none: its output is zero, and so all error is left.
-    expected = WHOLE if choice.keys else 0
-    assert choice.error is not None and sum(choice.weights) == pytest.approx(expected, abs=size)
-    approximate = dense(choice.weights, choice.keys) @ value
+    expected = WHOLE if choice.keys or of_mean else 0
+    assert sum(choice.weights) + WHOLE * of_mean == pytest.approx(expected, abs=size)
+    assert choice.error is not None
+    approximate = dense(choice.weights, choice.keys) @ value + of_mean * mean
     error = (approximate - output).square().sum() / output.square().sum()
     assert choice.error == pytest.approx(float(error), rel=0.05, abs=0.05)  # rounded weights
 
@@ -178,5 +188,7 @@ def test_json_is_read_back_and_small(generator: torch.Generator) -> None:
     exploration = Exploration(SIZES, tuple(METHODS), (model,))
     text = exploration.to_json()
     assert Exploration.from_json(text) == exploration
+    before = text.replace(",null]", "]")  # what records from before the mean have
+    assert before != text and Exploration.from_json(before) == exploration
     assert json.loads(text)["models"][0]["tokens"] == list(TOKENS)
     assert len(text) < 300 * len(model.heads) * len(TOKENS)

@@ -14,15 +14,21 @@ WHOLE = 100
 
 
 class Kept(NamedTuple):
-    """The keys that a method keeps for one query; in JSON an array of three.
+    """The vectors that a method keeps for one query: keys, and the mean where it may be one.
+
+    In JSON it is an array of four, or of three in records from before the mean.
 
     Attributes:
+        weights: Weights of the keys.
         error: ||o - o~||^2 / ||o||^2; None if only o is zero.
+        mean: Weight of the mean of the values that the query sees, of 1; 0 = not used, None = the
+            method keeps keys only. Beside the weights, not spread over them.
     """
 
     keys: tuple[int, ...]
     weights: tuple[int, ...]
     error: float | None
+    mean: float | None = None
 
 
 class Query(NamedTuple):
@@ -30,7 +36,7 @@ class Query(NamedTuple):
 
     Attributes:
         weights: Exact attention weights. Keys after the last are hidden or have weight 0.
-        kept: By size, then by method.
+        kept: By size, then by method; a model recorded with fewer methods lacks the last ones.
     """
 
     weights: tuple[int, ...]
@@ -61,7 +67,10 @@ class Model:
     label: str = ""
 
     def median_errors(self, size: int) -> list[float]:
-        """Returns the median error over all queries, by method; `size` is an index of `sizes`."""
+        """Returns the median error over all queries, by method; `size` is an index of `sizes`.
+
+        There are as many as the model was recorded with.
+        """
         queries = [query.kept[size] for head in self.heads for query in head.queries]
         errors = (
             [keys.error for keys in column if keys.error is not None]
@@ -72,7 +81,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Exploration:
-    """All data of the explorer: about 0.3 KB per query of each head.
+    """All data of the explorer: about 0.4 KB per query of each head.
 
     Attributes:
         sizes: Numbers of keys that a query may keep.
@@ -89,20 +98,26 @@ class Exploration:
         models = (replace(by_name[name], label=labels[name]) for name in names)
         return replace(self, models=tuple(models))
 
+    def joins(self, other: "Exploration") -> bool:
+        """Tells whether sizes are equal, and one has the other's methods or more behind them."""
+        common = min(len(self.methods), len(other.methods))
+        return (self.sizes, self.methods[:common]) == (other.sizes, other.methods[:common])
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
-        """Joins explorations. Raises ValueError if their sizes or methods differ."""
-        for name in ("sizes", "methods"):
-            values = list(dict.fromkeys(getattr(other, name) for other in explorations))
-            if len(values) > 1:
+        """Joins explorations. Raises ValueError for two of which neither `joins` the other."""
+        longest = max(explorations, key=lambda exploration: len(exploration.methods))
+        for other in explorations:
+            if not longest.joins(other):
                 raise ValueError(
-                    f"the {name} of explorations are {values[0]} and {values[1]}, not one"
+                    f"explorations join with equal sizes and methods; these have "
+                    f"{longest.sizes} of {longest.methods} and {other.sizes} of {other.methods}"
                 )
         return replace(
-            explorations[0],
+            longest,
             models=tuple(model for exploration in explorations for model in exploration.models),
         )
 
@@ -130,7 +145,7 @@ def _head(content: Mapping[str, Any]) -> Head:
         Query(
             tuple(weights),
             tuple(
-                tuple(Kept(tuple(keys), tuple(shares), error) for keys, shares, error in methods)
+                tuple(Kept(tuple(keys), tuple(shares), *rest) for keys, shares, *rest in methods)
                 for methods in sizes
             ),
         )

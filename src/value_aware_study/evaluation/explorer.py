@@ -17,17 +17,18 @@ from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.recorded import evenly_spaced
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_attention.measurement.windows import metric_of, special_tokens
+from value_aware_attention.weights import dense_weights
 from value_aware_study.cards import cards
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Head, Kept, Model, Query
 
 SizedMethod = Callable[[int], SparseApproximation]
 """Number of keys per query -> the method"""
-EXPLORED = ("optimal_v_oblivious", "optimal_v_aware")
+EXPLORED = ("optimal_v_oblivious", "optimal_v_aware", "optimal_v_aware_mean")
 """Methods in the explorer. It looks for queries where the second gains most over the first."""
 EXPLORED_SIZES = (2, 4, 8)
 """Numbers of keys. With one key both methods often leave all the error, with many neither does."""
 MOST_HEADS = 72
-"""Most heads of a model on the page: 4 KB each"""
+"""Most heads of a model on the page"""
 FEWEST_TOKENS, MOST_TOKENS = 32, 48
 """Tokens of a passage, special ones included"""
 CONSIDERED = 200
@@ -35,8 +36,8 @@ CONSIDERED = 200
 PROSE = r"(?!.*--)[A-Z][\w ,;'()-]+[.?!]"
 Ends = tuple[list[int], list[int]]
 """Special tokens before and after a text"""
-Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"]]
-"""A method's weights on every key, and the relative output error that they leave"""
+Chosen = tuple[Float[Tensor, "H N M"], Float[Tensor, "H N"], Float[Tensor, "H N"] | None]
+"""A method's weights on every key, the relative output error left, and the weight of the mean"""
 
 
 @torch.inference_mode()
@@ -72,10 +73,12 @@ def _explored_layer(
     squared = (exact.double() @ call.value[0].double()).square().sum(dim=-1)
 
     def chosen(method: SparseApproximation) -> Chosen:
-        weights = method.select(**call.arguments()).dense(call.keys)[0]
+        selected = method.select(**call.arguments())
         # fp64, from the difference of the weights, so that no digits cancel
-        difference = (exact.double() - weights) @ call.value[0].double()
-        return weights, difference.square().sum(dim=-1) / squared
+        difference = (exact.double() - selected.dense(call.keys)[0]) @ call.value[0].double()
+        error, mean = difference.square().sum(dim=-1) / squared, selected.mean_weight
+        of_keys = dense_weights(selected.indices, selected.weights, call.keys)
+        return of_keys[0], error, None if mean is None else mean[0]
 
     by_size = [[chosen(method(size)) for method in methods.values()] for size in sizes]
     heads, queries, _ = exact.shape
@@ -88,21 +91,24 @@ def _explored_layer(
 def _query(
     at: tuple[int, int], exact: Float[Tensor, "H N M"], by_size: Sequence[Sequence[Chosen]]
 ) -> Query:
-    choices = (
-        tuple(_kept(weights[at], error[at]) for weights, error in by_method)
-        for by_method in by_size
-    )
+    choices = (tuple(_kept(at, *choice) for choice in by_method) for by_method in by_size)
     visible = exact[at].nonzero()[:, 0]
     last = int(visible[-1]) + 1 if len(visible) else 0
     return Query(_rounded(exact[at][:last]), tuple(choices))
 
 
-def _kept(weights: Float[Tensor, " M"], error: Float[Tensor, ""]) -> Kept:
-    keys = weights.nonzero()[:, 0]
+def _kept(
+    at: tuple[int, int],
+    weights: Float[Tensor, "H N M"],
+    error: Float[Tensor, "H N"],
+    mean: Float[Tensor, "H N"] | None,
+) -> Kept:
+    keys = weights[at].nonzero()[:, 0]
     return Kept(
         tuple(keys.tolist()),
-        _rounded(weights[keys]),
-        float(f"{error:.3g}") if error.isfinite() else None,
+        _rounded(weights[at][keys]),
+        float(f"{error[at]:.3g}") if error[at].isfinite() else None,
+        None if mean is None else float(f"{mean[at]:.3g}"),
     )
 
 

@@ -46,7 +46,7 @@ function explore(place, record) {
   const headsOf = (layer) => model().heads.filter((head) => head.layer === layer).map((head) => head.head);
   const query = () =>
     model().heads.find((head) => head.layer === state.layer && head.head === state.head).queries[state.token];
-  const errorsOf = (query) => query[1][state.size].map(([, , error]) => error);
+  const errorsOf = (query) => query[1][state.size].slice(0, 2).map(([, , error]) => error);
 
   // The queries where the first method leaves the most error above the second, the best of each head.
   // Of an error above 1, which zeros would have, 1 counts: where values almost cancel, all are large.
@@ -99,14 +99,14 @@ function explore(place, record) {
     );
     hard.replaceChildren(...presets());
     const chosen = query();
-    const methods = record.methods.map((name, place) => methodRow(name, chosen[1][state.size][place]));
+    const methods = chosen[1][state.size].map((kept, place) => methodRow(record.methods[place], kept));
     rows.replaceChildren(exactRow(chosen), ...methods);
     if (focused) place.querySelector(`[name="${focused}"]`)?.focus();
   }
 
   function presets() {
     const all = model().heads.flatMap((head) => head.queries.map(errorsOf));
-    const middle = record.methods.map((_, place) => percent(median(all.map((errors) => errors[place] ?? 0))));
+    const middle = [0, 1].map((place) => percent(median(all.map((errors) => errors[place] ?? 0))));
     const list = element("ol");
     hardest().forEach(({ layer, head, token, errors }, place) => {
       const where = `layer ${layer}, head ${head}: ${errors.map((one) => percent(one ?? 0)).join(" → ")}`;
@@ -155,16 +155,28 @@ function explore(place, record) {
     rows.querySelector('[aria-pressed="true"]').focus();
   }
 
-  function methodRow(name, [keys, weights, error]) {
+  function methodRow(name, [keys, weights, error, mean = null]) {
     const kept = new Map(keys.map((key, place) => [key, weights[place]]));
     const text = element("div", { className: "text" });
     model().tokens.forEach((_, place) => text.append(token("span", place, kept.get(place))));
-    const fill = element("i");
-    fill.style.width = `${100 * Math.min(1, error ?? 0)}%`;
-    const bar = element("span", { className: "bar" }, fill);
     const count = keys.length === 1 ? "1 key" : `${keys.length} keys`;
+    const vectors = !mean ? count : keys.length ? `${count} and the mean` : "the mean alone";
     const left = error === null ? "output is zero" : `error left ${percent(error)}`;
-    return row(name, element("span", {}, bar, `${count}, ${left}`), text);
+    const made = row(name, barred(error ?? 0, `${vectors}, ${left}`), text);
+    if (mean !== null) text.before(meanOfValues(mean));
+    return made;
+  }
+
+  // The weight of the mean of the values that the query sees, for a choice that may use this mean.
+  function meanOfValues(weight) {
+    const about = `the mean of all values that this query sees: ${weight ? percent(weight) : "not used"}`;
+    return element("p", { className: "name left" }, element("b"), barred(weight, about));  // below the error
+  }
+
+  function barred(share, about) {
+    const fill = element("i");
+    fill.style.width = `${100 * Math.min(1, share)}%`;
+    return element("span", {}, element("span", { className: "bar" }, fill), about);
   }
 
   function row(name, about, text) {

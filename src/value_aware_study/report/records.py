@@ -99,18 +99,18 @@ def explorations(explored: Path, *roots: Path) -> list[Exploration]:
     """Reads the tokens that probes and evaluations left for the token explorer.
 
     Evaluations come last, so that they replace probes in `Exploration.labelled`. Published tokens
-    are left out if the run's own have other sizes or methods.
+    are left out if the run's own do not join them, having other sizes or methods.
     """
     probes, evaluations = matching("probe/*/explorer.json", *roots), matching("*.json", explored)
     by_file = {
         file: _parsed(lambda text, _: Exploration.from_json(text), file)
         for file in (*probes.values(), *evaluations.values())
     }
-    ours = {(e.sizes, e.methods) for file, e in by_file.items() if file.suffix != COMPRESSED}
+    ours = [content for file, content in by_file.items() if file.suffix != COMPRESSED]
     return [
         exploration
         for file, exploration in by_file.items()
-        if file.suffix != COMPRESSED or ours <= {(exploration.sizes, exploration.methods)}
+        if file.suffix != COMPRESSED or all(map(exploration.joins, ours))
     ]
 
 

@@ -36,6 +36,10 @@ END_MATCH = (
     "in log r. Interval: the jackknife over windows, from r to the largest size. With the mean "
     "slot the last of them is the mean of all values left out."
 )
+MEAN_IS_ONE = (
+    "OVA with the mean may use the mean of all values that the query sees as one of its r. The "
+    "weight of the mean is a bar above the text; no token shows a part of it."
+)
 ALL_LAYERS = "all layers"
 
 
@@ -360,21 +364,25 @@ def explorer(
     if not (selected := explored and explored.labelled(labels)) or not selected.models:
         return None
     first, r = selected.models[0], median_low(selected.sizes)
-    medians = " and ".join(
+    errors = first.median_errors(selected.sizes.index(r))
+    medians = [
         f"{number(100 * error, 0 if error >= 0.1 else 1)}% for keys {name}"
-        for error, name in zip(
-            first.median_errors(selected.sizes.index(r)), selected.methods, strict=True
-        )
+        for error, name in zip(errors, selected.methods, strict=False)  # older: without the last
+    ]
+    of_means = (
+        kept.mean for model in selected.models for kept in model.heads[0].queries[0].kept[0]
     )
     return Exhibit(
         "explorer",
         "Token by token: which keys each choice keeps",
         "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
-        f"left in its output. With {r} keys the median error in {first.label} is {medians}."
+        f"left in its output. With {r} keys the median error in {first.label} is "
+        f"{', '.join(medians[:-1])} and {medians[-1]}."
         f"{' Models trained here are of the first training.' if is_first else ''}",
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
+            *[MEAN_IS_ONE] * any(mean is not None for mean in of_means),
             "The hardest tokens are, for each head, the query with the largest difference between "
             "the error by weight and the error for the output. An error above 100%, which an "
             "output of zeros has, counts as 100%. The page opens on the first of them, which is "
