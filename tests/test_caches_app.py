@@ -62,7 +62,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     for cell, longer in zip(record.cells, whole.cells, strict=True):
         assert cell.kl == longer.kl[1:]  # the first prompt was left out
     (exhibit,) = caches_section(records.caches(folder.parent)).exhibits
-    assert len(exhibit.table.data) == len(record.cells) - 1
+    assert len(exhibit.table.data) == len(record.cells)
     assert exhibit.title.startswith("Running text, 32 tokens, ")
     assert set(
         exhibit.table.data.loc[exhibit.table.data["cache"] == caches.REFERENCE_CACHE, "ratio"]

@@ -279,11 +279,11 @@ def test_the_contents_list_follows_the_reader_and_folds_the_rest(desktop: Any, w
     assert desktop.locator("nav a[href='#table_1']").inner_text() == "Table 1"
 
 
-def test_a_long_table_shows_ten_rows_until_it_is_unfolded(static: Any, whole: Path) -> None:
+def test_a_long_table_shows_eight_rows_until_it_is_unfolded(static: Any, whole: Path) -> None:
     static.goto(whole.as_uri())
     article = static.locator("article[data-exhibit=table_1]")
     rows, visible = (article.locator(f"tbody tr{state}") for state in ("", ":visible"))
-    assert visible.count() == 10
+    assert visible.count() == 8
     article.locator(".more summary").click()
     assert visible.count() == rows.count() > 12
 

@@ -13,6 +13,7 @@ from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, words
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
+    answer,
     caches,
     claims,
     drawing,
@@ -31,8 +32,8 @@ READ = (
     "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
 )
 HOW_LEAD, HOW_TITLE = (
-    "The models, the text and the machine behind every number of this run. A row is one model with "
-    "exact attention: the value that every approximation above is compared with.",
+    "The models, the text and the machine of this run. A row is one model with exact attention, "
+    "with which its approximations are compared.",
     "How it was measured",
 )
 FOR = {
@@ -41,6 +42,13 @@ FOR = {
     "conclusions. ",
 }
 """Scale -> what its models are for"""
+LINKS = {
+    "README": "README.md",
+    "Manual": "docs/manual.md",
+    "Code": "CONTRIBUTING.md",
+    "Records": "docs/run-files.md",
+}
+"""Files of the project that the page of a run links to"""
 
 Exhibits = Exhibit | Sequence[Exhibit] | None
 Named = tuple[str, Exhibits]
@@ -84,13 +92,13 @@ def report_page(results: Results, origin: str = "") -> Page:
             Section(
                 "everything",
                 "Everything",
-                "Every number of keys, text, method and cell that was measured, and how.",
+                "All measurements, and how they were made.",
                 [],
                 within=sections,
             ),
         ],
         origin,
-        results.links,
+        LINKS | dict(results.links),
     )
 
 
@@ -100,7 +108,7 @@ def _answer(results: Results) -> Section:
     The finding is on a pretrained decoder, or else on a probed model, the explorer's first one.
     """
     labels = {record.model: record.model for record in results.probed} | results.names()
-    hero = pretrained.few_keys(results.pretrained, "hero")
+    hero = answer.answer(results.pretrained, results.prompted)
     return _section(
         "answer",
         "Answer",
@@ -125,6 +133,7 @@ def pretrained_section(records: Sequence[Record]) -> Section:
         "output beside rules that cost next to nothing, in the model's predictions and its layers.",
         _unnamed(
             [
+                pretrained.few_keys(records),
                 pretrained.predictions(records),
                 pretrained.matches(records),
                 pretrained.gap_closed(records),
@@ -140,9 +149,9 @@ def caches_section(records: Sequence[CacheRecord]) -> Section:
     return _section(
         "caches",
         "Caches",
-        "Which keys of a prompt a decoder's cache should keep: by the observed queries, the score, "
-        "and how heads and layers share keys. All that is measured comes after the "
-        "prompt: no choice has seen it.",
+        "Which keys of a prompt a decoder's cache should keep. What is predicted comes after the "
+        "prompt: none of the methods has seen it. A compressed cache saves memory before it saves "
+        "time.",
         _unnamed([caches.to_use(records), *caches.caches_compared(records)]),
         machines=[
             (
@@ -166,9 +175,9 @@ def _paper(results: Results) -> Section:
     return _section(
         "paper",
         "The paper",
-        "Its claims with a verdict each, then its tables and figures, ours beside the paper's, "
-        "whose models are larger: compare the order of the methods and the ratios to exact "
-        "attention, not the levels. Hollow marks are the paper's.",
+        "The paper's claims with our verdicts, then its tables and figures next to ours. Its models "
+        "are larger: compare the order of the methods and the ratios to exact attention, not the "
+        "levels. Hollow marks are the paper's.",
         [
             ("", claimed),
             ("Table 1", tables.table_1(results)),

@@ -286,6 +286,7 @@ def table_2(results: Results) -> Exhibit | None:
         table=Table(
             pd.DataFrame(rows).dropna(axis="columns", how="all"),
             list(map(_causal_text, rows)),
+            grouped=True,
         ),
     )
 
@@ -353,13 +354,13 @@ def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
 
 def _causal_text(row: Row) -> dict[str, str]:
     value, change = ends(row, "own_"), ends(row, "ratio_", lambda end, _: times(end))
+    kernel = KERNEL_LABELS.get(row["kernel"], row["kernel"])
     keys, its_keys = (
         DASH if missing(row.get(r)) else f"{row[r]:.0f} ({number(row[share])}%)"
         for r, share in (("r", "share"), ("paper_r", "paper_share"))
     )
     return {
-        "model": row["model"],
-        "kernel": KERNEL_LABELS.get(row["kernel"], row["kernel"]),
+        "model and kernel": ", ".join(filter(None, [row["model"], kernel])),
         "attention": row["column"],
         "keys (share)": keys,
         "measured (× exact)": beside_exact(row["value"], row.get("ratio")),
