@@ -255,7 +255,7 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
     tab.on("console", lambda message: messages.append(message.text))
     tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.goto(whole.as_uri())
-    tab.locator("#hero-chart-1 svg").wait_for()
+    tab.locator("#figure_1-chart-1 svg").wait_for()
     assert whole.stat().st_size < 8e6
     tab.evaluate("document.querySelectorAll('details.folded').forEach(one => (one.open = true))")
     tab.wait_for_function(DRAWN)
@@ -268,7 +268,7 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
 def test_the_contents_list_follows_the_reader_and_folds_the_rest(desktop: Any, whole: Path) -> None:
     current = "[...document.querySelectorAll('nav [aria-current]')].map(one => one.hash)"
     desktop.goto(whole.as_uri())
-    desktop.wait_for_selector("#hero-chart-1 svg")
+    desktop.wait_for_selector("#figure_1-chart-1 svg")
     desktop.evaluate("document.querySelectorAll('.folded').forEach(one => (one.open = true))")
     desktop.wait_for_function(DRAWN)
     for name in ("figure_2", "grid", "distance", "models", "claims"):
@@ -399,8 +399,8 @@ def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path)
             place = f"{chart.get_attribute('id')}: {name.text_content()}"
             assert any(paler) and not all(paler) and opacity[2] == opacity[0], place
             clicked.append(place.partition("-")[0])
-    others = {"hero", "distance", "model_end_metric", "model_layers", "model_output_error"}
-    assert others | {f"figure_{number}" for number in range(1, 9)} <= set(clicked)
+    others = {"distance", "model_end_metric", "model_layers", "model_output_error"}
+    assert others | {f"figure_{number}" for number in range(1, 8)} <= set(clicked)
     tab.close()
 
 

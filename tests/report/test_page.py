@@ -244,7 +244,7 @@ def test_names_and_descriptions_of_a_report(
     probe = replace(probed(), model=TAG)
     results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[probe])
     write_page(report_page(results), tmp_path)
-    assert SAFE in (tmp_path / "hero.md").read_text()
+    assert SAFE in (tmp_path / "models.md").read_text()
     for file in tmp_path.glob("*.md"):
         text = file.read_text()
         assert "<img" not in text and "\n# head" not in text and "[a](" not in text, file.name

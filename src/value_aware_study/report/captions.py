@@ -54,19 +54,6 @@ def measured_on(record: Record) -> str:
     return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
 
 
-def recorded_on(records: Iterable[Record]) -> str:
-    """Counts the units, a part of all, that output errors and skewness were measured on."""
-    models = grouped(
-        (plural(units, record.unit), plain_text(record.model))
-        for record in records
-        if (units := record.text.recorded_units) is not None
-    )
-    if not models:
-        return "On how many windows or sequences was not recorded."
-    parts = (f"{count} ({', '.join(names)})" for count, names in models.items())
-    return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
-
-
 def queries_of(measured: Iterable[Measured]) -> str:
     """Describes the queries: "causal, elu: 256 queries of 8 windows in each of 4 layers"."""
     models = grouped(
@@ -95,22 +82,6 @@ def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
             (f"Scale {record.scale}; data: {record.text.description}", machine_of(record))
             for record in records
         )
-    )
-
-
-def ours(records: Iterable[Record]) -> str:
-    """Describes scale and data of our numbers once, then each model's sizes."""
-    models = grouped(
-        (
-            f"{record.scale} scale; data: {record.text.description}",
-            f"{plain_text(record.model)}: {record.length} tokens, heads of {record.head_dim} "
-            f"dimensions, {measured_on(record)}",
-        )
-        for record in records
-    )
-    return (
-        " ".join(f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
-        or "No model of this kind was evaluated."
     )
 
 

@@ -33,8 +33,8 @@ TENS = [
 ]
 POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
 """Labels powers of ten: 10⁻⁴, 0.01, 1, 100"""
-LINE, NAME = 28, 24
-"""Most letters per line of a row's name, and of a name in a legend"""
+LINE = 27
+"""Most letters per line of a name, of a row or in a legend"""
 SIDE, LETTER = 300.0, 7.4
 """Pixels of the panel in which names on lines find their place, and the width of a letter"""
 Drawn = list[alt.Chart]
@@ -54,16 +54,6 @@ def powers_of_two(values: Iterable[float]) -> list[int]:
     counts = list(values) or [1.0]
     first, last = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
     return [2**power for power in range(first, last + 1)]
-
-
-def log_axis(title: str) -> alt.X:
-    """Builds a logarithmic axis of values, labelled with powers of ten."""
-    return alt.X(
-        "value:Q",
-        title=title,
-        scale=alt.Scale(type="log"),
-        axis=alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8),
-    )
 
 
 def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt.X:
@@ -162,9 +152,9 @@ def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
     )
 
 
-def wrapped(names: Iterable[str], most: int = NAME) -> str:
-    """Writes names in lines of at most `most` letters, as an expression for labels."""
-    lines = {name: wrap(name, most) for name in names if len(name) > most}
+def wrapped(names: Iterable[str]) -> str:
+    """Writes names in lines of at most `LINE` letters, as an expression for labels."""
+    lines = {name: wrap(name, LINE) for name in names if len(name) > LINE}
     return f"{json.dumps(lines)}[datum.label] || datum.label"
 
 
@@ -218,7 +208,7 @@ def dots(
     the mark of a row's colour, the series differ by shape alone.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
-    label = wrapped(frame["name"].unique(), LINE)
+    label = wrapped(frame["name"].unique())
     up: Any = {"condition": {"test": f"length(datum.label) > {LINE}", "value": -7}, "value": 0}
     axis = alt.Axis(
         grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0, labelOffset=up,
@@ -290,7 +280,7 @@ def curves(
 
 
 def against_keys(frame: pd.DataFrame, metric: str) -> list[Panel]:
-    """Draws ratios to exact attention's metric against r: a panel for each `name`, on equal axes."""
+    """Draws ratios to exact attention's metric against r: a panel a `name`, on equal axes."""
     x = count_axis("keys kept, r", frame["count"].tolist())
     y = ratio_axis(direction(f"{metric} / exact attention's", "lower"), frame)
     return [
@@ -322,17 +312,19 @@ def name_places(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> pd.DataFrame:
     `dx` and `dy` are pixels from the point, in a panel of `SIDE` by `SIDE` pixels.
     """
     frame = frame.assign(across=_pixels(x, frame["count"]), up=_pixels(y, frame["value"]))
-    curves_of = frame.sort_values("count").groupby("series", sort=False)
-    lines, rows = [part[["across", "up"]].to_numpy().T for _, part in curves_of], []
-    for name, part in curves_of:
-        width, places = LETTER * len(str(name)), []
+    parts = [part for _, part in frame.sort_values("count").groupby("series", sort=False)]
+    beyond, rows = np.array([[6.0], [0.0]]), []  # a mark is wider than its point
+    lines = [part[["across", "up"]].to_numpy(float).T for part in parts]
+    lines = [np.hstack([at[:, :1] - beyond, at, at[:, -1:] + beyond]) for at in lines]
+    for part in parts:
+        width, places = LETTER * len(part["series"].iloc[0]), []
         for dx, dy, point in product((9, -9), (-9, 9), part.to_dict("records")):
             start, height = point["across"] + dx - (dx < 0) * width, point["up"] - dy
-            span = np.linspace(start, start + width, 9)
-            gaps = [np.interp(span, *line, np.inf, np.inf) - height for line in lines]
+            span = np.linspace(start, start + width, 50)
+            ups = [np.interp(span, at[0], at[1], left=np.inf, right=np.inf) for at in lines]
+            gap = min(float(np.abs(np.array(ups) - height).min()), 10.0)
             fits = 0 <= start <= SIDE - width and 0 <= height <= SIDE
-            gap = min(float(np.abs(gaps).min()), 12.0)
-            places.append((fits, gap, point | {"dx": dx, "dy": dy}, [span, np.full(9, height)]))
+            places.append((fits, gap, point | {"dx": dx, "dy": dy}, [span, np.full(50, height)]))
         _, _, place, line = max(places, key=lambda place: place[:2])
         rows.append(place)
         lines.append(np.array(line))

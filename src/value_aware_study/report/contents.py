@@ -62,10 +62,11 @@ def report_page(results: Results, origin: str = "") -> Page:
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    cached = [caches_section(results.prompted)] if results.prompted else []
+    found = [
+        *([pretrained_section(results.pretrained)] if results.pretrained else []),
+        *([caches_section(results.prompted)] if results.prompted else []),
+    ]
     sections = [_every_r(results)]
-    if results.pretrained:
-        sections.append(pretrained_section(results.pretrained))
     if results.surveyed or results.variants:
         sections.append(survey_section(results))
     for place, record in enumerate(results.probed, start=1):
@@ -75,7 +76,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         if results.unchecked
         else ""
     )
-    machines = [pair for section in [*cached, *sections] for pair in section.machines]
+    machines = [pair for section in [*found, *sections] for pair in section.machines]
     sections.append(
         _section("how", HOW_TITLE, HOW_LEAD, [("", model.models(results, machines))], unchecked)
     )
@@ -87,8 +88,8 @@ def report_page(results: Results, origin: str = "") -> Page:
         "measure what a method could reach, not what it costs.",
         [
             _answer(results),
+            *found,
             _paper(results),
-            *cached,
             Section(
                 "everything",
                 "Everything",
@@ -103,18 +104,14 @@ def report_page(results: Results, origin: str = "") -> Page:
 
 
 def _answer(results: Results) -> Section:
-    """Builds the answer: a finding with its controls, and a drawing of the question.
-
-    The finding is on a pretrained decoder, or else on a probed model, the explorer's first one.
-    """
+    """Builds the answer: the finding, the token explorer, and a drawing of the question."""
     labels = {record.model: record.model for record in results.probed} | results.names()
-    hero = answer.answer(results.pretrained, results.prompted)
     return _section(
         "answer",
         "Answer",
-        layers.BARS if results.probed and not hero else "",
+        "",
         [
-            ("", hero or layers.hero(results)),
+            ("", answer.answer(results.pretrained, results.prompted)),
             (
                 "the token explorer",
                 model.explorer(results.explored, labels, bool(results.replicates)),
@@ -135,9 +132,7 @@ def pretrained_section(records: Sequence[Record]) -> Section:
             [
                 pretrained.few_keys(records),
                 pretrained.predictions(records),
-                pretrained.matches(records),
                 pretrained.gap_closed(records),
-                pretrained.first_token(records),
                 pretrained.every_setting(records),
             ]
         ),
@@ -175,9 +170,9 @@ def _paper(results: Results) -> Section:
     return _section(
         "paper",
         "The paper",
-        "The paper's claims with our verdicts, then its tables and figures next to ours. Its models "
-        "are larger: compare the order of the methods and the ratios to exact attention, not the "
-        "levels. Hollow marks are the paper's.",
+        "The paper's claims with our verdicts, then its tables and figures next to ours. Its "
+        "models are larger: compare the order of the methods and the ratios to exact attention. "
+        "Hollow marks are the paper's.",
         [
             ("", claimed),
             ("Table 1", tables.table_1(results)),
@@ -203,8 +198,7 @@ def _every_r(results: Results) -> Section:
             ),
         ),
         ("Figure 7", layers.figure_7(measured)),
-        ("the keys needed in every layer", layers.keys_needed(measured)),
-        ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
+        ("skewness", layers.skewness_gap(measured, "skewness_gap")),
         ("every cell", figures.grid_table(results)),
     ]
     return _section(
@@ -264,7 +258,6 @@ def model_section(
         model.explorer(explored, {record.model: record.model}),
         layers.matching_bars(kernels, f"{name}_matching_keys", setting),
         model.end_metric(record, f"{name}_end_metric", setting),
-        pretrained.first_token([record], f"{name}_first_token"),
         model.keys_of_layers(record, f"{name}_layers", setting),
         model.error_by_head(record, f"{name}_error_by_head", setting),
         model.keys_by_head(record, f"{name}_keys_by_head", setting),

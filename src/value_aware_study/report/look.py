@@ -171,10 +171,6 @@ def cache_mark(cache: str) -> Mark:
     return Mark.of(next(colours, "grey"))
 
 
-def share_mark(keep: float) -> Mark:
-    return Mark("var(--muted)", SHARE_SHAPES.get(keep, "diamond"))
-
-
 def kernel_mark(kernel: str) -> Mark:
     return KERNEL_MARKS.get(KERNEL_LABELS.get(kernel, kernel), OTHER)
 

@@ -45,9 +45,10 @@ function fitted() {
 const isNarrow = ({ clientWidth }) => clientWidth > 0 && clientWidth < 500;
 function narrow(specification, width) {
   const text = JSON.stringify(specification).replace(/"columns":\d+/g, '"columns":1');
-  const { title, ...small } = JSON.parse(text);
-  const lines = new RegExp(`.{1,${Math.floor(width / 9)}}(?:\\s|$)`, "g");
-  return { ...small, title: typeof title === "string" ? title.match(lines) ?? title : title };
+  const small = JSON.parse(text);
+  const fitting = new RegExp(`.{1,${Math.floor(width / 9)}}(?:\\s|$)`, "g");
+  const lines = [small.title].flat().filter((line) => typeof line === "string");
+  return lines.length ? { ...small, title: lines.flatMap((line) => line.match(fitting) ?? line) } : small;
 }
 
 function draw(place, specification, config = fitted()) {

@@ -40,8 +40,6 @@ BIBTEX = """@inproceedings{gupta-berant-2021-value,
   year = {2021},
   doi = {10.18653/v1/2021.emnlp-main.753}
 }"""
-MOST_COLUMNS = 3
-"""Most panels beside one another in a picture"""
 MOST_ROWS = 1000
 """Most rows of a table on the page and in Markdown; a longer one refers to its CSV file"""
 PACKED = """<!DOCTYPE html>
@@ -125,8 +123,7 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
             )
             path.with_suffix(".md").write_text(text, encoding="utf-8")
     if exhibit.charts:
-        title = exhibit.title if exhibit.shared else ""
-        rows = math.ceil(len(exhibit.charts) / MOST_COLUMNS)
+        title, rows = exhibit.title if exhibit.shared else "", math.ceil(len(exhibit.charts) / 3)
         for dark in (False, True)[: 1 + exhibit.shared]:
             path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(
                 png(exhibit.charts, len(exhibit.choices) or rows, title, dark)

@@ -7,7 +7,6 @@ from itertools import chain
 import altair as alt
 import numpy as np
 import pandas as pd
-from scipy.stats import kendalltau
 
 from value_aware_attention.records.cache_record import FULL, CacheRecord
 from value_aware_attention.records.estimate import DASH, short, with_interval
@@ -24,9 +23,9 @@ MOST_SHOWN = 8
 QUARTER = 0.25
 DEFAULT = "single losses, all queries, one budget"
 USES = {
-    FULL: ("all keys", ""),
+    FULL: ("all keys", DASH),
     DEFAULT: ("the default", "LeaveOneOut"),
-    "KVzip": ("KVzip, which reads the prompt twice", "its authors' settings"),
+    "KVzip": ("KVzip (reads twice)", "its authors' settings"),
     "mean attention, all queries, one budget": ("mean attention", "ObservedAttention"),
     "single losses, 128 queries, one budget": ("a quicker choice", "LeaveOneOut, rows=128"),
     "single losses, all queries": ("as many keys in every head", "LeaveOneOut, pool=None"),
@@ -159,7 +158,6 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
     notes = [
         f"{prompts} prompts of {record.text}; 95% intervals over prompts. Published methods have "
         "their authors' settings. Later queries are an oracle.",
-        *_agreements(record, shares),
     ]
     caption = "KL from its exact prediction, in nats a token. Lower is better."
     if record.task != "running_text":
@@ -183,7 +181,7 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
 def _table(data: pd.DataFrame, record: CacheRecord) -> Table:
     of_text = record.task == "running_text"
     whole = {} if of_text else {"whole answers right": percent(data["whole"], 0)}
-    kl = [with_interval(*ends, 3, short) for ends in data[KL_ENDS].to_numpy()]
+    kl = [with_interval(x, low, high, 3, short) for x, low, high in data[KL_ENDS].to_numpy()]
     return Table(
         data,
         {
@@ -201,31 +199,13 @@ def share(keep: float) -> str:
     return "all keys" if keep == 1 else f"{keep:.3g} of the keys"
 
 
-def _agreements(record: CacheRecord, shares: Sequence[float]) -> list[str]:
-    """Says how far halves of the prompts agree on the order of caches; [] for one prompt."""
-    if len(record.cells[0].kl) < 2:
-        return []
-    taus = {keep: _agreement(record, keep) for keep in shares}
-    written = ", ".join(f"{tau:.2f} at {keep:.3g}" for keep, tau in taus.items())
-    return [
-        f"Kendall's tau of the order of caches between halves of the prompts: {written}"
-        f"{'' if min(taus.values()) >= 0.8 else '; below .8 no order is claimed'}."
-    ]
-
-
-def _agreement(record: CacheRecord, keep: float) -> float:
-    """Computes Kendall's tau between the orders of caches by KL on two halves of the prompts."""
-    kl = np.log([cell.kl for cell in record.cells if cell.keep == keep])
-    tau: float = kendalltau(kl[:, ::2].mean(axis=1), kl[:, 1::2].mean(axis=1)).statistic
-    return tau
-
-
 def _finding(data: pd.DataFrame) -> str:
     """Names the cache of least KL that is no oracle, of the rows of one share of keys."""
     best = data[~data["cache"].str.contains("later")].iloc[0]
     return (
-        f"{best['task']}, {share(best['keep'])}: {label(best['cache'])} changes predictions least, "
-        f"with {best['right']:.1%} of the tokens right, of {best['right_full']:.1%} with all keys"
+        f"{best['task']}, {share(best['keep'])}: predictions change least with "
+        f"{label(best['cache'])}, {best['right']:.1%} of the tokens right of "
+        f"{best['right_full']:.1%} with all keys"
     )
 
 
@@ -249,7 +229,10 @@ def _panel(data: pd.DataFrame, record: CacheRecord) -> look.Panel:
     said = words.sentences(drawn, "{name}, {series}", " nats" if of_text else "% right")
     drawn = drawn[["name", "series", *ENDS]].assign(hue=drawn["name"], said=said)
     marks = {label(name): look.cache_mark(name) for name in shown}
-    marks |= {share(keep): look.share_mark(keep) for keep in data["keep"].unique()}
+    marks |= {
+        share(keep): look.Mark("var(--muted)", look.SHARE_SHAPES.get(keep, "diamond"))
+        for keep in sorted(set(data["keep"]), reverse=True)
+    }
     full = [] if of_text else charts.reference(100 * data["right_full"].iloc[0], "all keys")
     dots = charts.dots(drawn, marks, x, order=order)
     return charts.toggled([*full, *dots], 34, data["task"].iloc[0])

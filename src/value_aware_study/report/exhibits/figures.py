@@ -37,8 +37,6 @@ CHANGED = {
     "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
 }
 """Columns on the x axis of changes, with the axis' title and the words of a sentence"""
-THREE = (*OPTIMAL_METHODS, "sliding_window")
-"""Methods of Figure 5"""
 SMALLEST_ERROR = 1e-3
 """Least output error in Figure 4; a setting below it counts as exact"""
 EXPLAINING = {
@@ -335,7 +333,7 @@ def figure_4(results: Results) -> Exhibit | None:
         [
             "Each point is one setting: its relative output error, and the metric with that "
             f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
-            f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
+            f"{captions.DIRECTION} Settings with an error "
             f"under {SMALLEST_ERROR:g} count as exact and are left out. Not in the paper.",
         ],
         [_figure_4_panel(frame[frame["name"] == name], name) for name in drawn],
@@ -393,7 +391,9 @@ def figure_5(results: Results) -> Exhibit | None:
     """Shows perplexity over exact attention's, a panel a causal model; None if there is none."""
     frame, names = results.changes, results.names()
     firsts = [record for kernel in KERNEL_NAMES if (record := results.of_kernel(kernel))]
-    frame = frame[frame["approximation"].isin(THREE) & frame["r"].notna()]
+    frame = frame[
+        frame["approximation"].isin([*OPTIMAL_METHODS, "sliding_window"]) & frame["r"].notna()
+    ]
     frame = frame[frame["model"].isin([record.model for record in firsts])]
     if frame.empty:
         return None

@@ -14,13 +14,12 @@ import pandas as pd
 from value_aware_attention.named_models import named_models, origin
 from value_aware_attention.records.estimate import in_unit, number, ratio_of_sums, short
 from value_aware_attention.records.headline import exact_ratio
-from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
+from value_aware_attention.records.matching import SLOT
 from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
     WITH_MEAN,
     Cell,
-    KeyCount,
     Record,
 )
 from value_aware_study.report import captions, charts, look, words
@@ -49,13 +48,14 @@ CORRECTIONS = {
     **{name: rule for name, rule in FIGURE_ROWS.items() if rule in SLOT_ROWS},
 }
 """Rules between the two optimal choices"""
-WINDOW, MEAN_ALONE, NO_OUTPUT = [*FIGURE_ROWS.values()][-3:]
+MEAN_ALONE, NO_OUTPUT = [*FIGURE_ROWS.values()][-2:]
 CURVES: dict[str, tuple[str, Row, look.Mark]] = {
     words.ORACLES[AWARE]: (AWARE, {}, look.Mark.of("blue", "square")),
     "output, the mean a candidate": (WITH_MEAN, {"mean": True}, look.Mark.of("sky", "square")),
     "by weight + mean slot": (SLOT, MEAN_KEY, look.Mark.of("olive", "diamond")),
     "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
     words.ORACLES[OBLIVIOUS]: (OBLIVIOUS, {}, look.Mark.of("vermillion")),
+    "first 4 + last tokens": ("sliding_window", {"sinks": 4}, look.Mark.of("green", "triangle-up")),
 }
 CURVE_MARKS = {name: mark for name, (*_, mark) in CURVES.items()}
 HEADINGS = {
@@ -151,7 +151,7 @@ def decoders(records: Sequence[Record]) -> list[Record]:
 
 
 def few_keys(records: Sequence[Record]) -> Exhibit | None:
-    """Tabulates the loss with four keys in every layer: optimal choices, slots, a window, floors."""
+    """Tabulates the loss with four keys in every layer: optimal choices, slots, floors."""
     shortest = [
         record
         for record in records
@@ -177,10 +177,10 @@ def few_keys(records: Sequence[Record]) -> Exhibit | None:
     return Exhibit(
         "few_keys",
         finding(shortest),
-        f"Attention to {FOUR} keys a query in every layer, by how these are chosen: perplexity over "
-        "exact attention's, of an encoder the cosine of its states to exact ones.",
+        f"Attention to {FOUR} keys a query in every layer: perplexity over exact attention's, for "
+        "an encoder the cosine of its states to exact ones.",
         [
-            f"{captions.BEST_FOUND} {SCORED} A slot holds the mean of the values that are not kept; "
+            f"{captions.BEST_FOUND} {SCORED} A slot holds the mean of the values left out; "
             "its mass is that of the mean of their keys, or all that is missing. Intervals are "
             f"paired, over windows. Exact attention: {'; '.join(exact)}.",
             *searched(shortest),
@@ -191,7 +191,7 @@ def few_keys(records: Sequence[Record]) -> Exhibit | None:
                 "model and text": data["model"] + ", " + data["text"],
                 "keys": data["name"],
                 "over exact, or cosine": written,
-                "95% interval": words.intervals(data, 3, short),
+                "95% interval": words.intervals(data, 2),
             },
             grouped=True,
         ),
@@ -350,125 +350,3 @@ def _shares(record: Record) -> Iterator[Row]:
             value, *interval = (100 * float(end) for end in share)
             low, high = sorted(interval)
             yield {"model": label(record), "rule": name, "value": value, "low": low, "high": high}
-
-
-def matches(records: Sequence[Record]) -> Exhibit:
-    """Tabulates the keys, and slots, that do as well as a few value-aware keys."""
-    rows = [(label(record), r, _matches(record, r)) for record in records for r in (4, 8, 16)]
-    return Exhibit(
-        "pretrained_matches",
-        "Keys by weight, and slots, that do as well as r keys chosen for the output",
-        "In the model's loss with every layer replaced, and in the output error of the layers. The "
-        "counts by weight grow with the length of the window.",
-        [
-            f"{captions.MATCH} In the loss: linear in the logarithm of r between measured sizes, "
-            "jackknife over windows. The slot counts as a key.",
-            "Random weights: the same network as its training starts, of as many seeds as there "
-            "are counts; the data has the first.",
-        ],
-        table=Table(
-            [
-                {"model": name, "r": r}
-                | {
-                    f"{title}{end}": ends[place]
-                    for title, (ends, _) in counts.items()
-                    for place, end in enumerate(("", ", low", ", high"))
-                }
-                for name, r, counts in rows
-            ],
-            [
-                {HEADINGS["name"]: name, "r": str(r)}
-                | {title: text or "–" for title, (_, text) in counts.items()}
-                for name, r, counts in rows
-            ],
-            grouped=True,
-        ),
-        listed="Matching keys and slots",
-    )
-
-
-def _matches(record: Record, r: int) -> dict[str, tuple[Sequence[float | None], str]]:
-    """Counts keys by weight and with the slot, matched in the loss and by output error.
-
-    Each count comes with the ends of its interval and its text.
-    """
-    errors, random = (
-        [attention.output_error for other in several for attention in other.attention[:1]]
-        for several in ([record], record.controls)
-    )
-    by_weight, at = end_matches(record, r), (None, r, "mean_key")
-    by_slot = end_matches(record, r, by=SLOT)
-    pooled = [m for e in errors for m in e.matching_keys if (m.layer, m.r) == at[:2]]
-    slots, at_random = (
-        [m for e in of for m in e.matching_slots if (m.layer, m.r, m.mass) == at]
-        for of in (errors, random)
-    )
-    matching: dict[str, Sequence[EndMatch | KeyCount]] = {
-        "keys, in the loss": [by_weight] if by_weight else [],
-        "slots, in the loss": [by_slot] if by_slot else [],
-        "keys, by output error": pooled,
-        "slots, by output error": slots,
-        "slots, random weights": at_random,
-    }
-    return {
-        name: (_ends(counts[0]) if counts else (None,) * 3, "; ".join(map(str, counts)))
-        for name, counts in matching.items()
-    }
-
-
-def _ends(count: EndMatch | KeyCount) -> tuple[float | None, float | None, float | None]:
-    return count.keys if isinstance(count, KeyCount) else count.value, count.low, count.high
-
-
-def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit | None:
-    """Shows the attention to the first token by layer, and the errors that go with it."""
-    rows = [
-        {"model": label(record), "layer": at.layer, "mass": at.mass, "top": at.top}
-        | {"value_norm": at.value_norm}
-        | {
-            f"{words.method_label(method)}-{r}, {where}": share
-            for method, sizes in at.errors.items()
-            for r, parts in sizes.items()
-            for where, share in zip(("on it", "elsewhere"), parts, strict=True)
-        }
-        for record in records
-        for attention in record.attention[:1]
-        for at in attention.output_error.first_token
-    ]
-    if not rows:
-        return None
-    data = pd.DataFrame(rows)
-    choices = data["model"].unique().tolist()
-    return Exhibit(
-        name,
-        "Attention sinks: the first token, by layer",
-        "The mean weight on the first token of a window, the share of queries for which it is the "
-        "largest, and the norm of its value over the mean norm.",
-        [
-            "Errors are relative squared output errors with r keys, of queries whose largest "
-            "weight is on the first token and of the others.",
-        ],
-        [_sink_panel(data[data["model"] == name], name) for name in choices],
-        Table(
-            data,
-            data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x)).rename(
-                columns=words.plain_text
-            ),
-        ),
-        choices=choices,
-    )
-
-
-def _sink_panel(rows: pd.DataFrame, title: str) -> look.Panel:
-    names = {"mass": "weight", "top": "largest weight", "value_norm": "norm of its value"}
-    long = rows.melt("layer", list(names), "series").astype({"value": float})
-    drawn = long.assign(series=long["series"].map(names), count=long["layer"])
-    return charts.figure(
-        charts.curves(
-            drawn.drop(columns="layer"),
-            look.ramp(list(names.values())),
-            alt.X("count:Q", title="layer", axis=alt.Axis(grid=False, format="d")),
-            alt.Y("value:Q", title="share, or norm over the mean norm"),
-        ),
-        title,
-    )
