@@ -198,7 +198,7 @@ def _every_r(results: Results) -> Section:
             ),
         ),
         ("Figure 7", layers.figure_7(measured)),
-        ("skewness", layers.skewness_gap(measured, "skewness_gap")),
+        ("skewness", layers.skewness_gap(measured, "figure_8")),
         ("every cell", figures.grid_table(results)),
     ]
     return _section(

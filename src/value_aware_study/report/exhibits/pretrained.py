@@ -55,7 +55,7 @@ CURVES: dict[str, tuple[str, Row, look.Mark]] = {
     "by weight + mean slot": (SLOT, MEAN_KEY, look.Mark.of("olive", "diamond")),
     "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
     words.ORACLES[OBLIVIOUS]: (OBLIVIOUS, {}, look.Mark.of("vermillion")),
-    "first 4 + last tokens": ("sliding_window", {"sinks": 4}, look.Mark.of("green", "triangle-up")),
+    "first 4 + window": ("sliding_window", {"sinks": 4}, look.Mark.of("green", "triangle-up")),
 }
 CURVE_MARKS = {name: mark for name, (*_, mark) in CURVES.items()}
 HEADINGS = {
