@@ -62,7 +62,7 @@ def test_the_record_is_shown_and_measured_once(site: Path) -> None:
     for cell, longer in zip(record.cells, whole.cells, strict=True):
         assert cell.kl == longer.kl[1:]  # the first prompt was left out
     (exhibit,) = caches_section(records.caches(folder.parent)).exhibits
-    assert len(exhibit.table.data) == len(record.cells) - 1
+    assert len(exhibit.table.data) == len(record.cells)
     assert exhibit.title.startswith("Running text, 32 tokens, ")
     assert set(
         exhibit.table.data.loc[exhibit.table.data["cache"] == caches.REFERENCE_CACHE, "ratio"]
@@ -203,7 +203,7 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
     assert len(records) == 1 and records[0] == record
     section = pretrained_section(records)
     names = {exhibit.name for exhibit in section.exhibits}
-    assert {"predictions", "pretrained_matches", "gap_closed", "first_token"} <= names
+    assert {"few_keys", "predictions", "gap_closed", "pretrained_cells"} <= names
     few = pretrained.few_keys(records)
     exact, aware = record.cells[0], pretrained.find(record, ("optimal_v_aware", {"r": 4}))
     assert few is not None and few.table is not None and aware is not None

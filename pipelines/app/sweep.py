@@ -230,17 +230,8 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
     if drawn.empty:
         return None
     metric = " or ".join(name.removesuffix("_percent") for name in drawn["metric"].unique())
-    x, y = (
-        charts.count_axis("keys kept, r", drawn["count"].tolist()),
-        charts.ratio_axis(charts.direction(f"{metric} / exact attention's", "lower"), drawn),
-    )
-    panels = [
-        charts.figure(
-            [*charts.level(1.0), *charts.curves(frame, look.oracle_marks(frame), x, y)],
-            model.replace("_", " "),
-        )
-        for model, frame in drawn.groupby("model", sort=False)
-    ]
+    named = drawn.assign(name=drawn["model"].str.replace("_", " "))
+    panels = charts.against_keys(named, metric)
     return look.png(panels, math.ceil(len(panels) / 3))
 
 

@@ -259,7 +259,7 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
     tab.on("console", lambda message: messages.append(message.text))
     tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.goto(whole.as_uri())
-    tab.locator("#hero-chart-1 svg").wait_for()
+    tab.locator("#figure_1-chart-1 svg").wait_for()
     assert whole.stat().st_size < 8e6
     tab.evaluate("document.querySelectorAll('details.folded').forEach(one => (one.open = true))")
     tab.wait_for_function(DRAWN)
@@ -272,7 +272,7 @@ def test_the_reports_own_page_opens_and_hinders_no_reader(
 def test_the_contents_list_follows_the_reader_and_folds_the_rest(desktop: Any, whole: Path) -> None:
     current = "[...document.querySelectorAll('nav [aria-current]')].map(one => one.hash)"
     desktop.goto(whole.as_uri())
-    desktop.wait_for_selector("#hero-chart-1 svg")
+    desktop.wait_for_selector("#figure_1-chart-1 svg")
     desktop.evaluate("document.querySelectorAll('.folded').forEach(one => (one.open = true))")
     desktop.wait_for_function(DRAWN)
     for name in ("figure_2", "grid", "distance", "models", "claims"):
@@ -283,11 +283,11 @@ def test_the_contents_list_follows_the_reader_and_folds_the_rest(desktop: Any, w
     assert desktop.locator("nav a[href='#table_1']").inner_text() == "Table 1"
 
 
-def test_a_long_table_shows_ten_rows_until_it_is_unfolded(static: Any, whole: Path) -> None:
+def test_a_long_table_shows_eight_rows_until_it_is_unfolded(static: Any, whole: Path) -> None:
     static.goto(whole.as_uri())
     article = static.locator("article[data-exhibit=table_1]")
     rows, visible = (article.locator(f"tbody tr{state}") for state in ("", ":visible"))
-    assert visible.count() == 10
+    assert visible.count() == 8
     article.locator(".more summary").click()
     assert visible.count() == rows.count() > 12
 
@@ -403,8 +403,8 @@ def test_every_legend_of_every_figure_toggles_its_series(each: Any, whole: Path)
             place = f"{chart.get_attribute('id')}: {name.text_content()}"
             assert any(paler) and not all(paler) and opacity[2] == opacity[0], place
             clicked.append(place.partition("-")[0])
-    others = {"hero", "distance", "model_end_metric", "model_layers", "model_output_error"}
-    assert others | {f"figure_{number}" for number in range(1, 9)} <= set(clicked)
+    others = {"distance", "model_end_metric", "model_layers", "model_output_error"}
+    assert others | {f"figure_{number}" for number in range(1, 8)} <= set(clicked)
     tab.close()
 
 

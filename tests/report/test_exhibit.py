@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import altair as alt
+import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
@@ -120,7 +121,23 @@ def test_dots_are_sorted_and_published_values_are_hollow() -> None:
 
 def test_powers_of_ten_are_written_in_one_form() -> None:
     frame = numbers().assign(value=[1e-4, 1.0, 100.0, 1e-2], low=1e-5, high=1e3)
-    dots = charts.dots(frame, MARKS, charts.log_axis("error"))
+    axis = charts.powers(alt.X, "value", "error", frame["value"].tolist())
+    dots = charts.dots(frame, MARKS, axis)
     chart = charts.toggled(dots).properties(width=600)
     svg = vl_convert.vegalite_to_svg(look.specification(chart))
     assert {f">{label}<" in svg for label in ("10⁻⁴", "0.01", "1", "100")} == {True}
+
+
+def test_names_on_lines_stand_in_the_panel_and_off_all_other_lines() -> None:
+    places = {"count": [1.0, 8.0, 64.0] * 3, "series": np.repeat(["low", "high", "steep"], 3)}
+    frame = pd.DataFrame(places | {"value": [50.0, 50, 50, 52, 52, 52, 900, 95, 2]})
+    x = alt.X("count:Q", scale=alt.Scale(type="log", domain=[0.9, 70]))
+    y = alt.Y("value:Q", scale=alt.Scale(type="linear", domain=[0, 100]))
+    named = charts.name_places(frame, x, y).set_index("series")
+    assert named.loc["low", "dy"] > 0 > named.loc["high", "dy"]  # the two are 6 pixels apart
+    assert named.loc["steep", "count"] != 1  # its first point is above the panel
+    layers = charts.on_lines(frame, {name: MARKS["by output"] for name in named.index}, x, y)
+    texts = [row["series"] for layer in layers[-2:] for row in layer.data.to_dict("records")]
+    assert texts and charts.figure(layers).to_dict()["layer"][0]["mark"]["clip"]
+    svg = vl_convert.vegalite_to_svg(look.specification(charts.figure(layers)))
+    assert all(f">{name}<" in svg for name in named.index) and "legend-label" not in svg

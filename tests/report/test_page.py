@@ -90,13 +90,13 @@ def test_the_page_is_whole_loads_nothing_and_has_every_anchor_once(elements: Ele
     assert ("meta", {"name": "description", "content": previewed}) in elements.found
     for tag, attributes in elements.found:
         assert tag not in ("link", "img", "iframe") and "src" not in attributes
-        assert (attributes.get("href") or "#").startswith(("#", PAPER_ADDRESS))
+        assert (attributes.get("href") or "#").startswith(("#", PAPER_ADDRESS, *FILES))
     styles = (Path(page_module.__file__).parent / name for name in ("page.css", "explorer.css"))
     assert not any(re.search(r"url\(|@import", file.read_text()) for file in styles)
     names = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
     links = {attributes["href"] for tag, attributes in elements.found if tag == "a"}
     assert len(names) == len(set(names))
-    assert {link.removeprefix("#") for link in links if link} <= {*names, PAPER_ADDRESS}
+    assert {link.removeprefix("#") for link in links if link} <= {*names, PAPER_ADDRESS, *FILES}
     assert {"claims", "model", "hero", "models", "explorer"} <= set(names)
 
 
@@ -244,7 +244,7 @@ def test_names_and_descriptions_of_a_report(
     probe = replace(probed(), model=TAG)
     results = Results.of(sly, metrics, tokens | {"sources": sources}, probed=[probe])
     write_page(report_page(results), tmp_path)
-    assert SAFE in (tmp_path / "hero.md").read_text()
+    assert SAFE in (tmp_path / "models.md").read_text()
     for file in tmp_path.glob("*.md"):
         text = file.read_text()
         assert "<img" not in text and "\n# head" not in text and "[a](" not in text, file.name

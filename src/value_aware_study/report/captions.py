@@ -9,54 +9,31 @@ from value_aware_attention.records.record import Record
 from value_aware_study.report.frame import Measured, Results
 from value_aware_study.report.words import grouped, plain_text, plural
 
-NOT_THE_SAME_EXPERIMENT = (
-    "Ours and the paper's are different models on different text: compare the order of the "
-    "methods and the distances between them, not the levels."
-)
+NOT_THE_SAME_EXPERIMENT = "Compare the order of the methods and the ratios, not the levels."
 INTERVAL = (
-    "Intervals are 95% intervals, paired with exact attention on the same text where they are of a "
-    "change from it. Of the mean of several trainings (of perplexities geometric, of all else "
-    "arithmetic) they cover text and training, as the claims' do; of one training, or of a "
-    "pretrained model, the choice of evaluation text alone."
+    "95% intervals cover text and training; of one training, and of a pretrained model, text alone."
 )
 OPTIMAL = (
-    "OVO keeps the r largest attention weights, renormalised; OVA is the convex combination of at "
-    "most r values closest to the exact output."
+    "OVO keeps the r largest attention weights, renormalised; OVA is the mixture of at most r "
+    "values that is nearest to the exact output."
 )
 BEST_FOUND = (
-    "OVA is proved optimal at r = 1 and from r = d + 1 on (d: the head size); between, it is best "
-    "found, an upper bound on the optimal error."
+    "OVA is proved optimal at r = 1 and from head size + 1 on; between, its error is the best "
+    "found, an upper bound."
 )
 BASELINES = (
-    "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step: "
-    "only the weights, or only the keys (added greedily), are chosen for the output. α|v|, 2-norm "
-    "(Kobayashi et al., 2020) or 1-norm (VATP), and CAOTE choose keys by a score of weight and "
-    "value and renormalise the weights."
+    "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step. "
+    "α|v| and CAOTE score keys by weight and value."
 )
-OUTPUT_ERROR = (
-    "Relative output error: the sum of |o − õ|² over queries, heads and layers, divided by that of "
-    "|o|²; its 95% interval is over the recorded windows or sequences (Student's t)."
-)
-DIRECTION = (
-    "Cosine of õ and o: the mean over queries and heads; length: the root of the sum of |õ|² in "
-    "parts of that of |o|²; both averaged over layers. An output that is too long errs in square "
-    "although the layer norm behind attention forgives its length: then the cosine says more."
-)
+OUTPUT_ERROR = "Output error: |o − õ|² over |o|², each summed over queries, heads and layers."
+DIRECTION = "Cosine of õ and o, and the length of õ over that of o, are means over layers."
 MATCH = (
-    "The number of keys by weight (OVO) that match r value-aware keys (OVA) is the smallest number "
-    "whose output error is at most theirs. Errors are pooled: |o − õ|² is summed over queries, "
-    "heads and layers. The 95% interval is over windows or sequences: the numbers of keys "
-    "at which the paired difference of the two errors may be zero (Student's t test, inverted)."
+    "Matching keys: the fewest keys by weight (OVO) whose pooled output error is at most that of r "
+    "value-aware keys (OVA). Intervals are over windows or sequences."
 )
-MATCH_OF_QUERIES = (
-    "Median and quartiles are over queries, each matched by itself: the fewest keys by weight "
-    "whose error for that query is at most that of its r value-aware keys."
-)
-CONSERVATIVE = "As OVA's error is an upper bound on the optimal one, the counts are conservative."
-DRAWS = (
-    "Random methods: means over the draws of their seeds, which the interval does not cover; the "
-    "range over these seeds is given apart."
-)
+MATCH_OF_QUERIES = "Median and quartiles are over queries, each matched by itself."
+CONSERVATIVE = "So the counts are conservative."
+DRAWS = "Random methods are means over seeds; the range over seeds is given apart."
 PALE = "; pale: single trainings"
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
@@ -75,19 +52,6 @@ def measured_on(record: Record) -> str:
     """Describes the text of exact attention: "5,000 masked tokens in 90 sequences"."""
     kind = "masked token" if record.task == "masked" else "target"
     return f"{plural(record.text.targets, kind)} in {plural(record.text.units, record.unit)}"
-
-
-def recorded_on(records: Iterable[Record]) -> str:
-    """Counts the units, a part of all, that output errors and skewness were measured on."""
-    models = grouped(
-        (plural(units, record.unit), plain_text(record.model))
-        for record in records
-        if (units := record.text.recorded_units) is not None
-    )
-    if not models:
-        return "On how many windows or sequences was not recorded."
-    parts = (f"{count} ({', '.join(names)})" for count, names in models.items())
-    return f"Measured on {' and '.join(parts)}, evenly spaced over those of the evaluation."
 
 
 def queries_of(measured: Iterable[Measured]) -> str:
@@ -118,22 +82,6 @@ def machines(records: Iterable[Record]) -> list[tuple[str, str]]:
             (f"Scale {record.scale}; data: {record.text.description}", machine_of(record))
             for record in records
         )
-    )
-
-
-def ours(records: Iterable[Record]) -> str:
-    """Describes scale and data of our numbers once, then each model's sizes."""
-    models = grouped(
-        (
-            f"{record.scale} scale; data: {record.text.description}",
-            f"{plain_text(record.model)}: {record.length} tokens, heads of {record.head_dim} "
-            f"dimensions, {measured_on(record)}",
-        )
-        for record in records
-    )
-    return (
-        " ".join(f"Ours: {setting} ({'; '.join(names)})." for setting, names in models.items())
-        or "No model of this kind was evaluated."
     )
 
 

@@ -8,14 +8,16 @@ steps) instead of the name; columns `training_<name>` hold the values of single 
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from textwrap import wrap
 from typing import Any, Literal
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from value_aware_study.report.frame import filled
-from value_aware_study.report.look import NEAREST_MARK, Mark, Panel, ramp
+from value_aware_study.report.look import NEAREST_MARK, Mark, Panel, oracle_marks
 from value_aware_study.report.words import of_trainings, sentences
 
 SERIES_SHOWN = alt.selection_point(name="shown", fields=["series"], bind="legend", toggle="true")
@@ -31,8 +33,10 @@ TENS = [
 ]
 POWER = f"{json.dumps(TENS, ensure_ascii=False)}[round(log(datum.value) / LN10) + 9]"
 """Labels powers of ten: 10⁻⁴, 0.01, 1, 100"""
-LINE = 28
-"""Most letters per line of a row's name"""
+LINE = 27
+"""Most letters per line of a name, of a row or in a legend"""
+SIDE, LETTER = 300.0, 7.4
+"""Pixels of the panel in which names on lines find their place, and the width of a letter"""
 Drawn = list[alt.Chart]
 
 
@@ -50,16 +54,6 @@ def powers_of_two(values: Iterable[float]) -> list[int]:
     counts = list(values) or [1.0]
     first, last = math.floor(math.log2(min(counts))), math.ceil(math.log2(max(counts)))
     return [2**power for power in range(first, last + 1)]
-
-
-def log_axis(title: str) -> alt.X:
-    """Builds a logarithmic axis of values, labelled with powers of ten."""
-    return alt.X(
-        "value:Q",
-        title=title,
-        scale=alt.Scale(type="log"),
-        axis=alt.Axis(labelExpr=POWER, tickCount=6, labelOverlap="parity", labelSeparation=8),
-    )
 
 
 def count_axis(title: str, values: Sequence[float], field: str = "count") -> alt.X:
@@ -146,7 +140,7 @@ def colour(marks: Mapping[str, Mark], **legend: Any) -> alt.Color:
     return alt.Color(
         "series:N",
         scale=alt.Scale(domain=list(marks), range=[mark.colour for mark in marks.values()]),
-        legend=alt.Legend(**legend) if legend else alt.Undefined,
+        legend=alt.Legend(**legend, labelExpr=wrapped(marks)) if legend else alt.Undefined,
     )
 
 
@@ -154,8 +148,14 @@ def shape(marks: Mapping[str, Mark], **legend: Any) -> alt.Shape:
     return alt.Shape(
         "series:N",
         scale=alt.Scale(domain=list(marks), range=[mark.shape for mark in marks.values()]),
-        legend=alt.Legend(**legend) if legend else alt.Undefined,
+        legend=alt.Legend(**legend, labelExpr=wrapped(marks)) if legend else alt.Undefined,
     )
+
+
+def wrapped(names: Iterable[str]) -> str:
+    """Writes names in lines of at most `LINE` letters, as an expression for labels."""
+    lines = {name: wrap(name, LINE) for name in names if len(name) > LINE}
+    return f"{json.dumps(lines)}[datum.label] || datum.label"
 
 
 def of_field(axis: Any, field: str) -> Any:
@@ -175,7 +175,7 @@ def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
         frame.assign(end=frame["high"].where(is_short, frame["value"])),
         _drawn(marks, frame),
     )
-    base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top"), x=x)
+    base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top", columns=2), x=x)
     base = base.encode(
         y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False)),
         yOffset=alt.YOffset("series:N", sort=list(marks)),
@@ -204,32 +204,25 @@ def dots(
 ) -> Drawn:
     """Draws a dot with its interval for each series of each row; rows in `order`, or by their mean.
 
-    `published` values of the same rows and series are hollow marks. A column `hue` sets the colour
-    through its marks; the series then differ by shape alone.
+    `published` values of the same rows and series are hollow marks. With a column `hue` that names
+    the mark of a row's colour, the series differ by shape alone.
     """
     order = order or frame.groupby("name")["value"].mean().sort_values().index.tolist()
-    lines = {name: wrap(name, LINE) for name in frame["name"].unique() if len(name) > LINE}
-    label = f"{json.dumps(lines)}[datum.label] || datum.label"
+    label = wrapped(frame["name"].unique())
     up: Any = {"condition": {"test": f"length(datum.label) > {LINE}", "value": -7}, "value": 0}
     axis = alt.Axis(
         grid=True, domain=False, ticks=False, labelExpr=label, labelLimit=0, labelOffset=up,
         labelPadding=10,  # room for a mark at 0
     )  # fmt: skip
     y = alt.Y("name:N", sort=order, title=None, axis=axis)
-    hues = {name: marks[name] for name in marks if name in set(frame.get("hue", ()))}
+    hues = {name: marks[name] for name in frame.get("hue", ())}
     labels, numbers = ("name", "series", "hue")[: 3 if hues else 2], ("value",)
     marks = _drawn(marks, frame, published)
     colours, shapes = colour(marks, **LEGEND), shape(marks)
     if hues:
-        ink = "var(--muted)"
-        of_series = {**LEGEND, "orient": "top", "symbolFillColor": ink, "symbolStrokeColor": ink}
-        shapes = shape(ramp(frame["series"].unique()), **of_series)
-        named = alt.Legend(**LEGEND) if set(frame["hue"]) - set(frame["name"]) else None
-        colours = alt.Color(
-            "hue:N",
-            scale=alt.Scale(domain=list(hues), range=[mark.colour for mark in hues.values()]),
-            legend=named,
-        )
+        ink, scale = "var(--muted)", colour(hues)["scale"]
+        colours = alt.Color("hue:N", scale=scale, legend=None)
+        shapes = shape(marks, orient="top", symbolFillColor=ink, symbolStrokeColor=ink)
     base = _base(frame, labels, numbers, colours, x=x, y=y, tooltip="said:N")
     layers = [base.mark_point(filled=True, size=90).encode(shape=shapes)]
     if filled(frame, END_COLUMNS):
@@ -249,7 +242,6 @@ def curves(
     x: alt.X,
     y: alt.Y,
     published: pd.DataFrame | None = None,
-    thin: bool = False,
 ) -> Drawn:
     """Draws intervals, lines and points of every series; `published` values are hollow marks.
 
@@ -261,7 +253,7 @@ def curves(
     base = _base(frame, labels, numbers, colours, x=x, y=y)
     joined = frame[frame.groupby("series")["series"].transform("size") >= JOINED]
     line = _base(joined, labels, numbers, colours, x=x, y=y)
-    width, size = (1.1, 34) if thin else (1.8, 56)
+    width, size = 1.8, 56
     layers = [line.mark_line(strokeWidth=width)] if len(joined) else []
     if filled(frame, END_COLUMNS):
         layers.insert(
@@ -285,6 +277,66 @@ def curves(
         )
     told = pd.concat([_told(marked, labels, numbers) for marked in (frame, published)])
     return [*layers, nearest(told.dropna(subset="value"), x, y)]
+
+
+def against_keys(frame: pd.DataFrame, metric: str) -> list[Panel]:
+    """Draws ratios to exact attention's metric against r: a panel a `name`, on equal axes."""
+    x = count_axis("keys kept, r", frame["count"].tolist())
+    y = ratio_axis(direction(f"{metric} / exact attention's", "lower"), frame)
+    return [
+        figure([*level(1.0), *curves(part, oracle_marks(part), x, y)], str(name))
+        for name, part in frame.groupby("name", sort=False)
+    ]
+
+
+def on_lines(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y) -> Drawn:
+    """Draws curves with their names on the lines; what lies beyond the axes is cut off."""
+    layers = curves(frame, marks, x, y)
+    colours = layers[0].encoding.color
+    for layer in layers:
+        layer.mark["clip"] = True
+        for channel in (layer.encoding.color, layer.encoding.shape):
+            if channel is not alt.Undefined:
+                channel["legend"] = None
+    for (dx, dy), names in name_places(frame, x, y).groupby(["dx", "dy"]):
+        base = alt.Chart(names[["series", "count", "value"]]).encode(x=x, y=y, text="series:N")
+        place: Any = {"align": "left" if dx > 0 else "right", "dx": dx, "dy": dy}
+        halo = base.mark_text(**place, stroke="var(--ground)", strokeWidth=4)
+        layers += [halo, base.mark_text(**place, fontWeight="bold").encode(color=colours)]
+    return layers
+
+
+def name_places(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> pd.DataFrame:
+    """Chooses the point of each curve, and its corner, where the name is furthest from others.
+
+    `dx` and `dy` are pixels from the point, in a panel of `SIDE` by `SIDE` pixels.
+    """
+    frame = frame.assign(across=_pixels(x, frame["count"]), up=_pixels(y, frame["value"]))
+    parts = [part for _, part in frame.sort_values("count").groupby("series", sort=False)]
+    beyond, rows = np.array([[6.0], [0.0]]), []  # a mark is wider than its point
+    lines = [part[["across", "up"]].to_numpy(float).T for part in parts]
+    lines = [np.hstack([at[:, :1] - beyond, at, at[:, -1:] + beyond]) for at in lines]
+    for part in parts:
+        width, places = LETTER * len(part["series"].iloc[0]), []
+        for dx, dy, point in product((9, -9), (-9, 9), part.to_dict("records")):
+            start, height = point["across"] + dx - (dx < 0) * width, point["up"] - dy
+            span = np.linspace(start, start + width, 50)
+            ups = [np.interp(span, at[0], at[1], left=np.inf, right=np.inf) for at in lines]
+            gap = min(float(np.abs(np.array(ups) - height).min()), 10.0)
+            fits = 0 <= start <= SIDE - width and 0 <= height <= SIDE
+            places.append((fits, gap, point | {"dx": dx, "dy": dy}, [span, np.full(50, height)]))
+        _, _, place, line = max(places, key=lambda place: place[:2])
+        rows.append(place)
+        lines.append(np.array(line))
+    return pd.DataFrame(rows)
+
+
+def _pixels(axis: alt.X | alt.Y, values: pd.Series) -> pd.Series:
+    """Returns the places of values on an axis with a domain, in pixels of a panel of `SIDE`."""
+    scale = axis["scale"]
+    change = np.log if scale["type"] == "log" else np.asarray
+    low, high = change(scale["domain"])
+    return SIDE * (change(values.astype(float)) - low) / (high - low)
 
 
 def nearest(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> alt.Chart:
@@ -365,7 +417,7 @@ def upright(count: int) -> Drawn:
     ]
 
 
-def figure(layers: Sequence[alt.Chart], title: str = "", height: int = 300) -> Panel:
+def figure(layers: Sequence[alt.Chart], title: str | list[str] = "", height: int = 300) -> Panel:
     """Joins layers into one panel as wide as its place; its legend toggles series.
 
     Vega-Lite binds the selection to the legend of its layer: the first layer with a colour.

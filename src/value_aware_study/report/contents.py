@@ -13,6 +13,7 @@ from value_aware_study.evaluation.exploration import Exploration
 from value_aware_study.report import captions, words
 from value_aware_study.report.exhibit import Exhibit, Page, Section
 from value_aware_study.report.exhibits import (
+    answer,
     caches,
     claims,
     drawing,
@@ -31,8 +32,8 @@ READ = (
     "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
 )
 HOW_LEAD, HOW_TITLE = (
-    "The models, the text and the machine behind every number of this run. A row is one model with "
-    "exact attention: the value that every approximation above is compared with.",
+    "The models, the text and the machine of this run. A row is one model with exact attention, "
+    "with which its approximations are compared.",
     "How it was measured",
 )
 FOR = {
@@ -41,6 +42,13 @@ FOR = {
     "conclusions. ",
 }
 """Scale -> what its models are for"""
+LINKS = {
+    "README": "README.md",
+    "Manual": "docs/manual.md",
+    "Code": "CONTRIBUTING.md",
+    "Records": "docs/run-files.md",
+}
+"""Files of the project that the page of a run links to"""
 
 Exhibits = Exhibit | Sequence[Exhibit] | None
 Named = tuple[str, Exhibits]
@@ -54,10 +62,11 @@ def report_page(results: Results, origin: str = "") -> Page:
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    cached = [caches_section(results.prompted)] if results.prompted else []
+    found = [
+        *([pretrained_section(results.pretrained)] if results.pretrained else []),
+        *([caches_section(results.prompted)] if results.prompted else []),
+    ]
     sections = [_every_r(results)]
-    if results.pretrained:
-        sections.append(pretrained_section(results.pretrained))
     if results.surveyed or results.variants:
         sections.append(survey_section(results))
     for place, record in enumerate(results.probed, start=1):
@@ -67,7 +76,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         if results.unchecked
         else ""
     )
-    machines = [pair for section in [*cached, *sections] for pair in section.machines]
+    machines = [pair for section in [*found, *sections] for pair in section.machines]
     sections.append(
         _section("how", HOW_TITLE, HOW_LEAD, [("", model.models(results, machines))], unchecked)
     )
@@ -79,34 +88,30 @@ def report_page(results: Results, origin: str = "") -> Page:
         "measure what a method could reach, not what it costs.",
         [
             _answer(results),
+            *found,
             _paper(results),
-            *cached,
             Section(
                 "everything",
                 "Everything",
-                "Every number of keys, text, method and cell that was measured, and how.",
+                "All measurements, and how they were made.",
                 [],
                 within=sections,
             ),
         ],
         origin,
-        results.links,
+        LINKS | dict(results.links),
     )
 
 
 def _answer(results: Results) -> Section:
-    """Builds the answer: a finding with its controls, and a drawing of the question.
-
-    The finding is on a pretrained decoder, or else on a probed model, the explorer's first one.
-    """
+    """Builds the answer: the finding, the token explorer, and a drawing of the question."""
     labels = {record.model: record.model for record in results.probed} | results.names()
-    hero = pretrained.few_keys(results.pretrained, "hero")
     return _section(
         "answer",
         "Answer",
-        layers.BARS if results.probed and not hero else "",
+        "",
         [
-            ("", hero or layers.hero(results)),
+            ("", answer.answer(results.pretrained, results.prompted)),
             (
                 "the token explorer",
                 model.explorer(results.explored, labels, bool(results.replicates)),
@@ -125,10 +130,9 @@ def pretrained_section(records: Sequence[Record]) -> Section:
         "output beside rules that cost next to nothing, in the model's predictions and its layers.",
         _unnamed(
             [
+                pretrained.few_keys(records),
                 pretrained.predictions(records),
-                pretrained.matches(records),
                 pretrained.gap_closed(records),
-                pretrained.first_token(records),
                 pretrained.every_setting(records),
             ]
         ),
@@ -140,9 +144,9 @@ def caches_section(records: Sequence[CacheRecord]) -> Section:
     return _section(
         "caches",
         "Caches",
-        "Which keys of a prompt a decoder's cache should keep: by the observed queries, the score, "
-        "and how heads and layers share keys. All that is measured comes after the "
-        "prompt: no choice has seen it.",
+        "Which keys of a prompt a decoder's cache should keep. What is predicted comes after the "
+        "prompt: none of the methods has seen it. A compressed cache saves memory before it saves "
+        "time.",
         _unnamed([caches.to_use(records), *caches.caches_compared(records)]),
         machines=[
             (
@@ -166,9 +170,9 @@ def _paper(results: Results) -> Section:
     return _section(
         "paper",
         "The paper",
-        "Its claims with a verdict each, then its tables and figures, ours beside the paper's, "
-        "whose models are larger: compare the order of the methods and the ratios to exact "
-        "attention, not the levels. Hollow marks are the paper's.",
+        "The paper's claims with our verdicts, then its tables and figures next to ours. Its "
+        "models are larger: compare the order of the methods and the ratios to exact attention. "
+        "Hollow marks are the paper's.",
         [
             ("", claimed),
             ("Table 1", tables.table_1(results)),
@@ -194,8 +198,7 @@ def _every_r(results: Results) -> Section:
             ),
         ),
         ("Figure 7", layers.figure_7(measured)),
-        ("the keys needed in every layer", layers.keys_needed(measured)),
-        ("Figure 8", layers.skewness_gap(measured, "figure_8", begins="Figure 8. ")),
+        ("skewness", layers.skewness_gap(measured, "figure_8")),
         ("every cell", figures.grid_table(results)),
     ]
     return _section(
@@ -255,7 +258,6 @@ def model_section(
         model.explorer(explored, {record.model: record.model}),
         layers.matching_bars(kernels, f"{name}_matching_keys", setting),
         model.end_metric(record, f"{name}_end_metric", setting),
-        pretrained.first_token([record], f"{name}_first_token"),
         model.keys_of_layers(record, f"{name}_layers", setting),
         model.error_by_head(record, f"{name}_error_by_head", setting),
         model.keys_by_head(record, f"{name}_keys_by_head", setting),

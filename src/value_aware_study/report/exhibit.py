@@ -23,11 +23,13 @@ MATHEMATICAL = str.maketrans(
 class Table:
     """`data` holds the numbers and goes to CSV; `display` holds the same rows as text to read.
 
-    Both may be anything that makes a data frame: columns by name, or rows.
+    Both may be anything that makes a data frame: columns by name, or rows. The first column of a
+    `grouped` one is shown as headings above the rows that share it.
     """
 
     data: pd.DataFrame
     display: pd.DataFrame
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         for name in ("data", "display"):

@@ -5,10 +5,12 @@ colours.
 """
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import cycle
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -23,25 +25,28 @@ from value_aware_study.report.words import KERNEL_LABELS, ORACLES
 
 # Light, dark. The series use Okabe and Ito's palette, whose colours differ for all common colour
 # blindnesses. On light they are darkened to a contrast of at least 3:1, on dark they are lightened.
+# A colour of a series means the same on the whole page. The card of a method has its colour.
 COLOURS = {
     "ground": ("#ffffff", "#14171b"),
     "raised": ("#f3f5f7", "#20252b"),
     "ink": ("#1a1e23", "#e7eaee"),
     "muted": ("#56606b", "#a3adb8"),
     "line": ("#d9dde2", "#353c45"),
-    "blue": ("#0072b2", "#4aa5dc"),
-    "vermillion": ("#d55e00", "#f07f35"),
-    "green": ("#008a64", "#1fb58b"),
-    "purple": ("#b65d91", "#c2719f"),
-    "orange": ("#b07800", "#e69f00"),
-    "sky": ("#3a8fc4", "#7cc6f0"),
-    "grey": ("#737373", "#9a9a9a"),
-    "deep": ("#0a3a66", "#cfe6fa"),
+    "blue": ("#0072b2", "#4aa5dc"),  # chosen for the output
+    "sky": ("#3a8fc4", "#7cc6f0"),  # chosen for the output, the mean one of the candidates
+    "vermillion": ("#d55e00", "#f07f35"),  # chosen by weight
+    "olive": ("#6b7a00", "#b5c437"),  # by weight, with a slot for the mean of the rest
+    "slate": ("#5b6699", "#aab4e3"),  # a score of weight and value
+    "green": ("#008a64", "#1fb58b"),  # windows and other fixed patterns
+    "orange": ("#b07800", "#e69f00"),  # features of the kernel
+    "purple": ("#b65d91", "#c2719f"),  # hashing and low rank; plum and wine: more rounds
     "plum": ("#8a2d6c", "#e6a6cc"),
     "wine": ("#56123f", "#f7d3e8"),
-    "teal": ("#00838f", "#3fc1cf"),
-    "brown": ("#8c5a2b", "#c99a6b"),
-    "olive": ("#6b7a00", "#b5c437"),
+    "teal": ("#00838f", "#3fc1cf"),  # KVzip
+    "deep": ("#0a3a66", "#cfe6fa"),  # the exponential kernel
+    "brown": ("#8c5a2b", "#c99a6b"),  # the polynomial kernel
+    "rose": ("#c2255c", "#ff8fb3"),  # the elu kernel
+    "grey": ("#737373", "#9a9a9a"),  # all others, and random choices
 }
 SERIES = tuple(COLOURS)[5:]
 
@@ -102,6 +107,7 @@ THEME: dict[str, Any] = {
     "rule": {"color": "var(--muted)"},
 }
 
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 RAMP = (
     Mark.of("purple"),
     Mark.of("plum", "square"),
@@ -128,32 +134,41 @@ RAMP = (
 
 
 def ramp(names: Sequence[str]) -> dict[str, Mark]:
-    """Builds marks of ordered series, such as sizes: one hue and shape with growing emphasis."""
-    return {name: RAMP[place % len(RAMP)] for place, name in enumerate(names)}
+    """Builds marks of series without a colour, such as sizes: ink and grey, told by shape."""
+    colours = cycle(("var(--ink)", "var(--grey)"))
+    pairs = zip(names, cycle(SHAPES), strict=False)
+    return {name: Mark(next(colours), shape) for name, shape in pairs}
 
 
+SHARE_SHAPES = {0.5: "circle", 0.25: "square", 0.125: "triangle-up"}
+"""Share of the keys -> its shape, in every figure of caches; another share is a diamond"""
 KERNEL_MARKS = {
     "exponential": Mark.of("deep"),
     "polynomial (deg 2)": Mark.of("brown", "triangle-up"),
-    "elu": Mark.of("sky", "square"),
+    "elu": Mark.of("rose", "square"),
 }
 ORACLE_MARKS = {
     ORACLES[AWARE]: Mark.of("blue", "square"),
     ORACLES[OBLIVIOUS]: Mark.of("vermillion", "circle"),
 }
-CACHE_MARKS = {
-    "value-aware, one budget": Mark.of("blue"),
-    "value-aware, other budgets": Mark.of("sky"),
-    "attention, one budget": Mark.of("vermillion"),
-    "KVzip": Mark.of("teal"),
-    "DropKV": Mark.of("orange"),
-    "an oracle, later queries": Mark.of("olive"),
-    "other published methods": Mark.of("grey"),
+CACHE_COLOURS = {
+    "single losses": "blue",
+    "joint set": "blue",
+    "mean attention": "vermillion",
+    "DropKV": "slate",
+    "recent": "green",
+    "KVzip": "teal",
 }
-"""Colours of caches by their choice of keys, in every figure of caches"""
-SHORT_MARK, LONG_MARK = Mark.of("grey", "square"), Mark.of("olive", "cross")
+"""What chooses a cache's keys, as its name begins -> the colour of that choice; others are grey"""
+SHORT_MARK, LONG_MARK = Mark.of("grey", "square"), Mark("var(--ink)", "cross")
 OTHER = Mark.of("grey")
 """The mark of a series without its own"""
+
+
+def cache_mark(cache: str) -> Mark:
+    """Returns the colour of what chooses a cache's keys."""
+    colours = (colour for begins, colour in CACHE_COLOURS.items() if cache.startswith(begins))
+    return Mark.of(next(colours, "grey"))
 
 
 def kernel_mark(kernel: str) -> Mark:
@@ -230,7 +245,7 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
 
     It keeps the 256 most used colours: a fifth of the size, for git's history.
     """
-    columns = len(charts) // rows
+    columns = math.ceil(len(charts) / rows)
     width = (FIGURE_WIDTH - FIGURE_GAP * (columns - 1)) // columns
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Automatically deduplicated selection parameter")
@@ -246,7 +261,7 @@ def png(charts: Sequence[Panel], rows: int = 1, title: str = "", dark: bool = Fa
     text = json.dumps(specification(panels) | {"config": theme})
     names = rf"var\(--({'|'.join(COLOURS)})\)"
     coloured = re.sub(names, lambda name: COLOURS[name[1]][dark], text)
-    drawn = vl_convert.vegalite_to_png(coloured, scale=2 if rows == 1 else 1.25)
+    drawn = vl_convert.vegalite_to_png(coloured, scale=2 if rows == 1 or title else 1.25)
     packed = BytesIO()
     Image.open(BytesIO(drawn)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
         packed, "PNG", optimize=True

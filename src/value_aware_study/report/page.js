@@ -16,6 +16,15 @@ function say(text) {
   silence = setTimeout(() => (said.textContent = ""), 2000);
 }
 
+// Files of the project are found from report/ and results/<scale>/; its site has pages of the manual.
+
+const up = /\/results\/[^/]+\/[^/]*$/.test(location.pathname) ? "../../" : "../";
+const onSite = (file) => file.replace(/^docs\//, "").replace("README", "index").replace(/\.md$/, ".html");
+for (const link of document.querySelectorAll("a[data-file]")) {
+  const { file } = link.dataset;
+  link.href = up + (location.protocol === "https:" ? onSite(file) : file);
+}
+
 // ---- Figures. Colours are CSS variables, so that they follow the page's theme and print.
 
 const phone = () => window.innerWidth < 600;
@@ -34,12 +43,18 @@ function fitted() {
 
 // In a narrow place a legend is one column, whatever the figure says; one that is not shown is none.
 const isNarrow = ({ clientWidth }) => clientWidth > 0 && clientWidth < 500;
-const narrow = (specification) =>
-  JSON.parse(JSON.stringify(specification).replace(/"columns":\d+/g, '"columns":1'));
+function narrow(specification, width) {
+  const text = JSON.stringify(specification).replace(/"columns":\d+/g, '"columns":1');
+  const small = JSON.parse(text);
+  const fitting = new RegExp(`.{1,${Math.floor(width / 9)}}(?:\\s|$)`, "g");
+  const lines = [small.title].flat().filter((line) => typeof line === "string");
+  return lines.length ? { ...small, title: lines.flatMap((line) => line.match(fitting) ?? line) } : small;
+}
 
 function draw(place, specification, config = fitted()) {
   const options = { mode: "vega-lite", renderer: "svg", actions: false, config };
-  return window.vegaEmbed(place, isNarrow(place) ? narrow(specification) : specification, options);
+  const fits = isNarrow(place) ? narrow(specification, place.clientWidth) : specification;
+  return window.vegaEmbed(place, fits, options);
 }
 
 async function drawOnce(place) {
@@ -124,7 +139,12 @@ function sort(heading) {
   };
   table.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
   heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-  table.tBodies[0].append(...[...table.tBodies[0].rows].sort(compare));
+  const rows = () => [...table.querySelectorAll("tbody tr:not(.group)")];
+  const isRest = rows().map((row) => row.matches(".rest"));
+  for (const body of table.tBodies) {
+    body.append(...[...body.rows].filter((row) => !row.matches(".group")).sort(compare));
+  }
+  rows().forEach((row, place) => row.classList.toggle("rest", isRest[place]));
 }
 
 async function copy(text) {

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import zlib
 from base64 import b64encode
 from collections.abc import Mapping
@@ -122,10 +123,10 @@ def _write_exhibit(exhibit: Exhibit, folder: Path) -> None:
             )
             path.with_suffix(".md").write_text(text, encoding="utf-8")
     if exhibit.charts:
-        title = exhibit.title if exhibit.shared else ""
+        title, rows = exhibit.title if exhibit.shared else "", math.ceil(len(exhibit.charts) / 3)
         for dark in (False, True)[: 1 + exhibit.shared]:
             path.with_name(f"{exhibit.name}{'_dark' * dark}.png").write_bytes(
-                png(exhibit.charts, len(exhibit.choices) or 1, title, dark)
+                png(exhibit.charts, len(exhibit.choices) or rows, title, dark)
             )
     if exhibit.exploration:
         text = with_checksum(exhibit.exploration.to_json())

@@ -3,15 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from synthetic import rows as synthetic_rows
 
 from value_aware_attention.measurement.run_on import run_on
 from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRecord
-from value_aware_attention.records.estimate import DASH
+from value_aware_study.report import look
 from value_aware_study.report.exhibits.caches import (
+    MOST_SHOWN,
     REFERENCE_CACHE,
     USES,
-    _kind,
     caches_compared,
+    label,
     pooled,
     rows,
     to_use,
@@ -60,65 +62,76 @@ def test_texts_are_joined_by_kind_length_and_caches() -> None:
     assert [r.model for r in pooled([needles, *other])] == ["tiny", "another"]
 
 
-def test_the_caches_to_use_are_shown_where_text_and_needles_have_all_of_them() -> None:
-    factors = dict(zip(USES, (0.25, 0.5, 0.8, 0.4, 2.0, 0.3), strict=True)) | {REFERENCE_CACHE: 1.0}
+def test_the_caches_to_use_are_shown_where_text_and_needles_have_the_default() -> None:
+    factors = {name: 0.25 + place for place, name in enumerate(USES) if name != FULL}
     text, needles = (
         replace(found, cells=(found.cells[0], *(
             replace(found.cells[1], cache=name, keep=0.25, kl=(factor, 2 * factor))
-            for name, factor in factors.items()
+            for name, factor in (factors | {REFERENCE_CACHE: 1.0}).items()
         )))
         for found in (record(task, "novels", (0.1, 0.4)) for task in ("running_text", "needles"))
     )  # fmt: skip
     assert to_use([text]) is None and to_use([text, *TEXT]) is None
     exhibit = to_use([text, needles])
-    assert list(exhibit.table.data["ratio"]) == pytest.approx(list(factors.values())[:-1])
-    assert "the default leaves × 0.25 of the KL and has 50.0% of" in exhibit.title
-    assert list(exhibit.table.display["for"]) == [use for use, _ in USES.values()]
+    assert list(exhibit.table.data["cache"]) == list(USES)
+    kl = exhibit.table.data["running_text_kl"][1:]
+    assert list(kl) == pytest.approx([1.5 * factor for factor in factors.values()])
+    assert "the default has 50.0% of the facts' tokens right, of 100.0%" in exhibit.title
+    assert "running text 2, facts 2." in exhibit.caption and "a list" not in str(exhibit.table)
+    without = [replace(r, cells=(*r.cells[:2], *r.cells[3:])) for r in (text, needles)]
+    assert set(USES) - set(to_use(without).table.data["cache"]) == {"KVzip"}
 
 
 def test_ratios_are_paired_and_the_best_that_is_no_oracle_is_named() -> None:
     (exhibit,) = caches_compared(TEXT)
     data = exhibit.table.data
-    for row in rows(next(pooled(TEXT))):
+    full, *others = rows(next(pooled(TEXT)))
+    assert full["cache"] == FULL and "ratio" not in full and full["right"] == 1.0
+    for row in others:
         assert row["ratio"] == pytest.approx(OTHERS[row["cache"]])
         assert row["worst"] == pytest.approx(OTHERS[row["cache"]])
-    assert set(data["prompts"]) == {4} and data["tells"].all()
+        assert row["kl_low"] < row["kl"] == pytest.approx(0.25 * row["ratio"] / row["keep"])
+    assert set(data["prompts"]) == {4} and list(data["keep"][:5]) == [1.0, *[0.25] * 4]
     assert exhibit.title == (
-        "Running text, 512 tokens, 0.25 of the keys: all queries leaves × 0.25 of the KL that the "
-        "same score from SnapKV's queries leaves"
+        "Running text, 512 tokens, 0.25 of the keys: predictions change least with all queries, "
+        "50.0% of the tokens right of 100.0% with all keys"
     )
-    notes = " ".join(exhibit.notes)
-    assert "1.00 at 0.125, 1.00 at 0.25, 1.00 at 0.5." in notes and "no order" not in notes
-    assert "tokens right" not in exhibit.table.display
+    assert "whole answers right" not in exhibit.table.display
 
 
-def test_an_order_that_halves_do_not_share_is_not_claimed() -> None:
-    (alone,) = caches_compared([record("running_text", "novels", (0.1,))])  # no halves
-    assert set(alone.table.display["95% interval"]) == {DASH}
-    assert "Kendall" not in " ".join(alone.notes)
-    cells = [
-        replace(cell, kl=cell.kl[::-1] if number % 2 else cell.kl)
-        for number, cell in enumerate(TEXT[0].cells)
+def test_a_figure_has_eight_caches_first_those_that_stand_out() -> None:
+    full, *cells = TEXT[0].cells
+    many = [
+        replace(cell, cache=name, kl=tuple(place * x for x in cell.kl))
+        for cell in cells
+        if cell.cache == REFERENCE_CACHE
+        for place, name in enumerate([REFERENCE_CACHE, *map(str, range(9)), "KVzip"], start=1)
     ]
-    (exhibit,) = caches_compared([replace(TEXT[0], cells=tuple(cells))])
-    assert "below .8 no order is claimed" in " ".join(exhibit.notes)
+    (exhibit,) = caches_compared([replace(TEXT[0], cells=(full, *many))])
+    drawn = {row["name"] for row in synthetic_rows(*exhibit.charts) if "name" in row}
+    assert len(drawn - {"all keys"}) == MOST_SHOWN and label("KVzip") in drawn
+    assert len(exhibit.table.data) == 1 + len(many) and exhibit.table.grouped
+
+
+def test_one_prompt_has_no_interval() -> None:
+    (alone,) = caches_compared([record("running_text", "novels", (0.1,))])
+    assert not alone.table.data["kl_low"].notna().any()
 
 
 @pytest.mark.parametrize(("right", "said"), [(1.0, False), (0.2, True)])
 def test_a_task_that_the_model_cannot_do_is_named(right: float, said: bool) -> None:
     (exhibit,) = caches_compared([record("needles", "novels", (0.1, 0.4), right)])
-    notes = " ".join(exhibit.notes)
-    assert f"The full cache has {right:.1%} of the tokens right." in notes
-    assert ("the model cannot do this task" in notes) == said
-    assert exhibit.table.display["answers right"][0] == ("50%" if right == 1 else "0%")
+    assert f"With all keys {right:.1%} are" in exhibit.caption
+    assert ("the model cannot do this task" in " ".join(exhibit.notes)) == said
+    assert exhibit.table.display["whole answers right"][1] == ("50%" if right == 1 else "0%")
 
 
 def test_a_cache_has_the_colour_of_what_chooses_its_keys() -> None:
-    kinds = {
-        "KVzip": "KVzip",
-        "H2O": "other published methods",
-        "joint set": "value-aware, other budgets",
-        "single losses, all queries, one budget, floor": "value-aware, one budget",
-        "single losses, later queries, one budget": "an oracle, later queries",
-    }
-    assert {cache: _kind(cache) for cache in kinds} == kinds
+    ova, ovo = (look.ORACLE_MARKS[name].colour for name in look.ORACLE_MARKS)
+    for cache, colour in {
+        "single losses, later queries, one budget": ova,
+        "joint set": ova,
+        "mean attention, all queries, one budget": ovo,
+        "H2O": look.OTHER.colour,
+    }.items():
+        assert look.cache_mark(cache).colour == colour

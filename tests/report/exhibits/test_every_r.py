@@ -10,11 +10,15 @@ import pytest
 import vl_convert
 from synthetic import UNKNOWN, ends, parts, record, rows, survey_record, survey_results, with_cells
 
+from value_aware_attention.measurement.run_on import run_on
+from value_aware_attention.records.cache_record import FULL, CacheCell, CacheRecord
 from value_aware_attention.records.estimate import DASH, interval, number, signed, with_interval
 from value_aware_attention.records.record import Baseline, Cell
 from value_aware_study.cards import cards
-from value_aware_study.report import look
+from value_aware_study.report import look, words
 from value_aware_study.report.exhibits import pretrained, survey
+from value_aware_study.report.exhibits.answer import FACTS, answer
+from value_aware_study.report.exhibits.caches import REFERENCE_CACHE
 from value_aware_study.report.exhibits.figures import (
     SMALLEST_ERROR,
     figure_1,
@@ -23,7 +27,6 @@ from value_aware_study.report.exhibits.figures import (
     figure_4,
     figure_5,
 )
-from value_aware_study.report.exhibits.survey import budget_settings, findings
 from value_aware_study.report.exhibits.tables import (
     OF_DIFFERENCE,
     setting_value,
@@ -33,7 +36,7 @@ from value_aware_study.report.exhibits.tables import (
     table_4,
     tokens_count,
 )
-from value_aware_study.report.frame import FLOOR, Results
+from value_aware_study.report.frame import FLOOR, OPTIMAL_METHODS, Results
 from value_aware_study.report.look import specification
 from value_aware_study.report.published import TABLE_3, TABLE_4_LONG
 from value_aware_study.report.words import method_label, sentences, times
@@ -76,21 +79,48 @@ def test_figure_4_leaves_out_what_is_exact_and_correlates_ranks(exhibits, specif
     assert {"cosine", "relative_length"} <= set(exhibit.table.data)
 
 
-def test_figure_5_draws_the_others_as_a_band_and_one_by_one(exhibits, specifications):
-    assert list(exhibits[5].choices) == MODELS and len(specifications[5]) == 8
-    optimal = specifications[5][0]
-    [band] = [layer for layer in optimal["layer"] if layer["mark"]["type"] == "area"]
-    ends = optimal["datasets"][band["data"]["name"]]
-    assert all(row["low"] < row["high"] for row in ends) and len(ends) == 6
+def test_figure_5_has_three_curves_of_each_causal_model_on_equal_axes(results, specifications):
+    panels, data = specifications[5], figure_5(results).table.data
+    assert [panel["title"] for panel in panels] == MODELS[:3]
+    scales = {str(node["y"]["scale"]) for node in parts(panels) if "scale" in node.get("y", ())}
+    assert len(scales) == 1 and set(data["series"]) == set(colours(panels))
+    for row in data.to_dict("records"):
+        model = results.names().keys() & {f"causal_{row['name'].partition(', ')[2].split()[0]}"}
+        exact, cell = (
+            results.find(*model, name, **{"r": row["r"]} if name != "exact" else {})
+            for name in ("exact", row["approximation"])
+        )
+        assert row["value"] == pytest.approx(cell["value"] / exact["value"])
 
 
 def test_a_method_has_the_same_colour_in_every_figure(specifications):
     first, fourth, fifth = (colours(specifications[number]) for number in (1, 4, 5))
-    assert len(set(first.values())) == len(first) == 8
+    assert len(first) == 8 and len(set(first.values())) == 7  # both ORF have one colour
     shared = set(first) & set(fourth)
     assert shared == {"OVO", "OVA", "sliding window"}
     assert {name: fourth[name] for name in shared} == {name: first[name] for name in shared}
-    assert {fifth[name] for name in ("OVO", "OVA")} == {first[name] for name in ("OVO", "OVA")}
+    assert [fifth[words.full_name(name)] for name in OPTIMAL_METHODS] == [
+        first["OVO"],
+        first["OVA"],
+    ]
+
+
+def test_a_colour_of_a_method_is_of_no_kernel_and_no_other_kind_of_choice():
+    of_methods = {
+        mark["colour"]: card.name for card in cards().values() for mark in card.marks().values()
+    }
+    kernels = {
+        mark.colour.removeprefix("var(--").rstrip(")") for mark in look.KERNEL_MARKS.values()
+    }
+    assert not kernels & {*of_methods, *look.CACHE_COLOURS.values()} and len(kernels) == 3
+    drawn = {
+        mark.colour.removeprefix("var(--").rstrip(")") for mark in pretrained.CURVE_MARKS.values()
+    }
+    assert drawn <= set(of_methods)
+    for name, (method, others, mark) in pretrained.CURVES.items():
+        card = cards()[method]
+        marks = card.marks()[card.curve({"mass": None, **others})]
+        assert look.Mark.of(marks["colour"], marks["shape"]) == mark, name
 
 
 @pytest.mark.parametrize("name", [n for n, c in cards().items() if c.axes or c.survey is not None])
@@ -127,7 +157,7 @@ def test_two_settings_are_not_joined_by_a_line(records):
     for spec in (panel.to_dict() for panel in panels):
         lines = [layer for layer in spec["layer"] if layer["mark"]["type"] == "line"]
         joined = {r["series"] for layer in lines for r in spec["datasets"][layer["data"]["name"]]}
-        assert joined and "OVA" not in joined
+        assert joined and not any("OVA" in name for name in joined)
 
 
 def test_every_axis_of_values_says_what_is_better(specifications):
@@ -164,16 +194,6 @@ def test_a_cost_beyond_all_others_is_a_number_at_the_edge() -> None:
     assert max(row["value"] for row in drawn if "value" in row) < 100
 
 
-def test_the_sentences_name_the_closest_method_that_does_not_look_at_the_weights() -> None:
-    def closer(cell):
-        near = replace(cell.error, relative=0.001)
-        return replace(cell, error=near) if cell.approximation == "sliding_window" else cell
-
-    moved = Results.of([with_cells(survey_record(), closer)])
-    for results, closest in ((survey_results(), "strided"), (moved, "sliding window")):
-        assert f"closest practical method is {closest}" in findings(budget_settings(results))
-
-
 def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
     exhibit = survey.patterns([survey_record(), survey_record("masked", picture=None)])
     exact, other = exhibit.charts
@@ -202,8 +222,11 @@ def test_what_was_not_evaluated_is_a_dash_and_named(records):
 
     cut = [with_cells(record, few) for record in records if record.kernel != "polynomial"]
     second_table = table_2(Results.of(cut))
-    ours = second_table.table.display.set_index(["kernel", "attention"])["measured (× exact)"]
-    assert set(ours["polynomial (deg 2)"]) == {ours["elu", "OVO-65"]} == {DASH}
+    ours = second_table.table.display.set_index(["model and kernel", "attention"])[
+        "measured (× exact)"
+    ]
+    here = "trained here, {}".format
+    assert set(ours[here("polynomial (deg 2)")]) == {ours[here("elu"), "OVO-65"]} == {DASH}
     assert second_table.notes[-1] == "Not evaluated yet: causal polynomial."
     empty = Results.of([])
     for exhibit in (table_1, table_2, figure_1, figure_2, figure_3):
@@ -243,37 +266,20 @@ def of_values(model, task, kernel, settings, counts):
     return record(model, task, kernel, 512, cells, baselines=baselines)
 
 
-ONE_KEY, ALONE = ("optimal_v_oblivious", '{"r": 1}'), ("sliding_window", '{"r": 1}')
+ONE_KEY = ("optimal_v_oblivious", '{"r": 1}')
 ORF = ("orf", '{"features": 256, "scaling": "paper", "seed": 0}')
 
 
-@pytest.mark.parametrize(("orf", "worse"), [(98.1, True), (92.0, False)])
-def test_table_1_says_where_orf_is_worse_than_the_most_frequent_token(orf, worse):
-    model = of_values(
-        "masked_long", "masked", "exponential", {("exact", ""): 50.4, ORF: orf}, {"unigram": 92.7}
-    )
-    exhibit = table_1(Results.of([model]))
-    sentence = (
-        "More often wrong than the most frequent token alone (92.7): ORF 256 features, as written "
-        "(98.1)."
-    )
-    assert any(note.startswith(sentence) for note in exhibit.notes) == worse
-    intervals = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
-    assert intervals["exact"] == "45.8 to 55.0"
-    assert intervals["counts: most frequent token"] == "88.1 to 97.3"
-    weak = of_values("masked_long", "masked", "elu", {("exact", ""): 98, ORF: orf}, {"unigram": 92})
-    exhibit = table_1(Results.of([weak]))
-    assert not any("frequent token alone" in note for note in exhibit.notes)
-    intervals = exhibit.table.display.set_index("method")[OF_DIFFERENCE]
-    assert intervals["exact"] == "93.4 to 100.0"
-
-
-@pytest.mark.parametrize(("perplexity", "worse"), [(530.0, True), (400.0, False)])
-def test_table_2_says_where_one_key_by_weight_is_worse_than_oneself_alone(perplexity, worse):
-    settings = {("exact", ""): 35.5, ONE_KEY: perplexity, ALONE: 422.8}
-    exhibit = table_2(Results.of([of_values("causal_elu", "causal", "elu", settings, {})]))
-    sentence = "token that sees itself alone with elu (530.0 against 422.8):"
-    assert any(sentence in note for note in exhibit.notes) == worse
+def test_the_interval_of_table_1_is_that_of_the_level_and_ends_at_all_tokens():
+    for exact, unigram, ends_of in (
+        (50.4, 92.7, ["45.8 to 55.0", "88.1 to 97.3"]),
+        (98, 92, ["93.4 to 100.0", "87.4 to 96.6"]),
+    ):
+        settings = {("exact", ""): exact, ORF: 98.1}
+        model = of_values("masked_long", "masked", "elu", settings, {"unigram": unigram})
+        display = table_1(Results.of([model])).table.display.set_index("method")
+        rows = ["exact", "counts: most frequent token"]
+        assert display.loc[rows, OF_DIFFERENCE].tolist() == ends_of
 
 
 def test_a_pretrained_decoder_stands_beside_the_paper_at_its_keys_and_at_its_share_of_them(results):
@@ -302,6 +308,43 @@ def test_a_pretrained_decoder_stands_beside_the_paper_at_its_keys_and_at_its_sha
     drawn, panels = figure_2(both).table.data, figure_1(both)
     assert set(drawn[drawn["whose"] == "pretrained"]["share"]) >= {100 / 256, 6.25, 12.5}
     assert len(panels.charts) == 4 == 2 * len(panels.choices)
+
+
+def facts():
+    full = CacheCell(cache=FULL, keep=1.0, kl=(1e-12,) * 2, nats=(0.1,) * 2, right=(1.0, 0.5))
+    cells = [
+        replace(full, cache=cache, keep=keep, kl=(0.1, 0.2), right=(right, keep))
+        for cache, right in (("KVzip", 1.0), (REFERENCE_CACHE, 0.25), (FACTS[0], 0.75))
+        for keep in (0.5, 0.25)
+    ]
+    return CacheRecord(
+        model="tiny", task="needles", text="novels", description="", prefix=512, run_on=run_on(),
+        cells=(full, *cells),
+    )  # fmt: skip
+
+
+def test_the_answer_has_a_panel_of_each_decoder_and_one_of_facts():
+    settings = {("exact", ""): 20.0, ("zero_output", ""): 60000.0}
+    for r in (1, 2, 4):
+        settings |= {(name, f'{{"r": {r}}}'): 20.0 + 80 / r**2 for name in OPTIMAL_METHODS}
+        settings["optimal_v_aware_mean", f'{{"r": {r}, "mean": true}}'] = 20.0 + 40 / r**2
+    small, large = (of_values(n, "causal", "exponential", settings, {}) for n in ("a", "b"))
+    papers = replace(small, text=replace(small.text, description="WikiText-103 test, 1"))
+    exhibit = answer([large, replace(small, length=64), papers], [facts()])
+    titles = [panel.to_dict()["title"] for panel in exhibit.charts]
+    assert [title[0].partition(":")[0] for title in titles] == ["b", "a", "Facts in a prompt"]
+    assert titles[1][1] == "WikiText-103 test, 512 tokens"  # before a shorter window of another
+    data = exhibit.table.data
+    row = data[(data["model"] == "a") & (data["count"] == 2)].set_index("series")["value"]
+    assert row[words.ORACLES["optimal_v_aware"]] == pytest.approx(2.0)
+    assert row["output, the mean a candidate"] == pytest.approx(1.5)
+    right = data[data["series"] == "KVzip (reads twice)"].set_index("count")["value"]
+    assert right.to_dict() == {0.5: 75.0, 0.25: 62.5}
+    assert "attention off: × 3,000" in exhibit.caption
+    assert "of 2 prompts, with a quarter of the keys: all keys 50%, the default 0%" in (
+        exhibit.caption
+    )
+    assert answer([], [facts()]) is None and len(answer([small], []).charts) == 1
 
 
 def test_table_3_says_how_much_of_the_evaluation_text_is_copied():

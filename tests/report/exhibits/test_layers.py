@@ -20,7 +20,6 @@ from value_aware_study.report.exhibits.drawing import (
     by_weight,
     for_output,
 )
-from value_aware_study.report.exhibits.layers import gap_findings
 from value_aware_study.report.exhibits.model import error_by_head, head_budgets, two_digits
 from value_aware_study.report.frame import (
     FLOOR,
@@ -77,18 +76,6 @@ def test_an_error_of_zero_keeps_the_gap_finite(results):
     assert frame["gap"].tolist() == pytest.approx(expected)
 
 
-def test_findings_are_computed_from_the_points(results, measured):
-    text = gap_findings(measured)
-    assert "+1.00 over the own kernels" in text and "14 of 14 layers" in text
-    assert "100% of the queries" in text
-    turned = with_gaps(
-        results, lambda cell: replace(cell, oblivious=cell.aware, aware=cell.oblivious)
-    )
-    text = gap_findings(turned)
-    assert "−1.00 over the own kernels" in text and "0 of 14 layers" in text
-    assert gap_findings([]) == ""
-
-
 def test_what_was_not_measured_has_no_figure(results):
     assert errors([]) is layers.figure_7([]) is layers.skewness_gap([], "figure_8") is None
     records = [with_attention(r, skewness_gap=None) for r in results.records if r.attention]
@@ -111,8 +98,8 @@ def with_keys(record, keys):
     return with_attention(record, output_error=replace(errors, matching_keys=matches))
 
 
-def test_the_hero_shows_trained_and_random_weights_in_both_panels():
-    exhibit = layers.hero(Results([], probed=[with_random(6)]))
+def test_the_control_shows_trained_and_random_weights_in_both_panels():
+    exhibit = layers.control(with_random(6), "control", "setting.")
     bars = {(row["name"], row["series"]): row["value"] for row in rows(*exhibit.charts)}
     names = list(dict.fromkeys(name for name, _ in bars))
     assert names[:3] == ["value-aware", "by weight", "sliding window"]
@@ -127,7 +114,7 @@ def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
     record = with_random(6)
     exact, *others = record.cells
     free = replace(record, cells=(replace(exact, value=0.0), *others))
-    assert len(layers.hero(Results([], probed=[free])).charts) == 1
+    assert len(layers.control(free, "control", "setting.").charts) == 1
 
 
 def test_our_own_models_have_the_counts_of_random_weights_as_means_over_trainings(results):

@@ -7,32 +7,43 @@ from itertools import chain
 import altair as alt
 import numpy as np
 import pandas as pd
-from scipy.stats import kendalltau
 
-from value_aware_attention.records.cache_record import CacheRecord
-from value_aware_attention.records.estimate import short
+from value_aware_attention.records.cache_record import FULL, CacheRecord
+from value_aware_attention.records.estimate import DASH, short, with_interval
 from value_aware_study.report import charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import Row
 
 REFERENCE_CACHE = "single losses, SnapKV's queries"
-"""The reference for the other caches: the same score from the queries that SnapKV observes"""
+"""The reference of the ratios in the files: the same score from the queries that SnapKV observes"""
 LEAST_RIGHT = 0.5
 """Share of right tokens of the full cache; below it, a task does not distinguish caches"""
+MOST_SHOWN = 8
+"""Most caches in a figure; its numbers have all"""
+QUARTER = 0.25
+DEFAULT = "single losses, all queries, one budget"
 USES = {
-    "single losses, all queries, one budget": ("the default", "LeaveOneOut"),
+    FULL: ("all keys", DASH),
+    DEFAULT: ("the default", "LeaveOneOut"),
+    "KVzip": ("KVzip (reads twice)", "its authors' settings"),
+    "mean attention, all queries, one budget": ("mean attention", "ObservedAttention"),
     "single losses, 128 queries, one budget": ("a quicker choice", "LeaveOneOut, rows=128"),
     "single losses, all queries": ("as many keys in every head", "LeaveOneOut, pool=None"),
-    "mean attention, all queries, one budget": ("the plainest score", "ObservedAttention"),
-    "SnapKV": ("the cheapest choice", "SnapKV, its authors' settings"),
-    "KVzip": ("a second reading of the prompt", "KVzip, its authors' settings"),
+    "H2O": ("H2O", "its authors' settings"),
+    "recent (StreamingLLM)": ("StreamingLLM", "its authors' settings"),
+    "SnapKV": ("SnapKV", "its authors' settings"),
 }
-"""Caches that docs/caches.md recommends or compares -> their purpose and their setting"""
+"""Caches that stand out: their displayed name and their setting"""
 PROMPT_TITLES = {
     "running_text": "Running text",
-    "needles": "Needles",
+    "needles": "Facts",
     "recalled_list": "A recalled list",
 }
+KL_ENDS, ENDS = ["kl", "kl_low", "kl_high"], ("value", *charts.END_COLUMNS)
+
+
+def label(cache: str) -> str:
+    return USES.get(cache, (cache, ""))[0]
 
 
 def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
@@ -60,24 +71,31 @@ def pooled(records: Sequence[CacheRecord]) -> Iterator[CacheRecord]:
 
 
 def rows(record: CacheRecord) -> Iterator[Row]:
-    """Tabulates the cells: KL over that of `REFERENCE_CACHE`, paired over prompts, and answers."""
-    full = record.cells[0]
+    """Tabulates the cells: KL, right tokens and whole answers, and KL over `REFERENCE_CACHE`'s."""
     others = {cell.keep: cell for cell in record.cells if cell.cache == REFERENCE_CACHE}
-    for cell in record.cells[1:]:
-        ratio, other = record.ratio(cell, others[cell.keep]), others[cell.keep]
-        yield {
+    for cell in record.cells:
+        row: Row = {
             "task": f"{PROMPT_TITLES[record.task]}, {record.prefix:,} tokens", "texts": record.text,
             "prompts": len(cell.kl), "keep": cell.keep, "cache": cell.cache,
-            "kl": float(np.mean(cell.kl)), "ratio": ratio.value, "low": ratio.low,
-            "high": ratio.high, "worst": max(np.divide(cell.kl, other.kl)),
+            "kl": float(np.mean(cell.kl)),
+        }  # fmt: skip
+        if other := others.get(cell.keep):
+            row |= {"ratio" if end == "value" else end: x
+                    for end, x in vars(record.ratio(cell, other)).items()}  # fmt: skip
+            row["worst"] = max(np.divide(cell.kl, other.kl))
+        yield row | {
             "right": float(np.mean(cell.right)), "whole": float(np.mean(np.equal(cell.right, 1))),
-            "nats": float(np.mean(cell.nats)), "right_full": float(np.mean(full.right)),
-            "tells": record.task == "running_text" or np.mean(full.right) >= LEAST_RIGHT,
+            "nats": float(np.mean(cell.nats)), "right_full": float(np.mean(record.cells[0].right)),
+            **{
+                f"{name}_{end}": getattr(cell.ends[name], end)
+                for name in ("kl", "right")
+                for end in charts.END_COLUMNS
+            },
         }  # fmt: skip
 
 
 def caches_compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
-    """Shows the loss of each group of caches on each kind of prompt, at every share of keys."""
+    """Shows the losses of caches on each kind of prompt, at every share of keys."""
     return [
         _exhibit(f"caches_{number}", record)
         for number, record in enumerate(pooled(records), start=1)
@@ -85,118 +103,136 @@ def caches_compared(records: Sequence[CacheRecord]) -> list[Exhibit]:
 
 
 def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
-    """Tabulates the caches of `USES` on text and needles; None if one was not measured."""
+    """Tabulates the caches of `USES` with a quarter of the keys; None if none was measured."""
     tables: dict[str, pd.DataFrame] = {}
     for record in pooled([r for r in records if r.model == records[0].model]):
-        data = pd.DataFrame(rows(record)).query("keep == 0.25").set_index("cache")
-        if set(USES) <= set(data.index):
-            tables.setdefault(record.task, data.loc[list(USES)])
+        data = pd.DataFrame(rows(record))
+        data = data[data["keep"].isin([QUARTER, 1.0])].set_index("cache")
+        if {FULL, DEFAULT} <= set(data.index):
+            tables.setdefault(record.task, data)
     if not {"running_text", "needles"} <= set(tables):
         return None
-    text, needles = tables["running_text"], tables["needles"]
-    data = text.assign(needles=needles["right"], full=needles["right_full"]).reset_index()
-    uses, settings = zip(*USES.values(), strict=True)
+    names = [name for name in USES if any(name in data.index for data in tables.values())]
+    columns = ["prompts", "right", "whole", "kl", "kl_low", "kl_high"]
+    data = pd.concat(
+        {task: data.reindex(names)[columns] for task, data in tables.items()}, axis="columns"
+    )
+    text, facts = tables["running_text"].loc[DEFAULT], tables["needles"].loc[DEFAULT]
     display = {
-        "for": uses, "setting": settings, "KL / SnapKV's queries": data["ratio"].map(short),
-        "95% interval": words.intervals(data, 3, short), "worst text": data["worst"].map(short),
-        "needles, tokens right": [f"{x:.1%}" for x in data["needles"]],
-    }  # fmt: skip
-    best = data.iloc[0]
+        "cache": [USES[name][0] for name in names],
+        "setting": [USES[name][1] for name in names],
+        "text: next tokens right": percent(data["running_text", "right"]),
+        "facts: tokens right": percent(data["needles", "right"]),
+        "facts: whole answers right": percent(data["needles", "whole"], 0),
+    }
+    if "recalled_list" in tables:
+        display["a list: tokens right"] = percent(data["recalled_list", "right"])
+    display["text: KL, nats a token"] = data["running_text", "kl"].map(short).tolist()
+    counts = (f"{PROMPT_TITLES[k].lower()} {of['prompts'].iloc[0]}" for k, of in tables.items())
     return Exhibit(
         "caches_use",
-        f"Which cache to use: with a quarter of the keys the default leaves "
-        f"{words.times(best['ratio'])} of the KL and has {best['needles']:.1%} of the needles' "
-        "tokens right",
-        f"{records[0].model}, {best['task'].lower()}, {best['prompts']} prompts: KL from the exact "
-        "prediction over that of the same score with SnapKV's queries. With all keys "
-        f"{best['full']:.1%} of the needles' tokens are right. It saves memory, not time.",
-        table=Table(data, pd.DataFrame(display)),
+        f"Which cache to use: with a quarter of the keys the default has {facts['right']:.1%} of "
+        f"the facts' tokens right, of {facts['right_full']:.1%} with all keys",
+        f"{records[0].model}, {text['task'].partition(', ')[2]}. Prompts: {', '.join(counts)}. A "
+        "fact is asked for after the keys are chosen. A compressed cache saves memory before time.",
+        table=Table(
+            data.set_axis([f"{task}_{name}" for task, name in data], axis=1).reset_index(), display
+        ),
         listed="Which cache to use",
     )
 
 
+def percent(shares: pd.Series, digits: int = 1) -> list[str]:
+    """Writes shares as percentages, and what was not measured as a dash."""
+    return [DASH if words.missing(x) else f"{x:.{digits}%}" for x in shares]
+
+
 def _exhibit(name: str, record: CacheRecord) -> Exhibit:
     data = pd.DataFrame(rows(record))
-    data = data.assign(name=data["cache"], series=[f"{x:.3g} of the keys" for x in data["keep"]])
-    written = {
-        "cache": data["cache"], "keys": data["series"], "KL, nats": data["kl"].map(short),
-        "KL / SnapKV's queries": data["ratio"].map(short),
-        "95% interval": words.intervals(data, 3, short), "worst prompt": data["worst"].map(short),
-    }  # fmt: skip
+    shares = sorted(set(data["keep"]) - {1.0})
+    middle = shares[len(shares) // 2]
+    first = [1.0, middle, *reversed(shares)]
+    data = data.assign(place=data["keep"].map(first.index)).sort_values(["place", "kl"])
+    data = data.drop(columns="place").reset_index(drop=True)
+    full, prompts = data.iloc[0], int(data["prompts"][0])
     notes = [
-        f"The same score with SnapKV's queries (the last 32) is what others are divided by. "
-        f"{data['prompts'][0]} prompts of {record.text}; intervals of geometric means, paired over "
-        f"prompts. Published methods are at their authors' settings. Later queries are an oracle.",
+        f"{prompts} prompts of {record.text}; 95% intervals over prompts. Published methods have "
+        "their authors' settings. Later queries are an oracle.",
     ]
-    if data["prompts"][0] > 1:
-        taus = {keep: _agreement(record, keep) for keep in sorted(data["keep"].unique())}
-        written_taus = ", ".join(f"{tau:.2f} at {keep:.3g}" for keep, tau in taus.items())
-        notes.append(
-            f"Kendall's tau of the order of caches between halves of the prompts: {written_taus}"
-            f"{'' if min(taus.values()) >= 0.8 else '; below .8 no order is claimed'}."
-        )
+    caption = "KL from its exact prediction, in nats a token. Lower is better."
     if record.task != "running_text":
-        written["tokens right"] = [f"{x:.1%}" for x in data["right"]]
-        written["answers right"] = [f"{x:.0%}" for x in data["whole"]]
-        notes.append(f"The full cache has {data['right_full'][0]:.1%} of the tokens right.")
-    if not data["tells"].all():
-        notes.append("That is too few to tell caches apart: the model cannot do this task.")
+        caption = (
+            f"the answers' tokens right. With all keys {full['right']:.1%} are, and "
+            f"{full['whole']:.0%} of whole answers."
+        )
+        if full["right"] < LEAST_RIGHT:
+            notes.append("That is too few to tell caches apart: the model cannot do this task.")
     return Exhibit(
         name,
-        _finding(data),
-        f"KL from {record.model}'s exact prediction, a token, with a compressed cache: lower is "
-        f"better.",
+        _finding(data[data["keep"] == middle]),
+        f"{record.model} with a compressed cache, {prompts} prompts: {caption}",
         notes,
-        [_panel(data)],
-        Table(data, pd.DataFrame(written)),
-        listed=data["task"][0] + ", joint choice" * ("joint set" in set(data["cache"])),
+        [_panel(data, record)],
+        _table(data, record),
+        listed=full["task"] + ", joint choice" * ("joint set" in set(data["cache"])),
     )
 
 
-def _agreement(record: CacheRecord, keep: float) -> float:
-    """Computes Kendall's tau between the orders of caches by KL on two halves of the prompts."""
-    kl = np.log([cell.kl for cell in record.cells if cell.keep == keep])
-    tau: float = kendalltau(kl[:, ::2].mean(axis=1), kl[:, 1::2].mean(axis=1)).statistic
-    return tau
+def _table(data: pd.DataFrame, record: CacheRecord) -> Table:
+    of_text = record.task == "running_text"
+    whole = {} if of_text else {"whole answers right": percent(data["whole"], 0)}
+    kl = [with_interval(x, low, high, 3, short) for x, low, high in data[KL_ENDS].to_numpy()]
+    return Table(
+        data,
+        {
+            "keys kept": data["keep"].map(share),
+            "cache": data["cache"].map(label),
+            "next tokens right" if of_text else "tokens right": percent(data["right"]),
+            **whole,
+            "KL, nats a token": kl,
+        },
+        grouped=True,
+    )
+
+
+def share(keep: float) -> str:
+    return "all keys" if keep == 1 else f"{keep:.3g} of the keys"
 
 
 def _finding(data: pd.DataFrame) -> str:
-    """Names the best cache that is no oracle, at the middle share of keys."""
-    shares = sorted(data["keep"].unique())
-    middle = data[(data["keep"] == shares[len(shares) // 2]) & ~data["cache"].str.contains("later")]
-    best = middle.loc[middle["ratio"].idxmin()]
+    """Names the cache of least KL that is no oracle, of the rows of one share of keys."""
+    best = data[~data["cache"].str.contains("later")].iloc[0]
     return (
-        f"{best['task']}, {best['series']}: {best['cache']} leaves {words.times(best['ratio'])} of "
-        f"the KL that the same score from SnapKV's queries leaves"
+        f"{best['task']}, {share(best['keep'])}: predictions change least with "
+        f"{label(best['cache'])}, {best['right']:.1%} of the tokens right of "
+        f"{best['right_full']:.1%} with all keys"
     )
 
 
-def _kind(cache: str) -> str:
-    """Names, as in `look.CACHE_MARKS`, what chooses a cache's keys."""
-    if "later" in cache:
-        return "an oracle, later queries"
-    if cache in look.CACHE_MARKS:
-        return cache
-    if cache.startswith("mean attention"):
-        return "attention, one budget"
-    if cache.startswith(("single losses", "joint set")):
-        return f"value-aware, {'one budget' if 'one budget' in cache else 'other budgets'}"
-    return "other published methods"
-
-
-def _panel(data: pd.DataFrame) -> look.Panel:
-    title = charts.direction("KL / single losses with SnapKV's queries", "lower")
-    drawn = data.assign(value=data["ratio"])
-    drawn = drawn.assign(said=words.sentences(drawn, "{name}, {series}"))
-    x = charts.powers(
-        alt.X,
-        "value",
-        title,
-        drawn[["value", "low", "high"]].astype(float).stack().dropna().tolist(),
-    )
-    drawn["hue"] = drawn["cache"].map(_kind)
-    return charts.toggled(
-        [*charts.reference(1.0, "same"), *charts.dots(drawn, look.CACHE_MARKS, x)],
-        34,
-        data["task"][0],
-    )
+def _panel(data: pd.DataFrame, record: CacheRecord) -> look.Panel:
+    """Draws the caches of `USES`, filled up with those of least KL, best first."""
+    data, of_text = data[data["keep"] < 1], record.task == "running_text"
+    uses = [cache for cache in USES if cache in set(data["cache"])]
+    shown = [*dict.fromkeys([*uses, *data["cache"]])][:MOST_SHOWN]
+    drawn = data[data["cache"].isin(shown)]
+    drawn = drawn.assign(name=drawn["cache"].map(label), series=drawn["keep"].map(share))
+    order = drawn["name"].unique().tolist()
+    if of_text:
+        drawn = drawn.assign(**dict(zip(ENDS, drawn[KL_ENDS].to_numpy().T, strict=True)))
+        numbers = drawn[list(ENDS)].astype(float).stack().dropna()
+        title = charts.direction("KL, nats a token", "lower")
+        x = charts.powers(alt.X, "value", title, numbers[numbers > 0].tolist())
+    else:
+        drawn = drawn.assign(value=100 * drawn["right"], low=np.nan, high=np.nan)
+        title = charts.direction("tokens right, %", "higher")
+        x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, 100]))
+    said = words.sentences(drawn, "{name}, {series}", " nats" if of_text else "% right")
+    drawn = drawn[["name", "series", *ENDS]].assign(hue=drawn["name"], said=said)
+    marks = {label(name): look.cache_mark(name) for name in shown}
+    marks |= {
+        share(keep): look.Mark("var(--muted)", look.SHARE_SHAPES.get(keep, "diamond"))
+        for keep in sorted(set(data["keep"]), reverse=True)
+    }
+    full = [] if of_text else charts.reference(100 * data["right_full"].iloc[0], "all keys")
+    dots = charts.dots(drawn, marks, x, order=order)
+    return charts.toggled([*full, *dots], 34, data["task"].iloc[0])

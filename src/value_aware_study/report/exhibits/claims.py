@@ -688,6 +688,7 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
                 | ({} if answer.findings else NOT_MEASURED)
                 for answer, finding in pairs
             ],
+            grouped=True,
         ),
         folded=True,
         listed="Every comparison",

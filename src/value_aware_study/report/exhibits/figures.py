@@ -8,7 +8,6 @@ import altair as alt
 import pandas as pd
 
 from value_aware_attention.records.estimate import interval, number, short, signed, whole
-from value_aware_study.cards import cards
 from value_aware_study.report import captions, charts, look, published
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits import pretrained
@@ -20,6 +19,7 @@ from value_aware_study.report.exhibits.tables import (
 from value_aware_study.report.frame import KERNEL_NAMES, OPTIMAL_METHODS, Results, averaged
 from value_aware_study.report.words import (
     KERNEL_LABELS,
+    full_name,
     intervals,
     method_label,
     of_trainings,
@@ -28,6 +28,7 @@ from value_aware_study.report.words import (
     sentences,
     series_label,
     setting_label,
+    times,
 )
 
 CHANGED = {
@@ -36,10 +37,6 @@ CHANGED = {
     "share": ("keys, % of the length (log scale)", "{share:.2g}% of the keys"),
 }
 """Columns on the x axis of changes, with the axis' title and the words of a sentence"""
-OTHER_ORACLES = [
-    name for name, card in cards().items() if card.oracle and name not in OPTIMAL_METHODS
-]
-"""Methods in Figure 5 besides the two oracles"""
 SMALLEST_ERROR = 1e-3
 """Least output error in Figure 4; a setting below it counts as exact"""
 EXPLAINING = {
@@ -65,19 +62,14 @@ def loss_panel(
     of: str = "r",
     title: str = "",
     marks: Mapping[str, look.Mark] | None = None,
-    others: pd.DataFrame | None = None,
-    thin: bool = False,
 ) -> look.Panel:
     """Draws changes from exact attention against keys, features or the share of keys (`of`).
 
-    The paper's marks are hollow. A grey band behind them spans the best to the worst of `others`.
+    The paper's marks are hollow.
     """
     (label, at), task, keys = CHANGED[of], ours["task"].iloc[0], int(ours["head_dim"].iloc[0]) + 1
     frames = {"": ours.dropna(subset=of), "paper, ": theirs.dropna(subset=of)}
-    unit, others = (
-        " nats" if task == "causal" else " points",
-        ours.head(0) if others is None else others,
-    )
+    unit = " nats" if task == "causal" else " points"
     drawn, hollow = (
         frame.assign(
             count=frame[of].astype(float),
@@ -91,16 +83,13 @@ def loss_panel(
         if of == "share"
         else charts.count_axis(label, counts)
     )
-    y = loss_axis(task, charts.extent(drawn, hollow, others[["value"]]))
-    ends = others.groupby(of)["value"].agg(low="min", high="max").rename_axis("count").reset_index()
-    band = alt.Chart(ends).mark_area(color="var(--grey)", opacity=0.25)
+    y = loss_axis(task, charts.extent(drawn, hollow))
     marks = marks or look.method_marks(pd.concat([drawn, hollow]))
     return charts.figure(
         [
-            *([band.encode(x=x, y=charts.of_field(y, "low"), y2="high:Q")] if len(ends) else []),
             *charts.level(0.0),
             *(charts.upright(keys) if of == "r" and max(counts) >= keys else []),
-            *charts.curves(drawn, marks, x, y, hollow, thin),
+            *charts.curves(drawn, marks, x, y, hollow),
         ],
         title,
     )
@@ -344,7 +333,7 @@ def figure_4(results: Results) -> Exhibit | None:
         [
             "Each point is one setting: its relative output error, and the metric with that "
             f"approximation in every layer; hovering names it. {captions.OUTPUT_ERROR} "
-            f"{captions.DIRECTION} {captions.recorded_on(results.records)} Settings with an error "
+            f"{captions.DIRECTION} Settings with an error "
             f"under {SMALLEST_ERROR:g} count as exact and are left out. Not in the paper.",
         ],
         [_figure_4_panel(frame[frame["name"] == name], name) for name in drawn],
@@ -399,70 +388,45 @@ def _figure_4_panel(frame: pd.DataFrame, name: str) -> look.Panel:
 
 
 def figure_5(results: Results) -> Exhibit | None:
-    """Shows two panels per model, optimal methods and others; None if there is no curve."""
-    if not (models := _figure_5_models(results)):
+    """Shows perplexity over exact attention's, a panel a causal model; None if there is none."""
+    frame, names = results.changes, results.names()
+    firsts = [record for kernel in KERNEL_NAMES if (record := results.of_kernel(kernel))]
+    frame = frame[
+        frame["approximation"].isin([*OPTIMAL_METHODS, "sliding_window"]) & frame["r"].notna()
+    ]
+    frame = frame[frame["model"].isin([record.model for record in firsts])]
+    if frame.empty:
         return None
-    ours, theirs = pd.concat(models.values()), _figure_5_published(models)
+    numbers = ["value", "low", "high", *of_trainings(frame)]
+    data = frame[["model", "approximation", "series", "r"]].assign(
+        name=frame["model"].map(names),
+        series=frame["approximation"].map(full_name),
+        **{name: frame[name].astype(float).map(math.exp, na_action="ignore") for name in numbers},
+    )
+    data = data.sort_values("model", key=lambda of: of.map([*names].index), kind="stable")
+    ranges = [interval(*range_over(row), 3, short) for row in data.to_dict("records")]
+    drawn = data.rename(columns={"r": "count"}).astype({"count": float})
+    drawn["said"] = sentences(drawn, "{series}, r = {count:,.0f}, perplexity over exact")
     return Exhibit(
         "figure_5",
         "Figure 5. What choosing for the output gains in the end",
-        "What r keys add to the loss of exact attention, by weight (OVO) or for the output (OVA)."
-        f"{captions.seeds(results, captions.PALE)}",
-        [
-            f"{captions.OPTIMAL} {captions.BEST_FOUND} Grey: from the best to the worst of the "
-            "others, which the second panel has one by one.",
-            f"{captions.BASELINES} Sampled from α: r draws with replacement, mean of the seeds.",
-            "Differences from exact attention, ours from ours and the paper's (Tables 1 and 2, "
-            "hollow, r = 1 and 65) from the paper's; the axis is even near zero and logarithmic "
-            "beyond.",
-            f"{captions.INTERVAL} {captions.NOT_JOINED}",
-        ],
-        [
-            panel
-            for name, frame in models.items()
-            for panel in _figure_5_panels(frame, theirs[theirs["name"] == name], name)
-        ],
-        change_table(ours, theirs),
-        choices=list(models),
+        "Perplexity over exact attention's, with r keys chosen by weight (OVO), for the output "
+        f"(OVA), or the last r.{captions.seeds(results, captions.PALE, ['causal'])}",
+        [f"{captions.BEST_FOUND} {captions.NOT_JOINED}"],
+        charts.against_keys(drawn, "perplexity"),
+        Table(
+            data,
+            {
+                "model": data["name"],
+                "keys": data["series"],
+                "r": data["r"].astype(str),
+                "over exact": data["value"].map(times),
+                "95% interval": intervals(data, 3, short),
+                **({"range over trainings": ranges} if of_trainings(data) else {}),
+            },
+            grouped=True,
+        ),
     )
-
-
-def _figure_5_models(results: Results) -> dict[str, pd.DataFrame]:
-    """Returns settings with an r, of the causal models and the long masked one, by label."""
-    frame, names = results.changes, results.names()
-    frame = frame[
-        frame["approximation"].isin([*OPTIMAL_METHODS, *OTHER_ORACLES]) & frame["r"].notna()
-    ]
-    frame = frame.assign(name=frame["model"].map(names))
-    firsts = [record for kernel in KERNEL_NAMES if (record := results.of_kernel(kernel))]
-    drawn = [names[record.model] for record in (*firsts, *results.models("masked_long"))]
-    return {name: rows for name in drawn if len(rows := frame[frame["name"] == name])}
-
-
-def _figure_5_published(models: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Returns the paper's values of the optimal methods, for the models that we have."""
-    both = pd.concat(
-        [
-            published_errors().assign(task="masked", kernel="exponential"),
-            published_losses().assign(task="causal"),
-        ]
-    )
-    both = both[both["approximation"].isin(OPTIMAL_METHODS)]
-    same = ["task", "kernel"]
-    return pd.concat(
-        both[(both[same] == frame[same].iloc[0]).all(axis=1)].assign(name=name, model=name)
-        for name, frame in models.items()
-    )
-
-
-def _figure_5_panels(frame: pd.DataFrame, theirs: pd.DataFrame, name: str) -> list[look.Panel]:
-    """Draws the optimal choices in front of a band of the others, and the others one by one."""
-    optimal = frame["approximation"].isin(OPTIMAL_METHODS)
-    others, none = frame[~optimal], theirs.head(0)
-    panels = [loss_panel(frame[optimal], theirs, title=f"{name}: optimal choices", others=others)]
-    if len(others):
-        panels.append(loss_panel(others, none, title=f"{name}: other choices", thin=True))
-    return panels
 
 
 def grid_table(results: Results) -> Exhibit:

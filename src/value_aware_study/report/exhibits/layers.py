@@ -1,11 +1,9 @@
 """Exhibits of the attention layers: keys that match, output errors for every r, and skewness."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from value_aware_attention.records.estimate import (
@@ -36,7 +34,6 @@ from value_aware_study.report.frame import (
     OPTIMAL_METHODS,
     SIZE,
     Measured,
-    Results,
     Row,
     averaged,
     error_rows,
@@ -45,19 +42,16 @@ from value_aware_study.report.frame import (
     of_kernels,
 )
 
-BARS = (
-    "The bars count the keys chosen by weight (OVO) that do as well as a few keys chosen for the "
-    "output (OVA), in the trained network and in one with random weights; the loss of the model "
-    "that keeps few keys stands beside them where it was measured. "
-)
 MOST_BAR_KEYS = 16
 """Most value-aware keys with bars; the table has all"""
 OF_TRAINING, AT_RANDOM = "trained", "random weights"
-BAR_MARKS = look.ORACLE_MARKS | {OF_TRAINING: look.Mark.of("teal"), AT_RANDOM: look.Mark.of("grey")}
+BAR_MARKS = look.ORACLE_MARKS | {
+    OF_TRAINING: look.Mark("var(--ink)"),
+    AT_RANDOM: look.Mark.of("grey"),
+}
 QUARTILES = ("low", "high", "median", "lower_quartile", "upper_quartile")
 CONTROLS = ("random_keys", "random_low", "random_high")
 NORM_OF_METHOD = {f"norm_weighted_keys_{norm}": norm for norm in (2, 1)}
-SIMILAR = 0.1
 BOUND_LABEL = "sampled from α, expected"
 LABELS = {
     **{
@@ -77,29 +71,11 @@ OTHERS = (
 )
 
 
-def hero(results: Results, anchor: str = "hero") -> Exhibit | None:
-    """Shows the answer as bars: keys by weight that match a few keys chosen for the output.
-
-    The model is the first probed one with counts; None if none has any. Figure 7 shows the models
-    trained here.
-    """
-    probed = (
-        (record, measured) for record in results.probed for measured in of_kernels(record)[:1]
-    )
-    for record, measured in (pair for pair in probed if pair[1].output_error.matching_keys):
-        return _answer(record, replace(measured, label=record.model), anchor)
-    return None
-
-
 def control(record: Record, name: str, setting: str) -> Exhibit | None:
     """Shows a probed model next to random weights; None if these were not measured."""
     measured = replace(of_kernels(record)[0], label=record.model)
     if not (measured.control and measured.output_error.matching_keys):
         return None
-    return _answer(record, measured, name, notes=[setting])
-
-
-def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] = ()) -> Exhibit:
     r, (metric, _, digits) = shown_size(record), METRIC_TITLES[record.metric]
     pooled = {
         match.r: match for match in measured.output_error.matching_keys if match.layer is None
@@ -134,11 +110,10 @@ def _answer(record: Record, measured: Measured, name: str, notes: Sequence[str] 
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
             f"{captions.OPTIMAL} {captions.BEST_FOUND} {captions.CONSERVATIVE}",
-            *notes,
+            setting,
         ],
         [*panels, _bars(measured, "keys by weight that match r" if panels else "")],
         Table(data.join(pd.DataFrame(metrics, data.index)), counts_table(data).display),
-        shared=name == "hero",
     )
 
 
@@ -231,7 +206,7 @@ def _paired(rows: Sequence[Row], what: str, title: str) -> look.Panel:
 
 
 def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
-    """Shows the counts pooled over layers, drawn and listed; None if there are none."""
+    """Draws the counts pooled over layers, and lists those of layers; None if there are none."""
     data = counts(measured)
     if (pooled := data[data["layer"] == "all"].reset_index(drop=True)).empty:
         return None
@@ -245,22 +220,7 @@ def figure_7(measured: Sequence[Measured]) -> Exhibit | None:
             f"{captions.BEST_FOUND} {captions.CONSERVATIVE} {captions.queries_of(measured)}",
         ],
         [_counts_panel(pooled, {item.label: item.mark for item in measured})],
-        counts_table(pooled),
-    )
-
-
-def keys_needed(measured: Sequence[Measured]) -> Exhibit | None:
-    """Shows the counts pooled and in each layer; None if there are none."""
-    if (data := counts(measured)).empty:
-        return None
-    return Exhibit(
-        "keys_needed",
-        "Matching keys in every layer",
-        "Keys by weight (OVO) that match r keys chosen for the output (OVA), layer by layer."
-        f"{captions.means((item.label for item in measured), captions.PALE)}",
-        [captions.MATCH, captions.MATCH_OF_QUERIES],
-        table=counts_table(data),
-        folded=True,
+        counts_table(data),
     )
 
 
@@ -381,18 +341,25 @@ def output_error(
     data = averaged(pd.DataFrame(rows), [column, "method", "layer", "r"], "error")
     models = {item.label: item.output_error for item in measured}
     trained = captions.means((item.label for item in measured), captions.PALE)
+    shown = {"": data[data["method"].isin(OPTIMAL_METHODS)]}
+    if set(data["method"]) > set(OPTIMAL_METHODS):
+        shown[", every rule"] = data
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
         "How far the output of r keys is from exact attention's; thin lines are single layers."
-        f"{trained}{_coinciding(measured)}",
+        f"{trained}",
         [
             f"{captions.OUTPUT_ERROR} Errors under {FLOOR:g}, zero included, are drawn there.",
             f"{captions.OPTIMAL} {captions.BEST_FOUND}",
             *([OTHERS] if set(data["method"]) > set(OPTIMAL_METHODS) else []),
             setting,
         ],
-        [_error_panel(data[data[column] == label], label, of) for label, of in models.items()],
+        [
+            _error_panel(rows[rows[column] == label], label, of)
+            for rows in shown.values()
+            for label, of in models.items()
+        ],
         Table(
             data,
             {
@@ -407,30 +374,9 @@ def output_error(
                 ],
                 "95% interval": words.intervals(data, 3, short),
             },
+            grouped=True,
         ),
-        choices=list(models),
-    )
-
-
-def _coinciding(measured: Sequence[Measured]) -> str:
-    """Names the models where scores of weight and value leave the same error as weights alone."""
-    scored = [
-        (item.label, by_weight[row["r"]], row["error"])
-        for item in measured
-        for by_weight in [
-            {row["r"]: row["error"] for row in error_rows(item.output_error, OBLIVIOUS)}
-        ]
-        for method in (*NORM_OF_METHOD, "leave_one_out_keys")
-        if method in item.output_error.methods
-        for row in error_rows(item.output_error, method)
-    ]
-    ratios = words.grouped((name, x / least) for name, least, x in scored if (least or 0.0) > FLOOR)
-    names = [name for name, of in ratios.items() if max(abs(x - 1) for x in of) < SIMILAR]
-    if not names:
-        return ""
-    return (
-        f" The scores α|v| and CAOTE leave the error of the weights alone (OVO) within "
-        f"{SIMILAR:.0%}, so that their curves lie on one another: {'; '.join(names)}."
+        choices=[label + what for what in shown for label in models],
     )
 
 
@@ -483,35 +429,18 @@ def _error_panel(frame: pd.DataFrame, label: str, errors: OutputError) -> look.P
     )
 
 
-def skewness_gap(
-    measured: Sequence[Measured], name: str, setting: str = "", begins: str = ""
-) -> Exhibit | None:
-    """Shows one panel over the degree, with a series per model; None if nothing was measured."""
+def skewness_gap(measured: Sequence[Measured], name: str, setting: str = "") -> Exhibit | None:
+    """Tabulates the gap of OVO over OVA by layer and kernel; None if nothing was measured."""
     if (frame := gap_rows(measured)).empty:
         return None
-    rows = sorted({gap.rows for item in measured if (gap := item.attention.skewness_gap)})
-    on = f"{' or '.join(f'{count:,}' for count in rows)} queries a layer."
     return Exhibit(
         name,
-        f"{begins}Skewness of the attention and what choosing for the output gains",
-        f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output, by "
-        "the degree of the kernel. Large marks are models, small ones the single layers of every "
-        "training.",
-        [
-            "Section 3 argues that the flatter the attention weights, the more the values decide "
-            "which keys matter: for a polynomial kernel of degree 0 all weights are equal, and "
-            "with the degree they become skewed. A small point is one layer, with polynomials put "
-            "in its kernel's place on the same queries, keys and values (post hoc) and with its "
-            "own kernel; a large one, joined by a line, is the geometric mean of a model's layers, "
-            "of all trainings. "
-            "Effective keys, in the table: exp of the weights' entropy, as a share of all keys (a "
-            "causal query sees fewer).",
-            f"Errors under {FLOOR:g} count as {FLOOR:g}. {captions.BEST_FOUND} "
-            f"{gap_findings(measured)} {on}",
-            *([setting] if setting else []),
-        ],
-        [_gap_panel(frame, {item.label: item.mark for item in measured})],
-        Table(
+        "Skewness of the attention and what choosing for the output gains",
+        f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output. "
+        "Polynomials of a degree are put in the place of a layer's kernel, on the same queries, "
+        "keys and values: the higher the degree, the more skewed are the weights.",
+        [setting] if setting else [],
+        table=Table(
             frame,
             frame[[*GAP_PLACE, "series"]]
             .astype(str)
@@ -523,104 +452,8 @@ def skewness_gap(
                     ],
                 }
             ),
+            grouped=True,
         ),
-        folded=bool(begins),
-    )
-
-
-def gap_findings(measured: Sequence[Measured]) -> str:
-    """Describes the skewness gap in numbers: rank correlations, and equal first keys."""
-    if (frame := gap_rows(measured)).empty:
-        return ""
-    of_own, post_hoc = (frame[frame["own"] == is_own] for is_own in (True, False))
-    gaps = post_hoc.pivot_table(index=[*GAP_PLACE], columns="degree", values="gap")
-    first, last = gaps.columns.min(), gaps.columns.max()
-    wider = int((gaps[first] > gaps[last]).sum())
-    shares = ", ".join(
-        f"{100 * share:.0f}% at {int(degree)}"
-        for degree, share in post_hoc.groupby("degree")["same"].mean().items()
-    )
-    return (
-        f"Rank correlation of the two axes: {_correlation(of_own)} over the own "
-        f"kernels, {_correlation(post_hoc)} over the polynomials. The gap is wider at degree "
-        f"{first:.0f} than at degree {last:.0f} in {wider} of {len(gaps)} layers. OVA-1 and OVO-1 "
-        f"keep the same key for a mean share of queries, by degree: {shares}."
-        + _uniform_shares(measured)
-    )
-
-
-def _correlation(frame: pd.DataFrame) -> str:
-    """Writes Spearman's rank correlation of the two axes, from at least three points."""
-    rank = frame["share"].rank().corr(frame["gap"].rank())
-    return (
-        "not computed"
-        if len(frame) < 3 or words.missing(rank)
-        else f"{rank:+.2f}".replace("-", "−")
-    )
-
-
-def _uniform_shares(measured: Iterable[Measured]) -> str:
-    """States which value the value-aware key has if all weights are equal (degree 0)."""
-    gaps = [gap for item in measured if (gap := item.attention.skewness_gap)]
-    closest, smallest = (
-        [share for gap in gaps for cell in gap.cells if (share := getattr(cell, name)) is not None]
-        for name in ("closest_to_mean_key", "smallest_norm_key")
-    )
-    if not closest or not smallest:
-        return ""
-    return (
-        f" At degree 0 the value-aware key is the value closest to the mean of the values for "
-        f"{100 * fmean(closest):.0f}% of the queries, and the shortest value, as for orthogonal "
-        f"values, for {100 * fmean(smallest):.0f}%."
-    )
-
-
-def _gap_panel(frame: pd.DataFrame, marks: Mapping[str, look.Mark]) -> look.Panel:
-    marks = {name: mark for name, mark in marks.items() if name in set(frame["model"])}
-    frame = frame.rename(columns={"model": "series", "series": "kernel"})
-    logs = frame.assign(log=np.log(frame["gap"])).groupby(["series", "kernel"], sort=False)
-    mean = np.exp(logs["log"].mean()).rename("gap").reset_index()
-    gap = f", OVO's error over OVA's with {SIZE} keys"
-    told = [
-        rows.assign(
-            said=words.sentences(
-                rows.rename(columns={"gap": "value"}), f"{{series}}, {of}, {{kernel}}{gap}"
-            )
-        )
-        for rows, of in ((frame, "layer {layer}"), (mean, "mean of the layers"))
-    ]
-    x = alt.X(
-        "kernel:N",
-        title="degree, or the model's own kernel",
-        sort=sorted(frame["kernel"].unique()),
-        axis=alt.Axis(
-            labelAngle=0, labelExpr="replace(replace(datum.label, 'degree ', ''), ' kernel', '')"
-        ),
-    )
-    y = alt.Y(
-        "gap:Q",
-        title=f"OVO error / OVA error, r = {SIZE}",
-        scale=alt.Scale(
-            type="log", domain=[frame["gap"].min() / 1.2, frame["gap"].max() * 1.2], nice=False
-        ),
-        axis=alt.Axis(
-            values=[step * 10.0**power for power in range(-1, 7) for step in (1, 2, 5)], format="~r"
-        ),
-    )
-    colours = charts.colour(marks, **charts.LEGEND)
-    of_layers, line, of_models = (
-        alt.Chart(rows[["series", "kernel", "gap"]]).encode(
-            x=x, y=y, color=colours, opacity=charts.OPACITY
-        )
-        for rows in (frame, mean[mean["kernel"].str.startswith("degree")], mean)
-    )
-    return charts.figure(
-        [
-            of_layers.mark_point(filled=True, size=18, fillOpacity=0.5).encode(
-                shape=charts.shape(marks)
-            ),
-            line.mark_line(strokeWidth=1.6),
-            of_models.mark_point(filled=True, size=90).encode(shape=charts.shape(marks)),
-            charts.nearest(pd.concat(told)[["kernel", "gap", "said"]], x, y),
-        ]
+        folded=True,
+        listed="Skewness",
     )

@@ -14,13 +14,12 @@ import pandas as pd
 from value_aware_attention.named_models import named_models, origin
 from value_aware_attention.records.estimate import in_unit, number, ratio_of_sums, short
 from value_aware_attention.records.headline import exact_ratio
-from value_aware_attention.records.matching import SLOT, EndMatch, end_matches
+from value_aware_attention.records.matching import SLOT
 from value_aware_attention.records.record import (
     AWARE,
     OBLIVIOUS,
     WITH_MEAN,
     Cell,
-    KeyCount,
     Record,
 )
 from value_aware_study.report import captions, charts, look, words
@@ -28,7 +27,7 @@ from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import DIRECTION_COLUMNS, FLOOR, Results, Row
 
 FOUR = 4
-"""Keys in every layer of the first figure"""
+"""Keys in every layer, where rules are compared at one number of them"""
 MEAN_KEY, EXACT_MASS = {"mass": "mean_key"}, {"mass": "exact"}
 FIGURE_ROWS: dict[str, tuple[str, Row]] = {
     "chosen for the output (OVA)": (AWARE, {"r": FOUR}),
@@ -40,7 +39,7 @@ FIGURE_ROWS: dict[str, tuple[str, Row]] = {
     "mean of all values, no key": (SLOT, {"r": 1, **MEAN_KEY}),
     "attention switched off": ("zero_output", {}),
 }
-"""Rows of the first figure, with their settings"""
+"""Rules compared with `FOUR` keys, and floors, with their settings"""
 SLOT_ROWS: list[tuple[str, Row]] = [(SLOT, {"r": FOUR, **mass}) for mass in (MEAN_KEY, EXACT_MASS)]
 CORRECTIONS = {
     "OVO's keys, best weights": ("oblivious_keys_optimal_weights", {"r": FOUR}),
@@ -49,26 +48,16 @@ CORRECTIONS = {
     **{name: rule for name, rule in FIGURE_ROWS.items() if rule in SLOT_ROWS},
 }
 """Rules between the two optimal choices"""
+MEAN_ALONE, NO_OUTPUT = [*FIGURE_ROWS.values()][-2:]
 CURVES: dict[str, tuple[str, Row, look.Mark]] = {
-    "chosen for the output (OVA)": (AWARE, {}, look.Mark.of("blue", "square")),
-    "for the output, the mean one of them": (
-        WITH_MEAN,
-        {"mean": True},
-        look.Mark.of("sky", "square"),
-    ),
-    "by weight + mean slot, mass of the mean key": (
-        SLOT,
-        MEAN_KEY,
-        look.Mark.of("plum", "diamond"),
-    ),
+    words.ORACLES[AWARE]: (AWARE, {}, look.Mark.of("blue", "square")),
+    "output, the mean a candidate": (WITH_MEAN, {"mean": True}, look.Mark.of("sky", "square")),
+    "by weight + mean slot": (SLOT, MEAN_KEY, look.Mark.of("olive", "diamond")),
     "by weight + mean slot, exact mass": (SLOT, EXACT_MASS, look.Mark.of("olive", "cross")),
-    "chosen by weight (OVO)": (OBLIVIOUS, {}, look.Mark.of("vermillion")),
+    words.ORACLES[OBLIVIOUS]: (OBLIVIOUS, {}, look.Mark.of("vermillion")),
+    "first 4 + window": ("sliding_window", {"sinks": 4}, look.Mark.of("green", "triangle-up")),
 }
-RULE_MARKS = dict.fromkeys(FIGURE_ROWS, look.OTHER) | {
-    "first 4 tokens + window of 12": look.Mark.of("green"),
-    **{name: mark for name, (*_, mark) in zip(FIGURE_ROWS, CURVES.values(), strict=False)},
-}
-"""Colours of the rules, as of their methods' curves"""
+CURVE_MARKS = {name: mark for name, (*_, mark) in CURVES.items()}
 HEADINGS = {
     "name": "model and text",
     "series": "keys",
@@ -151,8 +140,18 @@ def row_of(record: Record, cell: Cell) -> Row:
     }  # fmt: skip
 
 
-def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | None:
-    """Shows the loss with four keys in every layer: optimal choices, slots, a window, floors."""
+def decoders(records: Sequence[Record]) -> list[Record]:
+    """Selects a record of each decoder: on the paper's text where there is one, the shortest."""
+    causal = [record for record in records if record.metric == "perplexity"]
+    by_model = words.grouped((record.model, record) for record in causal)
+    return [
+        min(several, key=lambda r: (text_name(r) != PAPERS_TEXT, r.length))
+        for several in by_model.values()
+    ]
+
+
+def few_keys(records: Sequence[Record]) -> Exhibit | None:
+    """Tabulates the loss with four keys in every layer: optimal choices, slots, floors."""
     shortest = [
         record
         for record in records
@@ -171,31 +170,31 @@ def few_keys(records: Sequence[Record], name: str = "few_keys") -> Exhibit | Non
         f"{label(r)}: {in_unit(r.cells[0].value, r.metric)}, {r.text.units} windows"
         for r in shortest
     )
+    written = [
+        words.times(row["value"]) if row["metric"] == "perplexity" else number(row["value"], 3)
+        for row in rows
+    ]
     return Exhibit(
-        name,
-        _finding(shortest),
-        f"Attention to {FOUR} keys a query in every layer, by how these are chosen. "
-        f"{origins(shortest)}",
+        "few_keys",
+        finding(shortest),
+        f"Attention to {FOUR} keys a query in every layer: perplexity over exact attention's, for "
+        "an encoder the cosine of its states to exact ones.",
         [
-            f"{captions.OPTIMAL} {captions.BEST_FOUND} {SCORED}",
-            "The slot has the mean of the values that are not kept; its mass is that of the mean "
-            "of their keys, or all that is missing (an oracle, as the choice of keys is). A window "
-            "with a few first tokens, here 16 keys, is StreamingLLM's.",
-            f"Bars: paired 95% intervals over windows. Exact attention: {'; '.join(exact)}.",
+            f"{captions.BEST_FOUND} {SCORED} A slot holds the mean of the values left out; "
+            "its mass is that of the mean of their keys, or all that is missing. Intervals are "
+            f"paired, over windows. Exact attention: {'; '.join(exact)}.",
             *searched(shortest),
         ],
-        [_rules_panel(part) for _, part in data.groupby("model", sort=False)],
-        Table(
+        table=Table(
             data,
-            data[["model", "text"]]
-            .assign(
-                keys=data["name"],
-                value=data["value"].map(short),
-                interval=words.intervals(data, 3, short),
-            )
-            .rename(columns=HEADINGS),
+            {
+                "model and text": data["model"] + ", " + data["text"],
+                "keys": data["name"],
+                "over exact, or cosine": written,
+                "95% interval": words.intervals(data, 2),
+            },
+            grouped=True,
         ),
-        shared=name == "hero",
         listed=f"{FOUR} keys in every layer",
     )
 
@@ -214,7 +213,7 @@ def searched(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _finding(records: Sequence[Record]) -> str:
+def finding(records: Sequence[Record]) -> str:
     """Writes the finding on the first decoder, over all its texts, as a title."""
     named = next((record.model for record in records if record.metric == "perplexity"), "")
     decoders = [record for record in records if record.model == named]
@@ -237,37 +236,19 @@ def _finding(records: Sequence[Record]) -> str:
     )
 
 
-def _rules_panel(part: pd.DataFrame) -> look.Panel:
-    values = ("value", "low", "high")
-    drawn = part.assign(hue=part["name"], said=words.sentences(part, "{name}, {series}")).astype(
-        dict.fromkeys(values, float)
-    )
-    title = charts.direction("cosine to exact states", "higher")
-    x = alt.X("value:Q", title=title, axis=alt.Axis(tickCount=5))
-    if part["metric"].iloc[0] == "perplexity":
-        numbers = drawn[list(values)].stack().tolist()
-        x = charts.powers(alt.X, "value", charts.direction("perplexity / exact", "lower"), numbers)
-    return charts.toggled(
-        [
-            *charts.reference(1.0, "exact"),
-            *charts.dots(drawn, RULE_MARKS, x, order=list(FIGURE_ROWS)),
-        ],
-        34,
-        part["model"].iloc[0],
-    )
+def curve_rows(record: Record) -> Iterator[Row]:
+    """Tabulates the cells of each rule with a curve, at every number of keys."""
+    for series, (name, others, _) in CURVES.items():
+        for cell in record.cells:
+            rest = {key: x for key, x in cell.parameters.items() if key != "r"}
+            if cell.approximation == name and rest == others:
+                row = {"name": label(record), "series": series, "count": cell.parameters["r"]}
+                yield row | row_of(record, cell)
 
 
 def predictions(records: Sequence[Record]) -> Exhibit | None:
     """Shows KL from the exact prediction against the number of keys, for all texts and lengths."""
-    rows = [
-        {"name": label(record), "series": series, "count": cell.parameters["r"]}
-        | row_of(record, cell)
-        for record in records
-        for series, (name, others, _) in CURVES.items()
-        for cell in record.cells
-        if cell.predictions and cell.approximation == name
-        if {key: x for key, x in cell.parameters.items() if key != "r"} == others
-    ]
+    rows = [row for record in records for row in curve_rows(record) if row["kl"] is not None]
     if not rows:
         return None
     data = pd.DataFrame(rows)
@@ -288,6 +269,7 @@ def predictions(records: Sequence[Record]) -> Exhibit | None:
                 **{"same top token": [f"{share:.1%}" for share in data["same_top_token"]]},
             )
             .rename(columns=HEADINGS),
+            grouped=True,
         ),
         choices=choices,
         listed="Predictions",
@@ -299,9 +281,7 @@ def _curve_panel(data: pd.DataFrame, title: str) -> look.Panel:
     drawn = data[["series", "count"]].assign(value=kl[0], low=kl[1], high=kl[2])
     x = charts.count_axis("keys or slots kept for each query, r", drawn["count"].tolist())
     y = charts.powers(alt.Y, "value", "KL from exact, nats", drawn["value"].tolist())
-    return charts.figure(
-        charts.curves(drawn, {name: mark for name, (*_, mark) in CURVES.items()}, x, y), title
-    )
+    return charts.figure(charts.curves(drawn, CURVE_MARKS, x, y), title)
 
 
 def every_setting(records: Sequence[Record]) -> Exhibit:
@@ -342,7 +322,7 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
     data = pd.DataFrame(rows)
     return Exhibit(
         "gap_closed",
-        f"How much of the way from weights to outputs cheap rules go, with {FOUR} keys",
+        f"How much of OVA's gain cheap rules recover, with {FOUR} keys",
         "The share of the difference in loss between keys by weight (0%) and keys for the output "
         "(100%) that another rule closes, paired over windows; below 0 it loses more than OVO.",
         [SCORED],
@@ -354,6 +334,7 @@ def gap_closed(records: Sequence[Record]) -> Exhibit | None:
                 interval=words.intervals(data, 0),
             )
             .rename(columns=HEADINGS),
+            grouped=True,
         ),
         listed="Cheap rules",
     )
@@ -369,124 +350,3 @@ def _shares(record: Record) -> Iterator[Row]:
             value, *interval = (100 * float(end) for end in share)
             low, high = sorted(interval)
             yield {"model": label(record), "rule": name, "value": value, "low": low, "high": high}
-
-
-def matches(records: Sequence[Record]) -> Exhibit:
-    """Tabulates the keys, and slots, that do as well as a few value-aware keys."""
-    rows = [(label(record), r, _matches(record, r)) for record in records for r in (4, 8, 16)]
-    return Exhibit(
-        "pretrained_matches",
-        "Keys by weight, and slots, that do as well as r keys chosen for the output",
-        "In the model's loss with every layer replaced, and in the output error of the layers. The "
-        "counts by weight grow with the length of the window.",
-        [
-            f"{captions.MATCH} In the loss: linear in the logarithm of r between measured sizes, "
-            "jackknife over windows. The slot counts as a key.",
-            "Random weights: the same network as its training starts, of as many seeds as there "
-            "are counts; the data has the first.",
-        ],
-        table=Table(
-            [
-                {"model": name, "r": r}
-                | {
-                    f"{title}{end}": ends[place]
-                    for title, (ends, _) in counts.items()
-                    for place, end in enumerate(("", ", low", ", high"))
-                }
-                for name, r, counts in rows
-            ],
-            [
-                {HEADINGS["name"]: name, "r": str(r)}
-                | {title: text or "–" for title, (_, text) in counts.items()}
-                for name, r, counts in rows
-            ],
-        ),
-        listed="Matching keys and slots",
-    )
-
-
-def _matches(record: Record, r: int) -> dict[str, tuple[Sequence[float | None], str]]:
-    """Counts keys by weight and with the slot, matched in the loss and by output error.
-
-    Each count comes with the ends of its interval and its text.
-    """
-    errors, random = (
-        [attention.output_error for other in several for attention in other.attention[:1]]
-        for several in ([record], record.controls)
-    )
-    by_weight, at = end_matches(record, r), (None, r, "mean_key")
-    by_slot = end_matches(record, r, by=SLOT)
-    pooled = [m for e in errors for m in e.matching_keys if (m.layer, m.r) == at[:2]]
-    slots, at_random = (
-        [m for e in of for m in e.matching_slots if (m.layer, m.r, m.mass) == at]
-        for of in (errors, random)
-    )
-    matching: dict[str, Sequence[EndMatch | KeyCount]] = {
-        "keys, in the loss": [by_weight] if by_weight else [],
-        "slots, in the loss": [by_slot] if by_slot else [],
-        "keys, by output error": pooled,
-        "slots, by output error": slots,
-        "slots, random weights": at_random,
-    }
-    return {
-        name: (_ends(counts[0]) if counts else (None,) * 3, "; ".join(map(str, counts)))
-        for name, counts in matching.items()
-    }
-
-
-def _ends(count: EndMatch | KeyCount) -> tuple[float | None, float | None, float | None]:
-    return count.keys if isinstance(count, KeyCount) else count.value, count.low, count.high
-
-
-def first_token(records: Sequence[Record], name: str = "first_token") -> Exhibit | None:
-    """Shows the attention to the first token by layer, and the errors that go with it."""
-    rows = [
-        {"model": label(record), "layer": at.layer, "mass": at.mass, "top": at.top}
-        | {"value_norm": at.value_norm}
-        | {
-            f"{words.method_label(method)}-{r}, {where}": share
-            for method, sizes in at.errors.items()
-            for r, parts in sizes.items()
-            for where, share in zip(("on it", "elsewhere"), parts, strict=True)
-        }
-        for record in records
-        for attention in record.attention[:1]
-        for at in attention.output_error.first_token
-    ]
-    if not rows:
-        return None
-    data = pd.DataFrame(rows)
-    choices = data["model"].unique().tolist()
-    return Exhibit(
-        name,
-        "Attention sinks: the first token, by layer",
-        "The mean weight on the first token of a window, the share of queries for which it is the "
-        "largest, and the norm of its value over the mean norm.",
-        [
-            "Errors are relative squared output errors with r keys, of queries whose largest "
-            "weight is on the first token and of the others.",
-        ],
-        [_sink_panel(data[data["model"] == name], name) for name in choices],
-        Table(
-            data,
-            data.map(lambda x: short(x, 2) if isinstance(x, float) else str(x)).rename(
-                columns=words.plain_text
-            ),
-        ),
-        choices=choices,
-    )
-
-
-def _sink_panel(rows: pd.DataFrame, title: str) -> look.Panel:
-    names = {"mass": "weight", "top": "largest weight", "value_norm": "norm of its value"}
-    long = rows.melt("layer", list(names), "series").astype({"value": float})
-    drawn = long.assign(series=long["series"].map(names), count=long["layer"])
-    return charts.figure(
-        charts.curves(
-            drawn.drop(columns="layer"),
-            look.ramp(list(names.values())),
-            alt.X("count:Q", title="layer", axis=alt.Axis(grid=False, format="d")),
-            alt.Y("value:Q", title="share, or norm over the mean norm"),
-        ),
-        title,
-    )

@@ -17,8 +17,7 @@ from value_aware_attention.records.estimate import (
     signed,
     with_interval,
 )
-from value_aware_attention.records.record import AWARE, OBLIVIOUS, Panel, Picture, Record
-from value_aware_study.cards import cards
+from value_aware_attention.records.record import AWARE, Panel, Picture, Record
 from value_aware_study.report import captions, charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.frame import FLOOR, OUTPUT_ERRORS, Results, Row
@@ -61,9 +60,8 @@ def distance(results: Results) -> Exhibit | None:
             "are drawn there. A number before ▸ is a cost too large for the axis; several are in "
             "the order of the budgets.",
             f"{BUDGETS} {captions.BEST_FOUND}",
-            f"{captions.OUTPUT_ERROR} {captions.recorded_on(drawn)}",
-            *(f"{name}: {findings(rows)}" for name, (rows, _) in of_model.items()),
-            f"{captions.INTERVAL} {captions.ours(drawn)}",
+            captions.OUTPUT_ERROR,
+            captions.INTERVAL,
         ],
         [panel for rows, record in of_model.values() for panel in _panels(rows, record)],
         _table(frame, drawn),
@@ -102,10 +100,17 @@ def _error_panel(
     drawn = _as_values(named, OUTPUT_ERRORS)
     drawn["said"] = words.sentences(drawn, "{name}, {series}, output error")
     drawn[list(VALUE_COLUMNS)] = drawn[list(VALUE_COLUMNS)].clip(lower=FLOOR)
-    scale = alt.Scale(type="log", domainMin=FLOOR, nice=False)
+    x = alt.X(
+        "value:Q",
+        title=charts.ERROR_AXIS,
+        scale=alt.Scale(type="log", domainMin=FLOOR, nice=False),
+        axis=alt.Axis(
+            labelExpr=charts.POWER, tickCount=6, labelOverlap="parity", labelSeparation=8
+        ),
+    )
     shade = alt.Chart(drawn[drawn["name"] == LIMIT][["name", "series", "value"]]).mark_rect()
     shade = shade.encode(
-        x=alt.X("value:Q", scale=scale, title=charts.ERROR_AXIS),
+        x=x,
         x2=alt.value(0),
         color=charts.colour(marks),
         opacity=alt.when(charts.SERIES_SHOWN).then(alt.value(0.14)).otherwise(alt.value(0)),
@@ -113,9 +118,7 @@ def _error_panel(
     return charts.toggled(
         [
             shade,
-            *charts.dots(
-                drawn, marks, charts.log_axis(charts.ERROR_AXIS).scale(scale), order=order
-            ),
+            *charts.dots(drawn, marks, x, order=order),
         ],
         ROW_HEIGHT,
         f"{words.model_label(record)}: output error",
@@ -164,34 +167,6 @@ def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
         .rename(columns=dict(zip(fields, VALUE_COLUMNS, strict=True)))
         .astype({"value": float})
     )
-
-
-def findings(frame: pd.DataFrame) -> str:
-    """Describes a model's figure in numbers: the closest method at each budget."""
-    texts = []
-    oracles = [name for name, card in cards().items() if card.oracle]
-    for budget, group in frame.groupby("budget"):
-        errors = group.set_index("approximation")["relative_output_error"]
-        practical = group[~group["approximation"].isin(oracles)]
-        if practical.empty or not {OBLIVIOUS, AWARE} <= set(errors.index):
-            continue
-        best = practical.sort_values("relative_output_error", kind="stable").iloc[0]
-        if best["relative_output_error"] < FLOOR:
-            texts.append(
-                f"At {int(budget)} keys the output error of {best['series']}, a practical method, "
-                f"is below {FLOOR:g}."
-            )
-            continue
-        aware, oblivious = (
-            "far above" if error < FLOOR else words.times(best["relative_output_error"] / error)
-            for error in (errors[AWARE], errors[OBLIVIOUS])
-        )
-        texts.append(
-            f"At {int(budget)} keys the closest practical method is {best['series']}: output error "
-            f"{_error(best)}, {aware} OVA's ({errors[AWARE]:.2g}) and {oblivious} OVO's "
-            f"({errors[OBLIVIOUS]:.2g})."
-        )
-    return " ".join(texts)
 
 
 def _error(row: Row | pd.Series) -> str:

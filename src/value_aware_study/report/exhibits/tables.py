@@ -1,7 +1,7 @@
 """The paper's tables, of losses, data and hyperparameters, next to ours."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import fmean, geometric_mean
 from typing import Any
 
@@ -79,7 +79,6 @@ def table_1(results: Results) -> Exhibit | None:
             "between both neighbours, and the likeliest between three tokens on each side, by "
             "Kneser-Ney 4-grams, without and with the token shown. A model that errs more than the "
             "last row has learned less than these counts.",
-            *_worse_than_no_text(rows),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL} {captions.SEEDS}",
             *captions.not_evaluated(results, MASKED),
         ],
@@ -210,21 +209,6 @@ def _approximate_rows(results: Results, frame: pd.DataFrame, exact: Row) -> Iter
         yield _masked_row(label, None, row, row["approximation"])
 
 
-def _worse_than_no_text(rows: Sequence[Row]) -> list[str]:
-    """Names the ORF with more errors than the most frequent token, if exact attention has fewer."""
-    value = {row["method"]: row["value"] for row in rows}
-    least = value.get(MASKED_COUNTS["unigram"])
-    if least is None or (value["exact"] or 0.0) >= least:
-        return []
-    orf = (row["method"] for row in rows if row["approximation"] == "orf")
-    worse = [f"{name} ({number(value[name])})" for name in orf if (value[name] or 0.0) > least]
-    return worse and [
-        f"More often wrong than the most frequent token alone ({number(least)}): "
-        f"{', '.join(worse)}. The layers after such attention meet outputs that training never "
-        "showed them (docs/methods)."
-    ]
-
-
 def _masked_text(row: Row) -> dict[str, str]:
     draws = f"{interval(row['seeds_low'], row['seeds_high'])} ({row['seeds']})"
     value, change = ends(row, "own_"), ends(row, "difference_", signed)
@@ -279,13 +263,13 @@ def table_2(results: Results) -> Exhibit | None:
             "length; where the paper's number of keys is another share, a row has its share too.",
             *([TRAINED_WITH_EACH] if models else []),
             *([pretrained.TEXT_NOTE] if decoders else []),
-            *_worse_than_alone(trained),
             f"{captions.NOT_THE_SAME_EXPERIMENT} {captions.INTERVAL}",
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNEL_NAMES]),
         ],
         table=Table(
             pd.DataFrame(rows).dropna(axis="columns", how="all"),
             list(map(_causal_text, rows)),
+            grouped=True,
         ),
     )
 
@@ -335,31 +319,15 @@ def _counting_rows(results: Results) -> list[Row]:
     ]
 
 
-def _worse_than_alone(rows: Sequence[Row]) -> list[str]:
-    """Names the kernels where one key by weight loses more than a token that sees only itself."""
-    value = {(row["kernel"], row["column"]): row.get("value") for row in rows}
-    pairs = ((k, value.get((k, "OVO-1")), value.get((k, ALONE))) for k in KERNEL_NAMES)
-    worse = [
-        f"{kernel} ({number(by_weight)} against {number(alone)})"
-        for kernel, by_weight, alone in pairs
-        if by_weight is not None and alone is not None and by_weight > alone
-    ]
-    return worse and [
-        "The one key of most weight (OVO-1) loses more than a token that sees itself alone with "
-        f"{', '.join(worse)}: it puts the whole weight on another token, which in flat attention "
-        "has little (docs/methods)."
-    ]
-
-
 def _causal_text(row: Row) -> dict[str, str]:
     value, change = ends(row, "own_"), ends(row, "ratio_", lambda end, _: times(end))
+    kernel = KERNEL_LABELS.get(row["kernel"], row["kernel"])
     keys, its_keys = (
         DASH if missing(row.get(r)) else f"{row[r]:.0f} ({number(row[share])}%)"
         for r, share in (("r", "share"), ("paper_r", "paper_share"))
     )
     return {
-        "model": row["model"],
-        "kernel": KERNEL_LABELS.get(row["kernel"], row["kernel"]),
+        "model and kernel": ", ".join(filter(None, [row["model"], kernel])),
         "attention": row["column"],
         "keys (share)": keys,
         "measured (× exact)": beside_exact(row["value"], row.get("ratio")),
