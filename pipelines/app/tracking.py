@@ -170,21 +170,6 @@ def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
     run.log(logged)
 
 
-def record_made(
-    cfg: DictConfig, stage: str, read: Mapping[str, str], kind: str, made: Sequence[str]
-) -> None:
-    """Tells W&B, where it is online, what a stage read and the artifacts it made, by sha256.
-
-    Offline there is no lineage, and no run for what logs nothing.
-    """
-    if (cfg.run or {}).get("mode") != "online":
-        return
-    with tracked(cfg, stage, stage, **read) as run:
-        if run:
-            for sha256 in made:
-                link(run, "log_artifact", kind, sha256)
-
-
 def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> "Run":
     """Starts a run; with mode "offline" no account and no network are needed.
 
