@@ -2,9 +2,8 @@
 
     python -m pipelines.compare outputs/before outputs/laptop
 
-A run is the folder of its outputs. A model has its metric with exact attention, OVO and OVA. The
-change of its loss, in nats a token or a share of wrong predictions, has a paired 95% interval. It is
-a dash where the runs read different text.
+A model has its metric with exact attention, OVO and OVA. The change of its loss, in nats a token or
+a share of wrong predictions, has a paired 95% interval. It is a dash where the text is another.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -20,13 +19,13 @@ from pipelines.fingerprints import differences
 from value_aware_attention.files import load_json
 from value_aware_attention.records.estimate import DASH, ratio_of_sums, signed, with_interval
 
-COLUMNS = ("stage or model", "what", "before", "after", "change of the loss")
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs=2, type=Path, metavar="FOLDER", help="outputs of a run")
     with ending_with_one_line():
-        print(tabulate(moved(*parser.parse_args().runs), COLUMNS))
+        rows = moved(*parser.parse_args().runs)
+        print(tabulate(rows, ["stage or model", "what", "before", "after", "change of the loss"]))
 
 
 def moved(before: Path, after: Path) -> Iterator[tuple[str, ...]]:
@@ -47,8 +46,8 @@ def moved_numbers(old: dict, new: dict) -> Iterator[tuple[str, ...]]:
     for after in new["cells"]:
         name, r = after["approximation"], after["parameters"].get("r", "")
         before = cells.get((name, str(after["parameters"])), after)
-        shown = name in ("exact", *SHORT_NAMES) and r in ("", 1, 4, new["head_dim"] + 1)
-        if shown and before["unit_totals"] != after["unit_totals"]:
+        is_compared = name in ("exact", *SHORT_NAMES) and r in ("", 1, 4, new["head_dim"] + 1)
+        if is_compared and before["unit_totals"] != after["unit_totals"]:
             counts, change = after["unit_counts"], DASH
             if (before["unit_counts"], old["hashes"]["data"]) == (counts, new["hashes"]["data"]):
                 totals = np.subtract(after["unit_totals"], before["unit_totals"])

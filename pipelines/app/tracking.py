@@ -43,14 +43,17 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     cells of a sweep are a group. Online, what was read is linked as artifacts of those hashes, so
     that the runs that made it are found.
     """
-    kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
-    tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
-    words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
-    is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    is_sweep = is_multirun or "WANDB_SWEEP_ID" in os.environ
+    tags = [
+        stage,
+        OmegaConf.select(cfg._get_root(), "scale"),
+        cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training's is in its card
+    ]
+    is_sweep = "WANDB_SWEEP_ID" in os.environ or (
+        HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    )
     named = {
         "job_type": stage,
-        "name": f"{stage}/{words}",
+        "name": f"{stage}/{' '.join(LOGGED_NAMES.get(word, word) for word in name.split())}",
         "tags": [tag for tag in tags if isinstance(tag, str)],
         **({"group": f"{cfg.run.get('group')} sweep"} if is_sweep else {}),
     }

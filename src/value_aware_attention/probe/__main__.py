@@ -55,8 +55,10 @@ def value_aware() -> None:
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
     given = made.parse_args()
     if given.command not in commands:
-        near = get_close_matches(given.command, commands, n=1) or [*commands]
-        made.error(f"{given.command} is no command; did you mean {' or '.join(near)}?")
+        made.error(
+            f"{given.command} is no command; did you mean "
+            f"{' or '.join(get_close_matches(given.command, commands, n=1) or commands)}?"
+        )
     try:
         commands[given.command]()(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -94,8 +96,8 @@ def parser(prog: str) -> ArgumentParser:
     )
     made.add_argument(
         "models", nargs="+", metavar="MODEL",
-        help="a folder, a GGUF file, a name (smollm2, minilm, gemma3, qwen), package:NAME/PATH in an "
-        "installed package, a name on the Hugging Face hub, or a record (.json) of an earlier probe",
+        help="a folder, a GGUF file, a name (smollm2, minilm, gemma3, qwen), package:NAME/PATH in "
+        "an installed package, a name on the Hugging Face hub, or an earlier probe's record (.json)",
     )  # fmt: skip
     made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
     made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")

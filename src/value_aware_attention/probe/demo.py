@@ -1,7 +1,6 @@
 """Five ways to keep four keys, in a packaged encoder, within seconds: value-aware demo."""
 
 from argparse import ArgumentParser
-from typing import Any
 
 from value_aware_attention.records.headline import METHOD_NAMES
 
@@ -23,7 +22,7 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware demo") -> 
         epilog="The encoder is all-MiniLM-L6-v2, of an installed package. Nothing is downloaded.",
     ).parse_args(arguments)
     from value_aware_attention import measurement, probe  # they bring torch
-    from value_aware_attention.approximations import OptimalValueOblivious, SparseApproximation
+    from value_aware_attention.approximations import OptimalValueOblivious
     from value_aware_attention.measurement.control import random_weights
 
     model, tokenizer = probe.loaded("minilm")
@@ -40,17 +39,16 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware demo") -> 
     call = tasks[0].layer_calls()[layer]
     print(
         f"all-MiniLM-L6-v2 reads {len(words)} tokens; each attends to 4 vectors in every layer and "
-        f"head.\nerror: |o - õ|² / |o|² of all heads; cosine: of the last states to exact attention's"
-        f"\n\n{'':26}{'trained':20}{'random weights':20}\n{'4 vectors':26}"
+        "head.\nerror: |o - õ|² / |o|² of all heads; cosine: of the last states to those of exact "
+        f"attention\n\n{'':26}{'trained':20}{'random weights':20}\n{'4 vectors':26}"
         f"{2 * 'error     cosine    '}kept for '{words[token]}', layer {layer}, head {head}"
     )
     for cells in zip(*(record.cells[1:] for record in records), strict=True):
         name = cells[0].approximation
-        method: Any = methods[name](4, layer)
-        has_slot = not isinstance(method, SparseApproximation)
-        chosen = (OptimalValueOblivious(3) if has_slot else method).select(**call.arguments())
+        method = methods[name](4, layer)  # a slot is the mean beside the 3 keys of largest weight
+        chosen = getattr(method, "select", OptimalValueOblivious(3).select)(**call.arguments())
         vectors = [*(words[key] for key in chosen.indices[0, head, token]), "and the mean"]
-        weights = [*chosen.all_weights()[0, head, token].tolist(), float(has_slot)]
+        weights = [*chosen.all_weights()[0, head, token].tolist(), not hasattr(method, "select")]
         print(
             f"{METHOD_NAMES.get(name, name.replace('_', ' ')):26}",
             *(f"{cell.error.relative:<10.3f}{cell.value:<10.3f}" for cell in cells),
