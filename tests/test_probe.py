@@ -880,7 +880,7 @@ def test_the_demo_has_a_row_for_each_way_with_its_control(capsys: pytest.Capture
     *_, header, by_weight, slot, aware, with_mean, window = capsys.readouterr().out.splitlines()
     assert "kept for" in header and slot.endswith("and the mean")
     numbers = {
-        row[:26].strip(): [float(number) for number in row[26:66].split()]
+        row[:28].strip(): [float(number) for number in row[28:68].split()]
         for row in (by_weight, slot, aware, with_mean, window)
     }
     errors, cosines, random_errors, random_cosines = zip(*numbers.values(), strict=True)

@@ -97,7 +97,7 @@ def parser(prog: str) -> ArgumentParser:
     made.add_argument(
         "models", nargs="+", metavar="MODEL",
         help="a folder, a GGUF file, a name (smollm2, minilm, gemma3, qwen), package:NAME/PATH in "
-        "an installed package, a name on the Hugging Face hub, or an earlier probe's record (.json)",
+        "an installed package, a name on the Hugging Face hub, or a probe's record (.json)",
     )  # fmt: skip
     made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
     made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")

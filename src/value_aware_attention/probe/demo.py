@@ -35,13 +35,14 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware demo") -> 
     records = [
         measurement.measure(task, methods, sizes=[4], layers=None, progress=False) for task in tasks
     ]
-    layer, head, token = 3, 4, 12  # a query for which the ways differ
+    layer, head, token = 0, 10, 8  # a query for which the ways differ
     call = tasks[0].layer_calls()[layer]
     print(
         f"all-MiniLM-L6-v2 reads {len(words)} tokens; each attends to 4 vectors in every layer and "
-        "head.\nerror: |o - õ|² / |o|² of all heads; cosine: of the last states to those of exact "
-        f"attention\n\n{'':26}{'trained':20}{'random weights':20}\n{'4 vectors':26}"
-        f"{2 * 'error     cosine    '}kept for '{words[token]}', layer {layer}, head {head}"
+        "head,\nchosen by weight (OVO), for the output (value-aware, OVA) or by place. error: "
+        "|o - õ|² / |o|² of all\nheads; cosine: of the last hidden states to those of exact "
+        f"attention, 1 = nothing lost.\n\n{'':28}{'trained':20}{'random weights':20}\n"
+        f"{'4 vectors':28}{2 * 'error     cosine    '}kept for '{words[token]}', layer {layer}, head {head}"
     )
     for cells in zip(*(record.cells[1:] for record in records), strict=True):
         name = cells[0].approximation
@@ -50,7 +51,7 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware demo") -> 
         vectors = [*(words[key] for key in chosen.indices[0, head, token]), "and the mean"]
         weights = [*chosen.all_weights()[0, head, token].tolist(), not hasattr(method, "select")]
         print(
-            f"{METHOD_NAMES.get(name, name.replace('_', ' ')):26}",
+            f"{METHOD_NAMES.get(name, name.replace('_', ' ')):28}",
             *(f"{cell.error.relative:<10.3f}{cell.value:<10.3f}" for cell in cells),
             " ".join(word for word, weight in zip(vectors, weights, strict=False) if weight > 0),
             sep="",
