@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware demo") -> 
         "head,\nchosen by weight (OVO), for the output (value-aware, OVA) or by place. error: "
         "|o - õ|² / |o|² of all\nheads; cosine: of the last hidden states to those of exact "
         f"attention, 1 = nothing lost.\n\n{'':28}{'trained':20}{'random weights':20}\n"
-        f"{'4 vectors':28}{2 * 'error     cosine    '}kept for '{words[token]}', layer {layer}, head {head}"
+        f"{'4 vectors':28}{2 * 'error     cosine    '}kept for '{words[token]}', layer {layer}, "
+        f"head {head}"
     )
     for cells in zip(*(record.cells[1:] for record in records), strict=True):
         name = cells[0].approximation
