@@ -2,9 +2,9 @@
 
     python examples/ask_five_questions.py
 
-SmolLM2-135M-Instruct reads a text, and the cache keeps half of its keys. Each question reads a copy
-of the kept keys, so that the text is read and compressed once. The script prints the size of the
-cache before and after, then each question with its answer. A small model answers some wrongly.
+SmolLM2-135M-Instruct reads a text, and its cache keeps half of the keys. Each question reads a copy
+of the kept keys, so that the text is read and compressed once. The script prints each question with
+its answer, then the size of the cache before and after. So small a model answers some wrongly.
 """
 
 from copy import deepcopy
@@ -15,13 +15,12 @@ from transformers import DynamicCache
 from value_aware_attention import caches, hugging_face, probe
 
 TEXT = (
-    "The old lighthouse at Cape Morrow was built in 1871. Its keeper, Anna Weiss, had a grey cat "
-    "named Pilot. The lamp burned whale oil until 1902, when it was changed to gas. In the storm "
-    "of 1911 the ship Aurora ran aground below the cliff, and Anna rowed out and saved nine men. "
-    "The town gave her a silver watch, which is now in the museum of Harwick.\n\n"
+    "<|im_start|>user\nThe lighthouse at Cape Morrow was built in 1871. Its keeper was Anna Weiss. "
+    "She had a grey cat named Pilot. The lamp burned whale oil. In the storm of 1911 the ship "
+    "Aurora sank below the cliff, and Anna saved nine men. The town gave her a silver watch."
 )
-QUESTIONS = ("Who was the keeper?", "When was the lighthouse built?", "What was the cat's name?",
-             "Which ship ran aground?", "What did the town give her?")  # fmt: skip
+QUESTIONS = ("Who was the keeper?", "When was the lighthouse built?", "What did the lamp burn?",
+             "How many men did Anna save?", "What did the town give Anna?")  # fmt: skip
 
 model, tokenizer = probe.loaded("smollm2")
 text = tokenizer(TEXT, return_tensors="pt")["input_ids"].to(model.device)
@@ -29,11 +28,11 @@ with hugging_face.compressed_cache(model, caches.LeaveOneOut, keep=1 / 2) as rep
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(text, past_key_values=cache)
-    print(report, end="\n\n")
     for question in QUESTIONS:
-        asked = tokenizer(f"Question: {question}\nAnswer:", return_tensors="pt")["input_ids"]
-        tokens = torch.cat([text, asked.to(model.device)], dim=1)
-        output = model.generate(
-            tokens, past_key_values=deepcopy(cache), max_new_tokens=12, do_sample=False
-        )
-        print(question, tokenizer.decode(output[0, tokens.shape[1] :]).strip().split("\n")[0])
+        asked = f"\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        asked = tokenizer(asked, return_tensors="pt")["input_ids"].to(model.device)
+        tokens = torch.cat([text, asked], dim=1)
+        output = model.generate(tokens, past_key_values=deepcopy(cache), max_new_tokens=16)
+        answer = tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True)
+        print(question, answer.strip())
+print(str(report).splitlines()[0])

@@ -267,7 +267,7 @@ def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> Non
 
 EXAMPLES = {
     "probe_a_model.py": r"layer 5: .*\nOn minilm at 64 tokens, ",
-    "ask_five_questions.py": r"tokens: [\d.]+ keys a head.*keeper\? .*Anna.*give her\? ",
+    "ask_five_questions.py": r"keeper\? .*Anna Weiss.*built\? .*1871.*\d tokens: [\d.]+ keys a head",
     "a_method_of_your_own.py": r"LargestValues\(.*OptimalValueAware\(r=8.*cosine 0\.9",
     "sweep.sh": r"optimal_v_aware +16 .*sweep\.csv\n.*sweep\.png\n",
 }
@@ -339,7 +339,7 @@ def test_value_aware_keys_lose_least_in_a_decoder(monkeypatch: pytest.MonkeyPatc
     NotebookClient(notebook, timeout=900).execute(cwd=DECODER.parent)
     ratios = [float(x) for x in re.findall(r"x (\d+\.\d+)", printed(notebook, "perplexities"))]
     assert ratios[:4] == sorted(ratios[:4]) and ratios[3] > 1.5
-    assert "Pilot" in printed(notebook, "compressed").splitlines()[0]
+    assert printed(notebook, "compressed").count("Anna Weiss") == 2
 
 
 def printed(notebook: NotebookNode, name: str) -> str:
