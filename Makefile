@@ -31,11 +31,12 @@ REPRO = $(DVC) python -m pipelines.scale $(SCALE) -- $(1) && dvc --wait-for-lock
 PAGE = $(if $(wildcard outputs/$(or $(SCALE),*)/explored),dvc repro --single-item report,\
 	echo "measured; make repro makes the page that shows it")
 KEPT := $(or $(SCALE),hours)
+WEIGHTS := outputs/weights-$(KEPT).tar.gz
 UNPACK := from zipfile import ZipFile as Z; from pathlib import Path as P; import sys; \
 	z = Z(sys.argv[1]); z.extractall(members=[n for n in z.namelist() if not P(n).exists()])
 
 .DEFAULT_GOAL := help
-.PHONY: help repro page models decoder caches survey seed publish test test-slow kills lint docs setup setup-dev clean
+.PHONY: help repro page models decoder caches survey seed publish weights test test-slow kills lint docs setup setup-dev clean
 
 help:  ## what each command does
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -65,6 +66,11 @@ seed: setup  ## train and evaluate every model from one seed: make seed SEED=sec
 
 publish: setup  ## results/<scale> becomes what the last run made; later pages have its verdicts too
 	@$(RUN) python -m pipelines.publish
+
+weights:  ## pack a run's trained models and their evaluation text: outputs/weights-hours.tar.gz and its sha256
+	@test -d outputs/$(KEPT)/models || { echo "error: outputs/$(KEPT) has no models; make repro SCALE=$(KEPT) trains them" >&2; exit 1; }
+	@tar --exclude=train.npy -czf $(WEIGHTS).partial outputs/$(KEPT)/models outputs/$(KEPT)/tokens && mv $(WEIGHTS).partial $(WEIGHTS)
+	@sha256sum $(WEIGHTS) | tee $(WEIGHTS).sha256
 
 test: setup-dev  ## set up and run the tests, but for the slow ones
 	@$(RUN) $(PYTEST) -m "not slow"

@@ -9,13 +9,12 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, file_hash, write_json
+from pipelines.app import app, write_json
 
 
 @app("corpus")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/<source>/<split>.jsonl and the counts of documents and copied words."""
-    from pipelines.app import tracking
     from value_aware_study.data.corpora import write_corpus
     from value_aware_study.safe_text import check_apart
 
@@ -37,7 +36,6 @@ def main(cfg: DictConfig) -> None:
         ),
         checksum=True,
     )
-    tracking.record_made(cfg, "corpus", {}, "corpus", [file_hash([cfg.folder])])
 
 
 if __name__ == "__main__":

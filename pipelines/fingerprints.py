@@ -8,6 +8,7 @@ and styles. DVC compares these files, so that a stage runs again when one of its
 code it runs has changed, and not for a comment, a docstring, or a value that another stage reads.
 """
 
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -39,7 +40,8 @@ def main() -> None:
 def write_fingerprints(folder: Path) -> None:
     """Writes the fingerprints that have changed, and prints the stages with their changes.
 
-    A file that stays as it was leaves its stage as it was, and one without a stage is removed.
+    A stage without a fingerprint is new: DVC runs it, and nothing is printed. A file that stays as
+    it was leaves its stage as it was, and one without a stage is removed.
     """
     paths = set()
     for name, app, overrides in stages():
@@ -48,9 +50,9 @@ def write_fingerprints(folder: Path) -> None:
         before = load_json(path, remedy="remove it") if path.exists() else None
         after = fingerprint(app, overrides)
         if before != after:
-            changed = ["new"] if before is None else sorted(differences(before, after))
             write_json(path, after)
-            print(f"{name}: {', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}")
+            if before is not None and (changes := sorted(differences(before, after))):
+                print(f"{name}: {', '.join(changes[:4])}{', ...' if len(changes) > 4 else ''}")
     for path in set(folder.glob("*.json")) - paths:
         path.unlink()
 
@@ -100,7 +102,7 @@ def targets(config: Any) -> Iterator[str]:
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
-    """Yields the dotted keys that differ, with their new values where these are short."""
+    """Yields the dotted keys that differ, those of values with what they are and what they were."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             yield from differences(
@@ -108,8 +110,13 @@ def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
             )
     elif before != after:
         head, _, rest = key.partition(".")
-        yield rest if head == "code" else f"{rest} = {after}"[:80]
+        yield rest if head == "code" else f"{rest} = {after} (was {before})"[:80]
 
 
 if __name__ == "__main__":
+    ArgumentParser(
+        usage="python -m pipelines.fingerprints",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    ).parse_args()
     main()

@@ -30,7 +30,7 @@ def main(cfg: DictConfig) -> None:
             floatfmt=".2g",
         )
     )
-    print(f"\n{assumptions(total_operations(stages), speed)}")
+    print(f"\n{assumptions(sum(stage['operations'] for stage in stages), speed)}")
     if cfg.one_step:
         sections = trainings(overrides)
         print(
@@ -77,10 +77,6 @@ def rows(cfg: DictConfig, overrides: list[str]) -> list[dict[str, Any]]:
     causal["stage"] += f" ({kernels} kernels)"
     causal["operations"] *= kernels
     return [causal, *masked] if kernels else masked
-
-
-def total_operations(stages: list[dict[str, Any]]) -> float:
-    return sum(stage["operations"] for stage in stages)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ stages that `dvc repro --glob` will be given; without them, all are listed.
 
 import json
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,7 +67,9 @@ def choose(arguments: Sequence[str]) -> DictConfig:
         from pipelines.app.training import check_gpu
 
         run = [f"scale={cfg.scale}", *(overrides if arguments else read_params()["overrides"])]
-        check_gpu(cfg, run[0], lambda: plan.total_operations(plan.rows(cfg.plan, run)))
+        check_gpu(
+            cfg, run[0], lambda: sum(stage["operations"] for stage in plan.rows(cfg.plan, run))
+        )
     if arguments:
         write_params({"scale": scale, "overrides": overrides} | lists(cfg, overrides))
     return cfg
@@ -226,4 +229,9 @@ def refusals_of_dvc() -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    ArgumentParser(
+        usage="python -m pipelines.scale [SCALE] [overrides] [-- stages]",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    ).parse_known_args()  # for --help alone
     main()

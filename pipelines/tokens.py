@@ -10,13 +10,12 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelines.app import app, file_hash, write_json
+from pipelines.app import app, write_json
 
 
 @app("tokens")
 def main(cfg: DictConfig) -> None:
     """Writes <folder>/{causal,masked}/ and the counts of Table 3."""
-    from pipelines.app import tracking
     from value_aware_attention.files import load_json, new_folder, write_checksums
     from value_aware_study.data.tokens import merged_counts
     from value_aware_study.safe_text import check_apart
@@ -38,16 +37,6 @@ def main(cfg: DictConfig) -> None:
         for kind in ("causal", "masked"):
             write_checksums(folder / kind)
     write_json(cfg.metrics, merged_counts(documents, made[0], made[-1]), checksum=True)
-    tracking.record_made(
-        cfg,
-        "tokens",
-        {"corpus": file_hash([cfg.corpus])},
-        "data",
-        [
-            file_hash([Path(cfg.folder) / name])
-            for name in ("causal", "causal/evaluation.npy", "masked")
-        ],
-    )
 
 
 def write(cfg: DictConfig, tokenizer: DictConfig, names: list[str], **options: Any) -> Any:

@@ -8,21 +8,29 @@ import random
 import re
 import runpy
 import shutil
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from scipy import stats
 from transformers import AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from pipelines import SUCCESSORS
-from pipelines.app import app
+from pipelines.app import app, write_json
+from pipelines.compare import moved
 from tests.apps import ROOT, refusal, run_app
+from tests.refusals import assert_refused
 from value_aware_attention.approximations import Exact, OptimalValueOblivious, SlidingWindow
+from value_aware_attention.files import checksum, load_json, save_json
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, load_masked
+from value_aware_attention.records.estimate import DASH, signed, with_interval
 from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
 from value_aware_study.report.frame import Results
@@ -331,6 +339,56 @@ def test_the_survey_meets_its_budgets_and_draws_every_method(made: Path) -> None
     assert methods[1] >= {"orf", "linformer"} and "linear_attention" not in methods[1]
     seeds = [c.parameters["seed"] for c in masked.cells if c.approximation == "orf"]
     assert len(seeds) == len(set(seeds)) == 3
+
+
+@pytest.mark.parametrize("command", ["compare", "fingerprints", "scale"])
+def test_a_command_without_a_config_has_help_too(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [command, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_module(f"pipelines.{command}", run_name="__main__")
+    assert not stop.value.code and f"python -m pipelines.{command}" in capsys.readouterr().out
+
+
+def test_what_moved_between_two_runs_is_paired_over_the_text(made: Path, tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    shutil.copytree(made / "outputs/smoke/records", before / "records")
+    changed = load_json(before / "records/causal_elu.json")
+    cell = next(cell for cell in changed["cells"] if cell["parameters"] == {"r": 4})
+    moves = np.arange(len(cell["unit_totals"])) / 10
+    cell["unit_totals"] = [*map(float, cell["unit_totals"] + moves * cell["unit_counts"])]
+    for folder, seed in ((before, 0), (after, 1)):
+        write_json(folder / "fingerprints/corpus.json", {"values": {"seed": seed}, "code": {}})
+    save_json(after / "records/causal_elu.json", json.dumps(changed))
+    stage, (model, what, *_, change) = moved(before, after)
+    assert stage == ("corpus", "seed = 1 (was 0)")
+    assert (model, what) == ("causal_elu", "perplexity, OVO 4")
+    margin = stats.t.ppf(0.975, len(moves) - 1) * moves.std(ddof=1) / len(moves) ** 0.5
+    ends = (moves.mean(), moves.mean() - margin, moves.mean() + margin)
+    assert change == with_interval(*ends, 4, signed)
+    changed["hashes"]["data"] = "another text"
+    save_json(after / "records/causal_elu.json", json.dumps(changed))
+    assert [*moved(before, after)][1][-1] == DASH
+    assert_refused("share no fingerprint or record", lambda: [*moved(tmp_path, after)])
+
+
+@pytest.mark.slow
+def test_packed_weights_are_swept_where_nothing_was_trained(made: Path, tmp_path: Path) -> None:
+    def make(folder: Path) -> subprocess.CompletedProcess[str]:
+        command = ["make", "-f", str(ROOT / "Makefile"), "weights", "SCALE=smoke"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+    assert "outputs/smoke has no models" in make(tmp_path).stderr
+    assert not [*tmp_path.iterdir()] and make(made).returncode == 0
+    archive = made / "outputs/weights-smoke.tar.gz"
+    assert checksum(archive) in archive.with_name(f"{archive.name}.sha256").read_text()
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    assert not [*tmp_path.rglob("train.npy")]
+    cell = "approximation=optimal_v_oblivious approximation.r=4"
+    for model in ("kernel=elu", "model=masked length=long"):
+        run_app(f"evaluate -m {model} {cell}", tmp_path)
 
 
 @pytest.mark.parametrize(

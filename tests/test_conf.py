@@ -4,6 +4,7 @@ import shutil
 from functools import cache, partial
 from inspect import signature
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -70,11 +71,15 @@ def _root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_app_composes_at_every_scale_and_its_help_shows_a_command(
     app: str, scale: str
 ) -> None:
-    given = [f"scale={scale}", *ASKED.get(app, [])]
+    given = [f"scale={scale}", f"hydra.job.name={app}", *ASKED.get(app, [])]
     cfg = composed(app, given, return_hydra_config=True)
     assert cfg.scale == scale
     first, _, rest = cfg.hydra.help.header.partition("\n")
     assert "Hydra" not in first and f"python -m pipelines.{app}" in rest
+    assert rest.count("\n") < 10
+    shown = Template(cfg.hydra.help.template).substitute(APP_CONFIG_GROUPS="groups")
+    section = (CONF / f"{app}.yaml").read_text().partition(f"\n{app}:\n")[2]
+    assert section and section.strip() in shown and "--cfg job prints" in shown
     assert OmegaConf.to_container(cfg[app], resolve=False)
     for key in cfg[app]:
         if key != "choice":  # known only when Hydra runs the app

@@ -25,7 +25,7 @@ from probed import model, tokenizer, words
 
 import value_aware_attention
 from docs import stages
-from tests.apps import ROOT, copy_of_the_project
+from tests.apps import ROOT, copy_of_the_project, write_run
 from tests.hugging_face.models import sharp
 from value_aware_attention import approximations, caches, hugging_face, measurement, probe
 
@@ -35,7 +35,7 @@ NAMED = ("README.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", "params.yaml"
 PROSE = [*PAGES, *(ROOT / name for name in NAMED), *(ROOT / "conf").rglob("*.yaml")]
 PACKAGES = "value_aware_attention|value_aware_study|pipelines|benchmarks|checks"
 MODULE = re.compile(rf"\b(?:{PACKAGES})(?:\.\w+)+")
-FOLDERS = r"conf|docs|src|pipelines|tests|benchmarks|checks|notebooks|\.github"
+FOLDERS = r"conf|docs|examples|src|pipelines|tests|benchmarks|checks|notebooks|\.github"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 EXAMPLE = re.compile(
     "largest_values|LargestValues|[Ll]arge_?[Vv]alues|nadam"
@@ -271,16 +271,46 @@ def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> Non
     assert set(left.stdout.split()) <= {"M", "dvc.lock", "params.yaml"}, left.stdout
 
 
+EXAMPLES = {
+    "probe_a_model.py": r"layer 5: .*\nOn minilm at 64 tokens, ",
+    "ask_five_questions.py": r"keeper\? .*Anna Weiss.*built\? .*1871.*\d tokens: [\d.]+ keys a head",
+    "a_method_of_your_own.py": r"LargestValues\(.*OptimalValueAware\(r=8.*cosine 0\.9",
+    "sweep.sh": r"optimal_v_aware +16 .*sweep\.csv\n.*sweep\.png\n",
+}
+"""Files of examples/ and patterns of what they print"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").iterdir()))
+def test_an_example_runs_and_prints_what_it_says(name: str, tmp_path: Path) -> None:
+    text = (ROOT / "examples" / name).read_text()
+    assert text.count("\n") <= 40 and f" examples/{name}" in text
+    command = [shutil.which("sh") if name.endswith(".sh") else sys.executable, f"examples/{name}"]
+    if name == "sweep.sh":
+        root = write_run(tmp_path)
+        command += ["scale=smoke", "kernel=elu", "logger=none", f"paths.root={root}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(EXAMPLES[name], ran.stdout, re.DOTALL), ran.stdout
+
+
 NOTEBOOK = ROOT / "notebooks/minilm.ipynb"
+DECODER = ROOT / "notebooks/smollm2.ipynb"
 
 
-def test_it_is_kept_as_it_ran_with_the_numbers_of_readme() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+@pytest.mark.parametrize("file", [NOTEBOOK, DECODER], ids=lambda file: file.stem)
+def test_a_notebook_is_kept_as_it_ran(file: Path) -> None:
+    notebook = nbformat.read(file, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     for output in (output for cell in code for output in cell.outputs):
         assert output.get("name") != "stderr", output.text
         assert not re.search(r"Warning|IProgress|(^|[\s'\"])/\w+/", output.get("text", ""))
+
+
+def test_the_encoders_notebook_has_the_numbers_of_readme() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     controls = pd.read_csv(ROOT / "results/hours/model_control.csv")
     control = controls.query("r == 4 and layer == 'all'").iloc[0]
     said, last = printed(notebook, "probe"), notebook.cells[-1].source
@@ -305,6 +335,17 @@ def test_value_aware_keys_are_far_fewer(monkeypatch: pytest.MonkeyPatch) -> None
     assert int(random) >= int(matching) - 5
     (drawn,) = cell(notebook, "chart").outputs
     assert "<svg" in drawn.data["image/svg+xml"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_value_aware_keys_lose_least_in_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    notebook = nbformat.read(DECODER, as_version=4)
+    NotebookClient(notebook, timeout=900).execute(cwd=DECODER.parent)
+    ratios = [float(x) for x in re.findall(r"x (\d+\.\d+)", printed(notebook, "perplexities"))]
+    assert ratios[:4] == sorted(ratios[:4]) and ratios[3] > 1.5
+    assert printed(notebook, "compressed").count("Anna Weiss") == 2
 
 
 def printed(notebook: NotebookNode, name: str) -> str:

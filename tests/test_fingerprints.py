@@ -145,7 +145,7 @@ def test_what_changed_is_said_with_its_new_value() -> None:
     before = {"values": {"fit": {"steps": 5}, "same": 1}, "code": {"a.b": "1", "gone": "2"}}
     after = {"values": {"fit": {"steps": 7}, "same": 1}, "code": {"a.b": "3"}}
     changes = fingerprints.differences(before, after)
-    assert sorted(changes) == ["a.b", "fit.steps = 7", "gone"]
+    assert sorted(changes) == ["a.b", "fit.steps = 7 (was 5)", "gone"]
 
 
 @pytest.mark.slow

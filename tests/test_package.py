@@ -20,7 +20,7 @@ from tests.apps import ROOT, copy_of_the_project
 LIBRARY = ROOT / "src/value_aware_attention"
 FILES = {
     file.relative_to(ROOT / "src").as_posix()
-    for pattern in ("*.py", "*.cpp", "*.h", "*.toml")
+    for pattern in ("*.py", "*.cpp", "*.h", "*.toml", "py.typed")
     for file in LIBRARY.rglob(pattern)
 }
 BUILD = "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"
@@ -44,7 +44,7 @@ def test_the_wheel_holds_the_library_alone(dist: Path) -> None:
         names = set(opened.namelist())
         text = opened.read(next(name for name in names if name.endswith("/METADATA")))
     assert {name for name in names if ".dist-info/" not in name} == FILES
-    assert {"value_aware_attention/caches/drops.cpp"} < FILES
+    assert {f"value_aware_attention/{file}" for file in ("caches/drops.cpp", "py.typed")} < FILES
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     metadata = Parser().parsestr(text.decode())
     assert metadata["License-Expression"] == "Apache-2.0"

@@ -45,7 +45,7 @@ from value_aware_attention.models.checkpoints import checkpoint_files
 from value_aware_attention.models.masked_lm import attend_with, save_masked
 from value_aware_attention.models.trained_attention import TrainedAttention
 from value_aware_attention.probe import __main__ as command
-from value_aware_attention.probe import measuring
+from value_aware_attention.probe import demo, measuring
 from value_aware_attention.records.cache_record import CacheRecord
 from value_aware_attention.records.headline import headline
 from value_aware_attention.records.terminal import cache_table, side_by_side, tables
@@ -865,11 +865,27 @@ for options in sys.argv[1:]:
         statuses.append(stop.code)
 print(statuses, {"torch", "altair"} & {*sys.modules})
 """
-    helped = ["--help", "probe model --help", "explain --help"]
-    mistyped = ["probe m --serch=fast", "probe m --search=fats", "explain m"]
+    helped = ["--help", "probe model --help", "explain --help", "demo --help"]
+    mistyped = ["probe m --serch=fast", "probe m --search=fats", "explain m", "prob m"]
     command = [sys.executable, "-c", code, *helped, *mistyped]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["[0, 0, 0, 2, 2, 2] set()"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["[0, 0, 0, 0, 2, 2, 2, 2] set()"], done.stderr
+    assert "prob is no command; did you mean probe?" in done.stderr
+    assert all(name in done.stdout for name in ("GGUF", "smollm2", "gemma3", "qwen", "minilm"))
+
+
+@pytest.mark.slow
+def test_the_demo_has_a_row_for_each_way_with_its_control(capsys: pytest.CaptureFixture) -> None:
+    demo.main([])
+    *_, header, by_weight, slot, aware, with_mean, window = capsys.readouterr().out.splitlines()
+    assert "kept for" in header and slot.endswith("and the mean")
+    numbers = {
+        row[:28].strip(): [float(number) for number in row[28:68].split()]
+        for row in (by_weight, slot, aware, with_mean, window)
+    }
+    errors, cosines, random_errors, random_cosines = zip(*numbers.values(), strict=True)
+    assert errors[3] < errors[2] < min(errors[0], errors[4]) and random_errors[2] < random_errors[0]
+    assert cosines[2] > cosines[0] and min(random_cosines) > cosines[2]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import pickle
 import re
 import subprocess
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -301,7 +300,7 @@ def sweep_axes() -> dict[str, list[Any]]:
 )
 def test_the_sweep_is_that_of_the_multirun(file: str) -> None:
     text = re.sub(r"\\+\n\s*", "", (ROOT / file).read_text())
-    (command,) = re.findall(r"python -m pipelines\.evaluate -m (.*)", text)
+    (command,) = re.findall(r"python -m pipelines\.evaluate -m (kernel=.*)", text)
     axes = [pair.partition("=") for pair in command.split()]
     assert {name: values.split(",") for name, _, values in axes} == {
         name: [*map(str, values)] for name, values in sweep_axes().items()
@@ -321,6 +320,34 @@ def test_every_value_of_the_sweep_is_a_cell() -> None:
         chosen = [f"{name}={value}" for name, value in zip(axes, values, strict=True)]
         section = composed("evaluate", ["model=causal", *chosen, "scale=smoke"]).evaluate
         assert setting(values[1], plain(section.approximation)).build(0).r == values[2]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "conf/experiment").iterdir()))
+def test_a_preset_sweeps_cells_and_that_of_readme_is_the_sweep(name: str) -> None:
+    chosen = [f"experiment={name}"]
+    hydra = composed("evaluate", chosen, return_hydra_config=True).hydra
+    axes = {key: str(values).split(",") for key, values in hydra.sweeper.params.items()}
+    assert hydra.mode == RunMode.MULTIRUN
+    assert name != "r_and_kernels" or axes == {
+        key: [*map(str, values)] for key, values in sweep_axes().items()
+    }
+    for place in (0, -1):
+        job = [*(f"{key}={values[place]}" for key, values in axes.items()), *chosen]
+        section = composed("evaluate", job, app="evaluate").evaluate
+        method = setting("a cell", plain(section.approximation)).build(0)
+        assert method.r == int(axes["approximation.r"][place])
+
+
+@pytest.mark.slow
+def test_a_preset_runs_by_its_name_and_a_given_value_replaces_its_own(root: Path) -> None:
+    run_app("evaluate -m experiment=r_and_kernels kernel=elu", root)
+    table = pd.read_csv(root / "logs/hydra/evaluate/sweep.csv").fillna({"r": 0})
+    methods = ("optimal_v_oblivious", "optimal_v_aware", "sliding_window")
+    assert [*zip(table["method"], table["r"], strict=True)] == [
+        *(("exact", 0), *((method, r) for method in methods for r in (1, 4, 16, 65)))
+    ]
+    run_app("evaluate -m experiment=r_and_kernels kernel=elu approximation.r=2,3", root)
+    assert set(pd.read_csv(root / "logs/hydra/evaluate/sweep.csv")["r"].dropna()) == {2, 3}
 
 
 def test_the_workspace_draws_methods_together_and_what_has_another_unit_apart() -> None:
@@ -361,15 +388,6 @@ def test_what_was_read_and_made_is_linked_by_its_content_where_wandb_is_online()
         linked("online", "log_artifact", sha256)[0].digest for sha256 in ("ab12", "ab12", "cd34")
     )
     assert first == same != other
-
-
-def test_corpus_and_tokens_open_a_run_only_online(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(tracking, "tracked", lambda cfg, stage, *read, **facts: nullcontext("run"))
-    monkeypatch.setattr(tracking, "link", lambda run, how, kind, sha256: opened.append(sha256))
-    for run in ({"mode": "offline"}, None, {"mode": "online"}):
-        tracking.record_made(OmegaConf.create({"run": run}), "tokens", {}, "data", ["ab12"])
-    assert opened == ["ab12"]
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Composes the method cards of conf/ into the configs of apps, and checks what code these call.
 
 Hydra finds the stored configs like files of conf/: `<app>_methods`, which an app names in its
-defaults, the options of `attention`, and `scale=laptop`, which sets no value.
+defaults, the options of `attention`, and `scale=laptop`, which sets no value. Two resolvers serve
+conf/: `own_keys` and `named_model`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 from value_aware_attention.named_models import named_models
 from value_aware_study.cards import APPROXIMATIONS, Card, cards
 
+OmegaConf.register_new_resolver(
+    # the section of an app with its comments, for the app's help, which is a template with $
+    "own_keys",
+    lambda app: (
+        (APPROXIMATIONS.parent / f"{app}.yaml")
+        .read_text(encoding="utf-8")
+        .partition(f"\n{app}:\n")[2]
+        .replace("$", "$$")
+    ),
+    replace=True,
+)
 OmegaConf.register_new_resolver(
     "named_model", lambda name: named_models()[name]["model"], replace=True
 )

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +43,17 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     cells of a sweep are a group. Online, what was read is linked as artifacts of those hashes, so
     that the runs that made it are found.
     """
-    kernel = cfg.get("kernel") or cfg.get("card", {}).get("kernel")  # a training's is in its card
-    tags = [stage, OmegaConf.select(cfg._get_root(), "scale"), kernel]
-    words = " ".join(LOGGED_NAMES.get(word, word) for word in name.split())
-    is_multirun = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    is_sweep = is_multirun or "WANDB_SWEEP_ID" in os.environ
+    tags = [
+        stage,
+        OmegaConf.select(cfg._get_root(), "scale"),
+        cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training's is in its card
+    ]
+    is_sweep = "WANDB_SWEEP_ID" in os.environ or (
+        HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    )
     named = {
         "job_type": stage,
-        "name": f"{stage}/{words}",
+        "name": f"{stage}/{' '.join(LOGGED_NAMES.get(word, word) for word in name.split())}",
         "tags": [tag for tag in tags if isinstance(tag, str)],
         **({"group": f"{cfg.run.get('group')} sweep"} if is_sweep else {}),
     }
@@ -168,21 +171,6 @@ def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
             data = data.where(data.notna(), None)  # no seeds are "", others numbers
             logged[f"tables/{exhibit.name}"] = wandb.Table(dataframe=data, allow_mixed_types=True)
     run.log(logged)
-
-
-def record_made(
-    cfg: DictConfig, stage: str, read: Mapping[str, str], kind: str, made: Sequence[str]
-) -> None:
-    """Tells W&B, where it is online, what a stage read and the artifacts it made, by sha256.
-
-    Offline there is no lineage, and no run for what logs nothing.
-    """
-    if (cfg.run or {}).get("mode") != "online":
-        return
-    with tracked(cfg, stage, stage, **read) as run:
-        if run:
-            for sha256 in made:
-                link(run, "log_artifact", kind, sha256)
 
 
 def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> "Run":

@@ -409,7 +409,12 @@ def unknown(key: str, keys: Iterable[str] = ()) -> str:
 
     These have its name, or else the right name in another place.
     """
-    written_keys = (other for group in ("scale", "", *CONFIG_GROUPS) for other in written(group))
+    written_keys = (
+        other
+        for group in ("scale", "", *CONFIG_GROUPS)
+        if group != "experiment"  # a preset repeats keys of others
+        for other in written(group)
+    )
     others = [other for other in [*keys] or [*CONFIG_GROUPS, *written_keys] if other != key]
     names = {other: other.rpartition(".")[2] for other in others}
     alike = get_close_matches(key.rpartition(".")[2], names.values(), n=1, cutoff=0.75)

@@ -2,11 +2,13 @@
 
 from argparse import REMAINDER, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from value_aware_attention import named_models
 from value_aware_attention.files import reading, write_text
+from value_aware_attention.probe import demo
 from value_aware_attention.records.record import Record
 from value_aware_attention.records.terminal import side_by_side
 from value_aware_attention.searches import SEARCHES
@@ -14,14 +16,16 @@ from value_aware_attention.texts import read_texts
 
 EPILOG = """
 examples:
-  %(prog)s gemma3 --text notes.txt         a model that `value-aware models` has fetched
+  %(prog)s smollm2 --text notes.txt       by name: smollm2, minilm; gemma3, qwen once fetched
   %(prog)s sentence-transformers/all-MiniLM-L6-v2 --text notes.txt
+  %(prog)s ./model.Q4_K_M.gguf --text notes.txt
   %(prog)s ./my-llama --text notes.txt --search fast --json llama.json
   %(prog)s llama.json other.json          two models side by side, nothing is measured
 
 Texts are .txt, .md, .jsonl (field "text") and .tokens files, plain or .gz.
 Keys chosen by weight and value-aware keys look at exact attention: they say what a method could
-reach. Only safetensors are read, and no code of a model's folder is run.
+reach. Weights are read from safetensors and GGUF files, and no code of a model's folder is run.
+`value-aware models` fetches the models with names and says where they are.
 """
 
 
@@ -34,6 +38,7 @@ def value_aware() -> None:
     commands = {
         "probe": lambda: main,
         "models": lambda: named_models.main,
+        "demo": lambda: demo.main,
         **{entry.name: entry.load for entry in entry_points(group=COMMANDS)},
     }
     made = ArgumentParser(
@@ -42,13 +47,18 @@ def value_aware() -> None:
         epilog="value-aware COMMAND --help has the options of each",
     )
     made.add_argument(
-        "command", choices=[*commands], metavar="COMMAND",
-        help="probe: how many keys the heads of a model need on a text; models: fetches models "
-        "that have names here; explain: which keys heads keep for each token of a sentence, as a "
-        "page",
+        "command", metavar="COMMAND",
+        help="demo: five ways to keep 4 keys, in seconds; probe: how many keys the heads of a "
+        "model need on a text; models: fetches models that have names here; explain: which keys "
+        "heads keep for each token of a sentence, as a page",
     )  # fmt: skip
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
     given = made.parse_args()
+    if given.command not in commands:
+        made.error(
+            f"{given.command} is no command; did you mean "
+            f"{' or '.join(get_close_matches(given.command, commands, n=1) or commands)}?"
+        )
     try:
         commands[given.command]()(given.options, f"value-aware {given.command}")
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -86,12 +96,14 @@ def parser(prog: str) -> ArgumentParser:
     )
     made.add_argument(
         "models", nargs="+", metavar="MODEL",
-        help="a folder, a name of `value-aware models`, package:NAME/PATH in an installed package, "
-        "a name on the Hugging Face hub, or a record (.json) of an earlier probe",
+        help="a folder, a GGUF file, a name (smollm2, minilm, gemma3, qwen), package:NAME/PATH in "
+        "an installed package, a name on the Hugging Face hub, or a probe's record (.json)",
     )  # fmt: skip
     made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
     made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")
-    made.add_argument("--windows", type=int, default=8, help="of the text, evenly spaced (8)")
+    made.add_argument(
+        "--windows", type=int, default=8, help="number of windows, evenly spaced in the text (8)"
+    )
     made.add_argument("--length", type=int, help="tokens of a window (512, or all positions)")
     made.add_argument("--rows", type=int, default=32, help="queries of a head and window (32)")
     made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
@@ -103,7 +115,9 @@ def parser(prog: str) -> ArgumentParser:
     )  # fmt: skip
     made.add_argument("--no-control", action="store_true", help="leave out random weights")
     made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
-    made.add_argument("--cache", metavar="FOLDER", help="keeps numbers: a stopped probe goes on")
+    made.add_argument(
+        "--cache", metavar="FOLDER", help="intermediate results, to resume a stopped probe"
+    )
     made.add_argument("--json", metavar="FILE", help="write the record of the one model there")
     return made
 
