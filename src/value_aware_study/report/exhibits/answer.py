@@ -47,7 +47,8 @@ def answer(records: Sequence[Record], prompted: Sequence[CacheRecord]) -> Exhibi
         pretrained.finding(decoders),
         " ".join(told),
         [
-            f"{pretrained.SCORED} Above × {MOST_TIMES} curves are cut off. {pretrained.origins(decoders)}"
+            f"{pretrained.SCORED} Above × {MOST_TIMES} curves are cut off. "
+            f"{pretrained.origins(decoders)}"
         ],
         panels,
         Table(
