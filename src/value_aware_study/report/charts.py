@@ -175,7 +175,9 @@ def bars(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X) -> Drawn:
         frame.assign(end=frame["high"].where(is_short, frame["value"])),
         _drawn(marks, frame),
     )
-    base = _base(frame, ("name", "series"), ("value", "end"), colour(marks, orient="top", columns=2), x=x)
+    base = _base(
+        frame, ("name", "series"), ("value", "end"), colour(marks, orient="top", columns=2), x=x
+    )
     base = base.encode(
         y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(domain=False, ticks=False)),
         yOffset=alt.YOffset("series:N", sort=list(marks)),

@@ -11,10 +11,10 @@ from value_aware_study.report import charts, look, words
 from value_aware_study.report.exhibit import Exhibit, Table
 from value_aware_study.report.exhibits import caches, pretrained
 
-MOST = 22  # times exact: what lies above is cut off
-HIDDEN = "by weight + mean slot, exact mass"
+MOST_TIMES = 22  # times exact: what lies above is cut off
+NOT_DRAWN = "by weight + mean slot, exact mass"
 FACTS = [
-    caches.DEFAULT,
+    caches.DEFAULT_CACHE,
     "KVzip",
     "mean attention, all queries, one budget",
     "H2O",
@@ -29,7 +29,7 @@ def answer(records: Sequence[Record], prompted: Sequence[CacheRecord]) -> Exhibi
         return None
     parts = {
         pretrained.label(record): pd.DataFrame(
-            row for row in pretrained.curve_rows(record) if row["series"] != HIDDEN
+            row for row in pretrained.curve_rows(record) if row["series"] != NOT_DRAWN
         )
         for record in decoders
     }
@@ -46,7 +46,10 @@ def answer(records: Sequence[Record], prompted: Sequence[CacheRecord]) -> Exhibi
         "hero",
         pretrained.finding(decoders),
         " ".join(told),
-        [f"{pretrained.SCORED} Above × {MOST} curves are cut off. {pretrained.origins(decoders)}"],
+        [
+            f"{pretrained.SCORED} Above × {MOST_TIMES} curves are cut off. "
+            f"{pretrained.origins(decoders)}"
+        ],
         panels,
         Table(
             data,
@@ -69,7 +72,7 @@ def _perplexity_panel(data: pd.DataFrame, name: str) -> look.Panel:
     y = alt.Y(
         "value:Q",
         title="lower is better",
-        scale=alt.Scale(type="log", domain=[0.93, MOST], nice=False),
+        scale=alt.Scale(type="log", domain=[0.93, MOST_TIMES], nice=False),
         axis=alt.Axis(values=[1, 1.5, 2, 3, 5, 10, 20], labelExpr="'× ' + datum.value"),
     )
     drawn = data[["series", "count", "value", "low", "high"]]

@@ -21,10 +21,10 @@ LEAST_RIGHT = 0.5
 MOST_SHOWN = 8
 """Most caches in a figure; its numbers have all"""
 QUARTER = 0.25
-DEFAULT = "single losses, all queries, one budget"
+DEFAULT_CACHE = "single losses, all queries, one budget"
 USES = {
     FULL: ("all keys", DASH),
-    DEFAULT: ("the default", "LeaveOneOut"),
+    DEFAULT_CACHE: ("the default", "LeaveOneOut"),
     "KVzip": ("KVzip (reads twice)", "its authors' settings"),
     "mean attention, all queries, one budget": ("mean attention", "ObservedAttention"),
     "single losses, 128 queries, one budget": ("a quicker choice", "LeaveOneOut, rows=128"),
@@ -108,7 +108,7 @@ def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
     for record in pooled([r for r in records if r.model == records[0].model]):
         data = pd.DataFrame(rows(record))
         data = data[data["keep"].isin([QUARTER, 1.0])].set_index("cache")
-        if {FULL, DEFAULT} <= set(data.index):
+        if {FULL, DEFAULT_CACHE} <= set(data.index):
             tables.setdefault(record.task, data)
     if not {"running_text", "needles"} <= set(tables):
         return None
@@ -117,7 +117,7 @@ def to_use(records: Sequence[CacheRecord]) -> Exhibit | None:
     data = pd.concat(
         {task: data.reindex(names)[columns] for task, data in tables.items()}, axis="columns"
     )
-    text, facts = tables["running_text"].loc[DEFAULT], tables["needles"].loc[DEFAULT]
+    text, facts = tables["running_text"].loc[DEFAULT_CACHE], tables["needles"].loc[DEFAULT_CACHE]
     display = {
         "cache": [USES[name][0] for name in names],
         "setting": [USES[name][1] for name in names],
