@@ -17,15 +17,15 @@ from pipelines.app import ending_with_one_line
 from pipelines.app.summary import SHORT_NAMES
 from pipelines.fingerprints import differences
 from value_aware_attention.files import load_json
-from value_aware_attention.records.estimate import DASH, ratio_of_sums, signed, with_interval
+from value_aware_attention.records.estimate import DASH, estimate
 
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs=2, type=Path, metavar="FOLDER", help="outputs of a run")
     with ending_with_one_line():
-        rows = moved(*parser.parse_args().runs)
-        print(tabulate(rows, ["stage or model", "what", "before", "after", "change of the loss"]))
+        headers = ("stage or model", "what", "before", "after", "change of the loss")
+        print(tabulate(moved(*parser.parse_args().runs), headers))
 
 
 def moved(before: Path, after: Path) -> Iterator[tuple[str, ...]]:
@@ -51,7 +51,7 @@ def moved_numbers(old: dict, new: dict) -> Iterator[tuple[str, ...]]:
             counts, change = after["unit_counts"], DASH
             if (before["unit_counts"], old["hashes"]["data"]) == (counts, new["hashes"]["data"]):
                 totals = np.subtract(after["unit_totals"], before["unit_totals"])
-                change = with_interval(*ratio_of_sums(totals, np.array(counts)), 4, signed)
+                change = f"{estimate(totals, np.array(counts))}"
             what = f"{new['metric']}, {SHORT_NAMES.get(name, name)} {r}"
             yield what, f"{before['value']:.5g}", f"{after['value']:.5g}", change
 

@@ -30,7 +30,7 @@ from value_aware_attention.files import checksum, load_json, save_json
 from value_aware_attention.measurement import Record
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, load_masked
-from value_aware_attention.records.estimate import DASH, signed, with_interval
+from value_aware_attention.records.estimate import DASH, short, with_interval
 from value_aware_study.evaluation.texts import causal_task
 from value_aware_study.report.exhibits.claims import answers
 from value_aware_study.report.frame import Results
@@ -366,7 +366,7 @@ def test_what_moved_between_two_runs_is_paired_over_the_text(made: Path, tmp_pat
     assert (model, what) == ("causal_elu", "perplexity, OVO 4")
     margin = stats.t.ppf(0.975, len(moves) - 1) * moves.std(ddof=1) / len(moves) ** 0.5
     ends = (moves.mean(), moves.mean() - margin, moves.mean() + margin)
-    assert change == with_interval(*ends, 4, signed)
+    assert change == with_interval(*ends, 3, short)
     changed["hashes"]["data"] = "another text"
     save_json(after / "records/causal_elu.json", json.dumps(changed))
     assert [*moved(before, after)][1][-1] == DASH

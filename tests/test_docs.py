@@ -272,8 +272,8 @@ def test_every_command_runs_in_a_fresh_clone_in_its_order(tmp_path: Path) -> Non
 
 
 EXAMPLES = {
-    "probe_a_model.py": r"layer 5: .*\nOn minilm at 64 tokens, ",
-    "ask_five_questions.py": r"keeper\? .*Anna Weiss.*built\? .*1871.*\d tokens: [\d.]+ keys a head",
+    "probe_a_model.py": r"layer 5: .*\nOn minilm .*at 64 tokens, ",
+    "ask_five_questions.py": r"keeper\? .*Anna Weiss.*built\? .*1871.*\d tokens: [\d.]+ keys",
     "a_method_of_your_own.py": r"LargestValues\(.*OptimalValueAware\(r=8.*cosine 0\.9",
     "sweep.sh": r"optimal_v_aware +16 .*sweep\.csv\n.*sweep\.png\n",
 }
