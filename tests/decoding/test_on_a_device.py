@@ -14,8 +14,8 @@ from tests.pretend_device import PretendDevice
 from value_aware_attention.caches import LeaveOneOut
 from value_aware_attention.hugging_face import compressed_cache
 
-OPERATIONS = 195
-"""Operations of a layer beyond those of reading it"""
+OPERATIONS = 198
+"""Operations of a layer beyond those of reading it; three of them are the positions of its keys"""
 WAITS = 3
 """Waits of a prompt: what is refused, the kept keys of each head, and their means for the report"""
 OF_PADDING = 6

@@ -44,9 +44,9 @@ class CompressedCache:
     Attributes:
         tokens: Length of the prompt, including padding.
         keys: Keys kept by layer and key-value head, averaged over texts; padding is not counted.
-        indices: The kept keys of each compressed layer, (texts, key-value heads, slots) on the CPU:
-            ascending positions in a text, in which padding is not counted; -1 in unused slots. They
-            take 4 bytes a slot as long as the report exists.
+        indices: The kept keys of each compressed layer, (texts, key-value heads, slots) on its
+            device: ascending positions in a text, in which padding is not counted; -1 in unused
+            slots. They take 4 bytes a slot as long as the report exists.
         asked: The method and all options.
         slots: Slots for the kept keys of all texts, layers and heads, including unused ones.
         bytes_before: Bytes of the prompt's keys and values in the compressed layers.
@@ -464,7 +464,7 @@ class Filling:
         report = CompressedCache(
             tokens=layers[0].prefix,
             keys=counts.float().mean(dim=1).cpu(),  # read all at once
-            indices=[cast(Tensor, layer.indices).cpu() for layer in layers],
+            indices=[cast(Tensor, layer.indices) for layer in layers],
             asked=str(self.context.choices),
             slots=sum(layer.held for layer in layers),
             bytes_before=self.bytes_before,

@@ -79,7 +79,7 @@ class KeptLayer(DynamicLayer):
         if visible is not None:
             places = visible[:, 0].long().cumsum(dim=-1) - 1
             indices = places.expand(-1, indices.shape[1], -1).gather(2, indices)
-        self.indices = indices.masked_fill(bias == -torch.inf, -1).int()
+        self.indices = indices.int().masked_fill_(bias == -torch.inf, -1)
 
     @property
     def is_filled(self) -> bool:
