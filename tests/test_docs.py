@@ -238,14 +238,17 @@ def test_every_file_it_links_to_exists() -> None:
         assert (ROOT / target).exists(), target
 
 
-ELSEWHERE = {"make test", "wandb leet", "wandb sweep", "python -m pipelines.workspace"}
-"""Commands that are not run here: this suite, a full-screen program, and those that ask a server"""
+ELSEWHERE = {"pip install", "make page", "wandb leet"}
+"""Commands that are not run here: an installation, the page of tests/report, and a program that
+takes the screen"""
 
 
 def commands() -> list[str]:
-    """Lists the README's shell commands in their order, at smoke scale."""
-    blocks = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    """Lists the README's shell commands, of blocks and of its table, in their order, at smoke."""
+    found = re.findall(
+        r"```bash\n(.*?)```|^\|[^|\n]*\| `([^`\n]+)` \|", TEXT, flags=re.DOTALL | re.M
+    )
+    lines = "\n".join(block or command for block, command in found).splitlines()
     shown = [line.partition("#")[0].strip() for line in lines]
     small = [re.sub(r"\bmake repro\b", "make repro SCALE=smoke", line) for line in shown]
     # an edit of a value that smoke sets is refused
