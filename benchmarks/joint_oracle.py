@@ -1,0 +1,215 @@
+"""Measures an oracle that chooses the keys of all heads of a layer together, after W_o.
+
+    python -m benchmarks.joint_oracle FILE smollm2 gemma3 qwen   # an hour or two on one core
+    python -m benchmarks.joint_oracle FILE smollm2 --quick       # one window; writes nothing
+
+FILE is a text (docs/pretrained.md says how the published record's was made); `make models` fetches
+the decoders. OVA with the mean chooses 4 vectors for each head alone. Here the heads take turns:
+each is solved again, so that the layer's output after W_o comes nearer to the exact one, while the
+others stay. KL is that of benchmarks.mean_candidate, on the same windows. It goes on where it was
+stopped. Writes results/benchmarks/joint_oracle.json and .md.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from benchmarks.mean_candidate import LENGTH, WINDOWS
+from benchmarks.nearer_output import Method, Window, head_projections, residuals
+from benchmarks.record import finish, header, markdown, options, setting
+from value_aware_attention.approximations import OptimalValueAware
+from value_aware_attention.approximations.closest_combination import flatten, mean_apart, solve
+from value_aware_attention.approximations.sparse_weights import combination
+from value_aware_attention.call import Call
+from value_aware_attention.hugging_face import attention_layers
+from value_aware_attention.measurement.measure import weights_hash
+from value_aware_attention.measurement.store import RecordCache
+from value_aware_attention.measurement.task import Task
+from value_aware_attention.named_models import named_models
+from value_aware_attention.probe import loaded, window_task
+from value_aware_attention.records.estimate import ratio_of_sums
+
+R, ROUNDS = 4, (1, 2, 4)
+ALONE_WINDOWS = 1
+"""Windows on which each layer is also replaced alone"""
+BASE = "OVA with the mean"
+
+
+class Heads:
+    """The heads of a layer that reads one text, in fp64, with their errors z - o.
+
+    The error of the layer is sum_h (z_h - o_h) W_h. With the sum x of the other heads fixed, it is
+    least where (z_h - t) W_h is, with the target t = o_h - x W_h^T (W_h W_h^T)^-1. Values times a
+    Cholesky factor of W_h W_h^T have this metric, so today's search solves the problem.
+    """
+
+    def __init__(self, call: Call, layer: nn.Module, output: Float[Tensor, "1 H N V"]) -> None:
+        call = replace(call, **{n: getattr(call, n).double() for n in ("query", "key", "value")})
+        self.value = call.value.expand(*call.batch, -1, -1)[0]
+        self.exact = call.output()[0]
+        self.error = output[0].double() - self.exact
+        self.weight = head_projections(layer, call).double()
+        metric = self.weight @ self.weight.mT
+        ridge = 1e-9 * metric.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[:, None, None]
+        self.factor = torch.linalg.cholesky(metric + ridge * torch.eye(metric.shape[-1]))
+        self.problem = flatten(replace(call, value=call.value @ self.factor), mean=True)
+
+    def solved(self, head: int, others: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
+        """Returns the error of a head that makes up for the others' error as well as it can."""
+        at, problem = slice(head, head + 1), self.problem
+        pulled = self.weight[head] @ others.T
+        pulled = torch.linalg.solve_triangular(self.factor[head], pulled, upper=False).T
+        mean = None if problem.mean is None else problem.mean[at]
+        moved = replace(
+            problem, value=problem.value[at], weights=problem.weights[at], unit=problem.unit[at],
+            output=problem.output[at] - pulled / problem.unit[head], original=None, mean=mean,
+            visible=None if problem.visible is None else problem.visible[at],
+        )  # fmt: skip
+        indices, weights = mean_apart(moved, *solve(moved, R, "default"))
+        return combination(indices, weights, self.value[at], moved.visible)[0] - self.exact[head]
+
+    def take_turns(self) -> None:
+        """Solves every head again, in order; queries keep a step that lowers the joint error."""
+        joint = torch.einsum("hnv,hve->ne", self.error, self.weight)
+        for head in range(len(self.error)):
+            others = joint - self.error[head] @ self.weight[head]
+            error = self.solved(head, others)
+            after = others + error @ self.weight[head]
+            falls = after.square().sum(dim=-1, keepdim=True) < joint.square().sum(-1, keepdim=True)
+            self.error[head] = error.where(falls, self.error[head])
+            joint = after.where(falls, joint)
+
+
+def alone(call: Call, layer: nn.Module, r: int, mean: bool) -> Tensor:
+    """Returns outputs of heads that are each chosen for their own distance."""
+    return OptimalValueAware(r, mean=mean)(**call.arguments())
+
+
+@torch.no_grad()
+def alone_after_projection(call: Call, layer: nn.Module) -> Tensor:
+    """Returns outputs of heads that are each chosen for their own distance after W_o."""
+    heads = Heads(call, layer, call.output())
+    zeros = torch.zeros_like(heads.exact[0] @ heads.weight[0])
+    errors = [heads.solved(head, zeros) for head in range(len(heads.exact))]
+    return (heads.exact + torch.stack(errors))[None].to(call.dtype)
+
+
+@torch.no_grad()
+def together(call: Call, layer: nn.Module, rounds: int) -> Tensor:
+    """Returns outputs of heads that are chosen together; they start at OVA with the mean."""
+    heads = Heads(call, layer, alone(call, layer, R, mean=True))
+    for _ in range(rounds):
+        heads.take_turns()
+    return (heads.exact + heads.error)[None].to(call.dtype)
+
+
+METHODS: dict[str, Method] = {
+    "OVA": partial(alone, r=R, mean=False),
+    BASE: partial(alone, r=R, mean=True),
+    f"{BASE}, {R + 1} vectors": partial(alone, r=R + 1, mean=True),
+    f"{BASE}, each head after W_o": alone_after_projection,
+    **{f"heads together, rounds: {n}": partial(together, rounds=n) for n in ROUNDS},
+}
+
+
+def in_all_layers(window: Window, method: Method) -> dict[str, Any]:
+    """Returns the KL with a method in every layer, and each layer's error of the stream."""
+    with residuals(window.model) as streams:
+        kl = window.together(method)
+    pairs = [[x[window.asked] for x in pair] for pair in zip(streams, window.residual, strict=True)]
+    errors = [(ours - exact).square().sum() / exact.square().sum() for ours, exact in pairs]
+    return {"kl": kl, "stream": [error.item() for error in errors]}
+
+
+def in_single_layers(window: Window, method: Method) -> dict[str, list[float]]:
+    """Returns errors and the KL with a method in one layer at a time."""
+    rows = []
+    for layer, module in enumerate(attention_layers(window.model)):
+        output = method(window.calls[layer], module)
+        rows.append(window.errors(layer, output) | window.replaced(layer, output))
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def measured(task: Task, store: RecordCache) -> dict[str, Any]:
+    """Measures every method on every window; ratios of KL are paired over windows."""
+    opened = lru_cache(maxsize=1)(partial(Window, task))
+    of_methods: dict[str, Any] = {name: {"windows": []} for name in METHODS}
+    for number in range(task.parts):
+        for name, method in METHODS.items():
+            key, row = {"window": task.digest(number), "method": name}, of_methods[name]
+            row["windows"].append(
+                store.get(key, lambda n=number, m=method: in_all_layers(opened(n), m))
+            )
+            if number < ALONE_WINDOWS:
+                row["alone"] = store.get(
+                    key | {"layers": "single"},
+                    lambda n=number, m=method: in_single_layers(opened(n), m),
+                )
+            print(number, name, row["windows"][-1]["kl"], flush=True)
+    base = np.array([window["kl"] for window in of_methods[BASE]["windows"]])
+    for row in of_methods.values():
+        kl = np.array([window["kl"] for window in row["windows"]])
+        row["kl"] = float(kl.mean())
+        row["over_base"] = [float(x) for x in ratio_of_sums(kl, base) if np.isfinite(x)]
+    return of_methods
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("models", nargs="+", choices=[*named_models()])
+    arguments = parser.parse_args()
+    text = arguments.text.read_text(encoding="utf-8")
+    record = header("joint_oracle") | {"text": arguments.text.stem, "models": {}}
+    for name in arguments.models:
+        model, tokenizer = loaded(name)
+        task, _ = window_task(
+            model, tokenizer, text, windows=1 if arguments.quick else WINDOWS, length=LENGTH,
+            seed=0, context=LENGTH // 2,
+        )  # fmt: skip
+        store = RecordCache(
+            Path(".cache/benchmark/joint_oracle"),
+            {"weights": weights_hash(model), "code": record["source"]},
+        )
+        record["models"][name] = {
+            "model": named_models()[name]["model"], "methods": measured(task, store)
+        }  # fmt: skip
+        finish("joint_oracle", record, page(record), keep=not arguments.quick)
+
+
+def page(record: dict[str, Any]) -> str:
+    """Renders a table for each model."""
+    lines = [
+        "# All heads of a layer, chosen together\n",
+        f"{setting(record)}\n",
+        f"KL in nats a scored token of {WINDOWS} windows of {LENGTH} tokens of {record['text']}, "
+        f"second halves scored, {R} vectors a query in every layer and head. In brackets is its "
+        "ratio to that of OVA with the mean, with the paired 95% interval over windows. \"Stream\" "
+        "is the relative squared error of the residual stream after the last attention. The other "
+        f"columns are of {ALONE_WINDOWS} window, each layer replaced alone: the sums over layers "
+        "of the KL and of the error that the layer leaves in the stream; and means over layers of "
+        "the relative squared errors of the heads' outputs and of the layer's output after W_o.\n",
+    ]
+    for model in record["models"].values():
+        rows = []
+        for name, of in model["methods"].items():
+            one, stream = of["alone"], np.mean([w["stream"][-1] for w in of["windows"]])
+            numbers = [stream, sum(one["kl"]), sum(one["residual"]),
+                       np.mean(one["error"]), np.mean(one["after W_o"])]  # fmt: skip
+            ratio = "; ".join(f"{x:.2f}" for x in of["over_base"])
+            rows.append([name, f"{of['kl']:.3g} ({ratio})", *(f"{x:.3g}" for x in numbers)])
+        head = [model["model"], "KL, all layers", "stream", "KL, sum of layers alone",
+                "stream, sum of layers alone", "heads", "after W_o"]  # fmt: skip
+        lines += [markdown(head, rows), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
