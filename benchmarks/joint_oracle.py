@@ -6,8 +6,7 @@
 FILE is a text (docs/pretrained.md says how the published record's was made); `make models` fetches
 the decoders. OVA with the mean chooses 4 vectors for each head alone. Here the heads take turns:
 each is solved again, so that the layer's output after W_o comes nearer to the exact one, while the
-others stay. KL is that of benchmarks.mean_candidate, on the same windows. It goes on where it was
-stopped. Writes results/benchmarks/joint_oracle.json and .md.
+others stay. It goes on where it was stopped. Writes results/benchmarks/joint_oracle.json and .md.
 """
 
 from collections.abc import Callable
@@ -21,14 +20,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from benchmarks.mean_candidate import LENGTH, WINDOWS
+from benchmarks.mean_candidate import LENGTH, RANDOM_WINDOWS, WINDOWS
 from benchmarks.nearer_output import Method, Window, head_projections, residuals
+from benchmarks.permuted_values import permuted
 from benchmarks.record import finish, header, markdown, options, setting
 from value_aware_attention.approximations import OptimalValueAware
 from value_aware_attention.approximations.closest_combination import flatten, mean_apart, solve
 from value_aware_attention.approximations.sparse_weights import combination
 from value_aware_attention.call import Call
 from value_aware_attention.hugging_face import attention_layers
+from value_aware_attention.measurement.control import random_weights
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.measurement.task import Task
@@ -36,10 +37,7 @@ from value_aware_attention.named_models import named_models
 from value_aware_attention.probe import loaded, window_task
 from value_aware_attention.records.estimate import ratio_of_sums
 
-R, ROUNDS = 4, (1, 2, 4)
-ALONE_WINDOWS = 1
-"""Windows on which each layer is also replaced alone"""
-BASE = "OVA with the mean"
+R, BASE = 4, "OVA with the mean"
 
 
 class Heads:
@@ -86,28 +84,31 @@ class Heads:
             self.error[head] = error.where(falls, self.error[head])
             joint = after.where(falls, joint)
 
+    def output(self, dtype: torch.dtype) -> Float[Tensor, "1 H N V"]:
+        return (self.exact + self.error)[None].to(dtype)
+
 
 def alone(call: Call, layer: nn.Module, r: int, mean: bool) -> Tensor:
-    """Returns outputs of heads that are each chosen for their own distance."""
+    """Chooses each head for its own distance."""
     return OptimalValueAware(r, mean=mean)(**call.arguments())
 
 
 @torch.no_grad()
 def alone_after_projection(call: Call, layer: nn.Module) -> Tensor:
-    """Returns outputs of heads that are each chosen for their own distance after W_o."""
+    """Chooses each head for its own distance after W_o, as if the others had no error."""
     heads = Heads(call, layer, call.output())
-    zeros = torch.zeros_like(heads.exact[0] @ heads.weight[0])
-    errors = [heads.solved(head, zeros) for head in range(len(heads.exact))]
-    return (heads.exact + torch.stack(errors))[None].to(call.dtype)
+    none = torch.zeros_like(heads.exact[0] @ heads.weight[0])
+    heads.error = torch.stack([heads.solved(head, none) for head in range(len(heads.exact))])
+    return heads.output(call.dtype)
 
 
 @torch.no_grad()
 def together(call: Call, layer: nn.Module, rounds: int) -> Tensor:
-    """Returns outputs of heads that are chosen together; they start at OVA with the mean."""
+    """Chooses all heads for the layer's output, from OVA with the mean on."""
     heads = Heads(call, layer, alone(call, layer, R, mean=True))
     for _ in range(rounds):
         heads.take_turns()
-    return (heads.exact + heads.error)[None].to(call.dtype)
+    return heads.output(call.dtype)
 
 
 METHODS: dict[str, Method] = {
@@ -115,12 +116,12 @@ METHODS: dict[str, Method] = {
     BASE: partial(alone, r=R, mean=True),
     f"{BASE}, {R + 1} vectors": partial(alone, r=R + 1, mean=True),
     f"{BASE}, each head after W_o": alone_after_projection,
-    **{f"heads together, rounds: {n}": partial(together, rounds=n) for n in ROUNDS},
+    **{f"heads together, rounds: {n}": partial(together, rounds=n) for n in (1, 4)},
 }
 
 
 def in_all_layers(window: Window, method: Method) -> dict[str, Any]:
-    """Returns the KL with a method in every layer, and each layer's error of the stream."""
+    """Returns the KL with a method in every layer, and the stream's relative error by layer."""
     with residuals(window.model) as streams:
         kl = window.together(method)
     pairs = [[x[window.asked] for x in pair] for pair in zip(streams, window.residual, strict=True)]
@@ -128,36 +129,42 @@ def in_all_layers(window: Window, method: Method) -> dict[str, Any]:
     return {"kl": kl, "stream": [error.item() for error in errors]}
 
 
-def in_single_layers(window: Window, method: Method) -> dict[str, list[float]]:
-    """Returns errors and the KL with a method in one layer at a time."""
+def in_single_layers(window: Window, method: Method) -> dict[str, Any]:
+    """Returns KL and errors with a method in one layer at a time, by layer.
+
+    "permuted" is the error after W_o where every query meets its values in a random order.
+    """
     rows = []
-    for layer, module in enumerate(attention_layers(window.model)):
-        output = method(window.calls[layer], module)
-        rows.append(window.errors(layer, output) | window.replaced(layer, output))
+    for number, layer in enumerate(attention_layers(window.model)):
+        call = window.calls[number]
+        output = method(call, layer)
+        row = window.replaced(number, output) | window.errors(number, output)
+        window.calls[number] = permuted(call)
+        row["permuted"] = window.errors(number, method(window.calls[number], layer))["after W_o"]
+        window.calls[number] = call
+        rows.append(row)
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def measured(task: Task, store: RecordCache) -> dict[str, Any]:
-    """Measures every method on every window; ratios of KL are paired over windows."""
+def measured(task: Task, store: RecordCache, part: str) -> dict[str, Any]:
+    """Measures every method in all layers on every window; ratios are paired over windows."""
     opened = lru_cache(maxsize=1)(partial(Window, task))
-    of_methods: dict[str, Any] = {name: {"windows": []} for name in METHODS}
-    for number in range(task.parts):
-        for name, method in METHODS.items():
-            key, row = {"window": task.digest(number), "method": name}, of_methods[name]
-            row["windows"].append(
-                store.get(key, lambda n=number, m=method: in_all_layers(opened(n), m))
-            )
-            if number < ALONE_WINDOWS:
-                row["alone"] = store.get(
-                    key | {"layers": "single"},
-                    lambda n=number, m=method: in_single_layers(opened(n), m),
-                )
-            print(number, name, row["windows"][-1]["kl"], flush=True)
-    base = np.array([window["kl"] for window in of_methods[BASE]["windows"]])
-    for row in of_methods.values():
-        kl = np.array([window["kl"] for window in row["windows"]])
-        row["kl"] = float(kl.mean())
-        row["over_base"] = [float(x) for x in ratio_of_sums(kl, base) if np.isfinite(x)]
+
+    def measure(work: Callable[..., Any], number: int, name: str) -> Any:
+        key = {"part": part, "window": task.digest(number), "method": name, "of": work.__name__}
+        return store.get(key, lambda: work(opened(number), METHODS[name]))
+
+    rows = [[measure(in_all_layers, n, name) for name in METHODS] for n in range(task.parts)]
+    by_method = dict(zip(METHODS, zip(*rows, strict=True), strict=True))
+    base = np.array([row["kl"] for row in by_method[BASE]])
+    of_methods = {}
+    for name, windows in by_method.items():
+        kl = np.array([row["kl"] for row in windows])
+        ratio = [float(x) for x in ratio_of_sums(kl, base) if np.isfinite(x)]
+        streams = np.mean([row["stream"] for row in windows], axis=0).tolist()
+        of_methods[name] = {"kl": kl.tolist(), "ratio": ratio, "stream": streams}
+        if part == "own":
+            of_methods[name]["single"] = measure(in_single_layers, 0, name)
     return of_methods
 
 
@@ -165,22 +172,24 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("models", nargs="+", choices=[*named_models()])
+    parser.add_argument("--windows", type=int, default=WINDOWS, help="the first of the 8")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     record = header("joint_oracle") | {"text": arguments.text.stem, "models": {}}
     for name in arguments.models:
         model, tokenizer = loaded(name)
         task, _ = window_task(
-            model, tokenizer, text, windows=1 if arguments.quick else WINDOWS, length=LENGTH,
-            seed=0, context=LENGTH // 2,
-        )  # fmt: skip
+            model, tokenizer, text, windows=WINDOWS, length=LENGTH, seed=0, context=LENGTH // 2
+        )
         store = RecordCache(
             Path(".cache/benchmark/joint_oracle"),
             {"weights": weights_hash(model), "code": record["source"]},
         )
-        record["models"][name] = {
-            "model": named_models()[name]["model"], "methods": measured(task, store)
-        }  # fmt: skip
+        task.texts = task.texts[: 1 if arguments.quick else arguments.windows]
+        parts = {"own": measured(task, store, "own")}
+        task.model, task.texts = random_weights(model), task.texts[:RANDOM_WINDOWS]
+        parts["random"] = measured(task, store, "random")
+        record["models"][name] = {"model": named_models()[name]["model"], **parts}
         finish("joint_oracle", record, page(record), keep=not arguments.quick)
 
 
@@ -189,24 +198,29 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# All heads of a layer, chosen together\n",
         f"{setting(record)}\n",
-        f"KL in nats a scored token of {WINDOWS} windows of {LENGTH} tokens of {record['text']}, "
-        f"second halves scored, {R} vectors a query in every layer and head. In brackets is its "
-        "ratio to that of OVA with the mean, with the paired 95% interval over windows. \"Stream\" "
-        "is the relative squared error of the residual stream after the last attention. The other "
-        f"columns are of {ALONE_WINDOWS} window, each layer replaced alone: the sums over layers "
-        "of the KL and of the error that the layer leaves in the stream; and means over layers of "
-        "the relative squared errors of the heads' outputs and of the layer's output after W_o.\n",
+        f"KL in nats a token of windows of {LENGTH} tokens of {record['text']}, second halves "
+        f"scored, {R} vectors a query in every layer and head. In brackets is its ratio to that of "
+        'OVA with the mean, with the paired 95% interval over windows. "Stream" is the relative '
+        "squared error of the residual stream after the last attention. The other columns are of "
+        "the first window, each layer replaced alone: sums over layers of the KL and of the error "
+        "in the stream, and means over layers of relative squared errors: of the heads' outputs, "
+        "after W_o, and after W_o with values permuted as in benchmarks.permuted_values.\n",
     ]
     for model in record["models"].values():
         rows = []
-        for name, of in model["methods"].items():
-            one, stream = of["alone"], np.mean([w["stream"][-1] for w in of["windows"]])
-            numbers = [stream, sum(one["kl"]), sum(one["residual"]),
-                       np.mean(one["error"]), np.mean(one["after W_o"])]  # fmt: skip
-            ratio = "; ".join(f"{x:.2f}" for x in of["over_base"])
-            rows.append([name, f"{of['kl']:.3g} ({ratio})", *(f"{x:.3g}" for x in numbers)])
-        head = [model["model"], "KL, all layers", "stream", "KL, sum of layers alone",
-                "stream, sum of layers alone", "heads", "after W_o"]  # fmt: skip
+        for name, of in model["own"].items():
+            single = {n: np.array(x) for n, x in of["single"].items()}
+            numbers = [of["stream"][-1], single["kl"].sum(), single["residual"].sum()]
+            numbers += [single[n].mean() for n in ("error", "after W_o", "permuted")]
+            kl = [
+                f"{np.mean(x['kl']):.3g} ({'; '.join(f'{end:.2f}' for end in x['ratio'])})"
+                for x in (of, model["random"][name])
+            ]
+            rows.append([name, *kl, *(f"{x:.3g}" for x in numbers)])
+        windows = [len(model[part][BASE]["kl"]) for part in ("own", "random")]
+        head = [model["model"], f"KL, {windows[0]} windows",
+                f"KL, random weights, {windows[1]} windows", "stream", "KL, single layers",
+                "stream, single layers", "heads", "after W_o", "permuted"]  # fmt: skip
         lines += [markdown(head, rows), ""]
     return "\n".join(lines)
 
