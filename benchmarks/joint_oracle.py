@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from benchmarks.mean_candidate import LENGTH, RANDOM_WINDOWS, WINDOWS
+from benchmarks.mean_candidate import LENGTH, WINDOWS
 from benchmarks.nearer_output import Method, Window, head_projections, residuals
 from benchmarks.permuted_values import permuted
 from benchmarks.record import finish, header, markdown, options, setting
@@ -146,26 +146,35 @@ def in_single_layers(window: Window, method: Method) -> dict[str, Any]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def measured(task: Task, store: RecordCache, part: str) -> dict[str, Any]:
-    """Measures every method in all layers on every window; ratios are paired over windows."""
-    opened = lru_cache(maxsize=1)(partial(Window, task))
+CONTROLLED = (BASE, f"{BASE}, {R + 1} vectors", "heads together, rounds: 4")
+"""Methods that the first window is read with again: random weights, and a layer at a time"""
 
-    def measure(work: Callable[..., Any], number: int, name: str) -> Any:
+
+def measured(model: nn.Module, task: Task, store: RecordCache) -> dict[str, Any]:
+    """Measures every method on every window; ratios are paired over windows."""
+    opened = lru_cache(maxsize=1)(lambda part, number: Window(task, number))
+
+    def measure(work: Callable[..., Any], name: str, number: int = 0, part: str = "own") -> Any:
         key = {"part": part, "window": task.digest(number), "method": name, "of": work.__name__}
-        return store.get(key, lambda: work(opened(number), METHODS[name]))
+        return store.get(key, lambda: work(opened(part, number), METHODS[name]))
 
-    rows = [[measure(in_all_layers, n, name) for name in METHODS] for n in range(task.parts)]
-    by_method = dict(zip(METHODS, zip(*rows, strict=True), strict=True))
-    base = np.array([row["kl"] for row in by_method[BASE]])
-    of_methods = {}
-    for name, windows in by_method.items():
-        kl = np.array([row["kl"] for row in windows])
-        ratio = [float(x) for x in ratio_of_sums(kl, base) if np.isfinite(x)]
-        streams = np.mean([row["stream"] for row in windows], axis=0).tolist()
-        of_methods[name] = {"kl": kl.tolist(), "ratio": ratio, "stream": streams}
-        if part == "own":
-            of_methods[name]["single"] = measure(in_single_layers, 0, name)
-    return of_methods
+    rows: dict[str, list[Any]] = {name: [] for name in METHODS}
+    for number in range(task.parts):
+        for name in METHODS:
+            rows[name].append(measure(in_all_layers, name, number))
+    single = {name: measure(in_single_layers, name) for name in CONTROLLED}
+    task.model = random_weights(model)
+    random = {name: measure(in_all_layers, name, part="random")["kl"] for name in CONTROLLED}
+    kl = {name: np.array([row["kl"] for row in windows]) for name, windows in rows.items()}
+    return {
+        name: {
+            "kl": kl[name].tolist(),
+            "ratio": [float(x) for x in ratio_of_sums(kl[name], kl[BASE]) if np.isfinite(x)],
+            "stream": np.mean([row["stream"] for row in windows], axis=0).tolist(),
+            "single": single.get(name), "random": random.get(name),
+        }
+        for name, windows in rows.items()
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -181,15 +190,14 @@ def main() -> None:
         task, _ = window_task(
             model, tokenizer, text, windows=WINDOWS, length=LENGTH, seed=0, context=LENGTH // 2
         )
+        task.texts = task.texts[: 1 if arguments.quick else arguments.windows]
         store = RecordCache(
             Path(".cache/benchmark/joint_oracle"),
             {"weights": weights_hash(model), "code": record["source"]},
         )
-        task.texts = task.texts[: 1 if arguments.quick else arguments.windows]
-        parts = {"own": measured(task, store, "own")}
-        task.model, task.texts = random_weights(model), task.texts[:RANDOM_WINDOWS]
-        parts["random"] = measured(task, store, "random")
-        record["models"][name] = {"model": named_models()[name]["model"], **parts}
+        record["models"][name] = {
+            "model": named_models()[name]["model"], "methods": measured(model, task, store)
+        }  # fmt: skip
         finish("joint_oracle", record, page(record), keep=not arguments.quick)
 
 
@@ -202,25 +210,25 @@ def page(record: dict[str, Any]) -> str:
         f"scored, {R} vectors a query in every layer and head. In brackets is its ratio to that of "
         'OVA with the mean, with the paired 95% interval over windows. "Stream" is the relative '
         "squared error of the residual stream after the last attention. The other columns are of "
-        "the first window, each layer replaced alone: sums over layers of the KL and of the error "
-        "in the stream, and means over layers of relative squared errors: of the heads' outputs, "
-        "after W_o, and after W_o with values permuted as in benchmarks.permuted_values.\n",
+        "the first window. The model has random weights, or one layer is replaced at a time: sums "
+        "over layers of the KL and of the error in the stream; means over layers of the relative "
+        "squared errors of the heads' outputs, after W_o, and after W_o with values permuted as in "
+        "benchmarks.permuted_values.\n",
     ]
     for model in record["models"].values():
         rows = []
-        for name, of in model["own"].items():
-            single = {n: np.array(x) for n, x in of["single"].items()}
-            numbers = [of["stream"][-1], single["kl"].sum(), single["residual"].sum()]
-            numbers += [single[n].mean() for n in ("error", "after W_o", "permuted")]
-            kl = [
-                f"{np.mean(x['kl']):.3g} ({'; '.join(f'{end:.2f}' for end in x['ratio'])})"
-                for x in (of, model["random"][name])
-            ]
-            rows.append([name, *kl, *(f"{x:.3g}" for x in numbers)])
-        windows = [len(model[part][BASE]["kl"]) for part in ("own", "random")]
-        head = [model["model"], f"KL, {windows[0]} windows",
-                f"KL, random weights, {windows[1]} windows", "stream", "KL, single layers",
-                "stream, single layers", "heads", "after W_o", "permuted"]  # fmt: skip
+        for name, of in model["methods"].items():
+            ratio = "; ".join(f"{x:.2f}" for x in of["ratio"])
+            numbers = [of["stream"][-1]]
+            if of["single"]:
+                single = {n: np.array(x) for n, x in of["single"].items()}
+                numbers += [of["random"], single["kl"].sum(), single["residual"].sum()]
+                numbers += [single[n].mean() for n in ("error", "after W_o", "permuted")]
+            cells = [f"{x:.3g}" for x in numbers] + [""] * (7 - len(numbers))
+            rows.append([name, f"{np.mean(of['kl']):.3g} ({ratio})", *cells])
+        head = [model["model"], f"KL, {len(model['methods'][BASE]['kl'])} windows", "stream",
+                "KL, random weights", "KL, single layers", "stream, single layers", "heads",
+                "after W_o", "permuted"]  # fmt: skip
         lines += [markdown(head, rows), ""]
     return "\n".join(lines)
 
