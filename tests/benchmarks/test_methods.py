@@ -1,14 +1,15 @@
 """Methods of benchmarks and controls of values; rounds go on until a comparison is decided."""
 
 from collections.abc import Callable
-from itertools import count, cycle, product
+from itertools import combinations, count, cycle, product
 from typing import Any
 
 import pytest
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
-from benchmarks import numerics
+from benchmarks import joint_oracle, numerics
 from benchmarks.mean_candidate import (
     AttentionWeights,
     MeanOfOthers,
@@ -252,3 +253,29 @@ def test_the_first_round_is_not_counted_and_every_other_runs_backwards() -> None
     spent = in_rounds({name: noted(name) for name in "ab"}, [("a", "b")], 0.0)
     assert "".join(order) == "ab" + "ab" + "ba" + "ab"
     assert spent == {"a": [2.0, 5.0, 6.0], "b": [3.0, 4.0, 7.0]}
+
+
+def test_heads_make_up_for_each_others_errors(inputs: list[Tensor]) -> None:
+    """A head's turn comes near the best of all sets; after it no query's joint error is larger."""
+    torch.manual_seed(0)
+    layer = torch.nn.Module()
+    layer.o_proj = torch.nn.Linear(12, 9, bias=False)
+    call = Call.of(*inputs, kernel=Exponential(), **CAUSAL)
+    heads = joint_oracle.Heads(call, layer, OptimalValueAware(4, mean=True)(*inputs, **CAUSAL))
+
+    def joint() -> Tensor:
+        return torch.einsum("hnv,hve->ne", heads.error, heads.weight)
+
+    others, before = heads.error[1] @ heads.weight[1], joint().square().sum(dim=-1)
+    ours = (heads.solved(0, others) @ heads.weight[0] + others).square().sum(dim=-1)
+    for row in range(6, 10):
+        visible = heads.value[0, : row + 1]
+        candidates = torch.cat([visible, visible.mean(dim=0, keepdim=True)])
+        atoms = (candidates - heads.exact[0, row]) @ heads.weight[0] + others[row]
+        sums_to_one = 1e4 * torch.ones(len(atoms), 1)
+        lifted, target = torch.cat([atoms, sums_to_one], dim=-1).numpy(), [0.0] * 9 + [1e4]
+        least = min(nnls(lifted[[*s]].T, target)[1] ** 2 for s in combinations(range(row + 2), 4))
+        assert least * (1 - 1e-6) <= ours[row] <= least * 1.1
+    heads.take_turns()
+    after = joint().square().sum(dim=-1)
+    assert (after <= before * (1 + 1e-12)).all() and after.sum() < 0.7 * before.sum()
