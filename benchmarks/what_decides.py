@@ -199,13 +199,13 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# What decides a compressed cache\n",
         f"{setting(record)}\n",
-        f"KL in nats on prompts of {LENGTH} tokens of {record['text']}, with a quarter and an "
-        "eighth of the keys. In brackets is its ratio to the default's (single losses for both) "
-        "with the paired 95% interval over prompts. Then comes the share of the answer's tokens "
-        "that are right. A score orders the keys of a head, and the pool of a score gives heads "
-        "their numbers of keys; all caches keep equally many. With a slot, the last key of a head "
-        "is the mean of those that it dropped, with their mean value and the log of their "
-        "number.\n",
+        f"Mean KL in nats on prompts of {LENGTH} tokens of {record['text']}, with a quarter and an "
+        "eighth of the keys. In brackets is the geometric mean of its ratio to the default's "
+        "(single losses for both), with the paired 95% interval over prompts. Then comes the share "
+        "of the answer's tokens that are right. A score orders the keys of a head, and the pool of "
+        "a score gives heads their numbers of keys; all caches keep equally many. With a slot, the "
+        "last key of a head is the mean of those that it dropped, with their mean value and the "
+        "log of their number.\n",
     ]
     for of in record["models"].values():
         count = len(of["prompts"])
@@ -228,8 +228,8 @@ HEAD = [f"{kind}, {share:g}" for kind, share in CELLS]
 
 
 def column(of: dict[str, Any], kind: str, name: str, rows: slice) -> Any:
-    """Returns the KL of some prompts, and the share of their tokens that are right."""
-    return np.array([prompt[kind][name] for prompt in of["prompts"][rows]]).T
+    """Returns the KL of some prompts, at least 1e-12, and the share of tokens that are right."""
+    return np.array([prompt[kind][name] for prompt in of["prompts"][rows]]).T.clip(1e-12)
 
 
 def cells(of: dict[str, Any], cache: Cache, rows: slice = slice(None)) -> list[str]:
@@ -239,7 +239,8 @@ def cells(of: dict[str, Any], cache: Cache, rows: slice = slice(None)) -> list[s
         (kl, right), (base, _) = (
             column(of, kind, name_of(x, share), rows) for x in (cache, DEFAULT)
         )
-        ratio, low, high = ratio_of_sums(kl, base)
+        logs = np.log(kl) - np.log(base)
+        ratio, low, high = np.exp(ratio_of_sums(logs, np.ones_like(logs)))
         over = f" ({ratio:.2f}; {low:.2f} to {high:.2f})" if low < high else ""
         texts.append(f"{kl.mean():.3g}{over}" + (f", {right.mean():.0%}" if kind != "text" else ""))
     return texts
@@ -249,9 +250,9 @@ def chosen_on_half(of: dict[str, Any], half: int) -> str:
     """Chooses a smoothing on half of the prompts, and tells what it leaves on the other half."""
 
     def loss(name: str) -> float:
-        """Averages the log of the mean KL over kinds and shares."""
+        """Averages the log of the KL over prompts, kinds and shares."""
         names = [(kind, name_of((name, name, False), share)) for kind, share in CELLS]
-        return float(np.mean([np.log(column(of, *x, slice(half))[0].mean()) for x in names]))
+        return float(np.mean([np.log(column(of, *x, slice(half))[0]) for x in names]))
 
     best = min((LOSSES, *SMOOTHED), key=loss)
     rows = [
