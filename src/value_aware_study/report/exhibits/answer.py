@@ -77,7 +77,11 @@ def _perplexity_panel(data: pd.DataFrame, name: str) -> look.Panel:
     )
     drawn = data[["series", "count", "value", "low", "high"]]
     said = words.sentences(drawn, "{series}, r = {count:.0f}, perplexity over exact")
-    lines = charts.on_lines(drawn.assign(said=said), pretrained.CURVE_MARKS, x, y)
+    # "chosen for the output (OVA)" is OVA: a long name would hide other lines
+    short = {name: name.rpartition("(")[2].rstrip(")") for name in pretrained.CURVE_MARKS}
+    marks = {short[name]: mark for name, mark in pretrained.CURVE_MARKS.items()}
+    drawn = drawn.assign(said=said, series=drawn["series"].map(short))
+    lines = charts.on_lines(drawn, marks, x, y)
     model, _, rest = name.partition(", ")
     return charts.figure([*charts.level(1.0), *lines], [f"{model}: perplexity over exact's", rest])
 
