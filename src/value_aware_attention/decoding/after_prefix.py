@@ -405,12 +405,12 @@ class AfterPrefix(Approximation):
 
     def _grown(self, calls: Collection[Arguments]) -> list[Arguments]:
         """Adds to calls the pools of their next choice, if it is not the first."""
-        kept = [layer.kept for call in calls if (layer := call.get("layer")) and layer.kept]
-        if not kept:
+        earlier = [layer.kept for call in calls if (layer := call.get("layer")) and layer.kept]
+        if not earlier:
             return list(calls)
-        keys, number = next(iter(calls))["key"].shape[-2], len(kept[0])
+        keys, number = next(iter(calls))["key"].shape[-2], len(earlier[0])
         rows = range(*self.starts(keys)[number - 1 : number + 1])
-        pools = joined_pools([choices[-1].positions for choices in kept], rows)
+        pools = joined_pools([choices[-1].positions for choices in earlier], rows)
         return [
             call | {"start": rows.stop, "pool": pool}
             for call, pool in zip(calls, pools, strict=True)
@@ -548,14 +548,14 @@ def placed(choice: KeptKeys, pool: Int[Tensor, "*own K"]) -> KeptKeys:
 
 
 def joined_pools(
-    kept: Sequence[Int[Tensor, "*own R"]], later: range
+    layers: Sequence[Int[Tensor, "*own R"]], later: range
 ) -> list[Int[Tensor, "*own K"]]:
-    """Joins the kept keys of each layer (-1 = none) and the later ones, for the next choice.
+    """Joins each layer's kept positions (-1 = none) and the later ones, for the next choice.
 
     Positions ascend. All pools are as wide as the largest head of all layers needs; other heads
     have -1 in their first places.
     """
-    slots = max(positions.shape[-1] for positions in kept)
+    slots = max(positions.shape[-1] for positions in layers)
     return [
         torch.cat(
             [
@@ -568,7 +568,7 @@ def joined_pools(
         )
         .sort(dim=-1)
         .values
-        for positions in kept
+        for positions in layers
     ]
 
 

@@ -80,26 +80,23 @@ def compressed_cache(
     The prompt's queries attend exactly. Then each key-value head keeps the r = keep * tokens keys
     (padding not counted) that `method(r)` chooses; later tokens see these and all later keys.
     Logits equal those of one pass of `caches.AfterPrefix` with the same options, and gradients flow
-    through the kept keys. A cache can be read only within the context, where it can be copied;
-    `save_compressed` writes it to a file. If no cache was read or saved, the context ends with a
-    warning, because a single pass is exact: `logits_after` reads in two passes. docs/decoding.md
-    explains padding, windows, memory and several turns, and lists the models, caches and calls that
-    raise ValueError.
+    through the kept keys. A cache can be read and copied only within the context; `save_compressed`
+    writes it to a file. If no cache was read or saved, the context ends with a warning, because a
+    single pass is exact: `logits_after` reads in two. docs/decoding.md explains padding, windows,
+    memory and several turns, and lists the models, caches and calls that raise ValueError.
 
     Args:
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
-        keep: Share of a text's keys that a head keeps, above 0 and at most 1, or an integer >= 2,
-            which is r itself. Sinks and recent keys are kept even if they exceed it; a warning is
-            issued if that holds for the whole prompt.
+        keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
+            >= 2. Sinks and recent keys are kept even if they exceed it; for a prompt it warns.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
         rows: Most observed queries per head. None: all with "continued", else 32. Few rows with a
             `pool` cause a warning, because heads that they do not use lose their keys.
         sinks: Number of first keys of the prompt that are always kept, included in r.
         recent: Number of last keys of the prompt that are always kept, included in r.
-        every: Number of later tokens after which the method chooses r keys again; not with
-            "continued". With `pool` "model" it chooses between calls: tokens of the same call see
-            the older keys. None: it chooses once.
+        every: Number of later tokens after which the method chooses again; not with "continued".
+            With `pool` "model" it chooses between calls. None: it chooses once.
         pool: Heads that share a budget of keys: "layer" or "model". None: each head keeps r.
         floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.

@@ -359,10 +359,10 @@ def choose_again(prompts: Sequence[Prompt], layers: Sequence[GrowingLayer]) -> l
             )
             who = (after[r] for r in parts.of_first(share))
             ranked.append(prepared(parts, zip(who, cut, strict=True)))
-    kept, report = chosen(ranked), prompts[0].report
+    choice, report = chosen(ranked), prompts[0].report
     assert report is not None
     report.seconds += seconds_now() - begun
-    return kept
+    return choice
 
 
 class Filling:

@@ -352,12 +352,12 @@ class GrowingLayer(KeptLayer):
         query = self.query[:, :, : self.query.shape[2] - rest]
         at, pages, whole = self.at.flatten(0, 1), self.pages, []
         held = (at >= 0).nonzero(as_tuple=True)
-        kept = (
+        stored = (
             [x.flatten(0, 1)[held] for x in filled(self)]
             if pages is None
             else [x[pages.is_used] for x in (pages.key, pages.value)]
         )
-        for x, of_prefix in zip(filled(self), kept, strict=True):
+        for x, of_prefix in zip(filled(self), stored, strict=True):
             later = x[:, :, self.slots : self.slots + self.every]
             spread = pad(later, (0, 0, self.prefix, 0)).flatten(0, 1)
             spread = spread.index_put((held[0], at[held]), of_prefix)

@@ -47,13 +47,12 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    `sources` has the most instances of each by split; None, or no such split, is all of them.
-    `build` makes the tokenizer from the training texts, or loads one without reading them.
-    `stream_folder` gets one stream per split, <split>.npy, for a causal LM. Its evaluation text
-    stays in order. With `score_first` it starts with `</s>`, as fairseq's does, so that its first
-    token is a target too. `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
-    <length>/validation.npy of all sources together. Both get tokenizer/, a Hugging Face folder.
-    Temporary Arrow files lie in `scratch`.
+    `sources` has the most instances of each by split; None, or no such split, is all. `build` makes
+    the tokenizer from the training texts, or loads one. `stream_folder` gets one stream per split,
+    <split>.npy, for a causal LM. Its evaluation text stays in order; with `score_first` it starts
+    with `</s>`, as fairseq's does, so that its first token is a target too. `instance_folder` gets
+    <length>/<source>/<split>.npy for a masked LM, and <length>/validation.npy of all sources. Both
+    get tokenizer/, a Hugging Face folder. Temporary Arrow files lie in `scratch`.
     """
     _check_written(corpus, sources)
     tokenizer = build(
@@ -65,9 +64,8 @@ def write_tokens(
     with TemporaryDirectory(prefix="arrow-", dir=scratch) as arrow:
         for split in SPLITS:
             order = seed if split == "train" or stream_folder is None else None
-            streams = _streams(
-                corpus, sources, split, tokenizer=tokenizer, seed=order, cache_dir=Path(arrow)
-            )
+            options = {"tokenizer": tokenizer, "seed": order, "cache_dir": Path(arrow)}
+            streams = _streams(corpus, sources, split, **options)
             for name, stream in streams.items():
                 counts[name][split] = {"tokens": count_tokens(stream)}
             if stream_folder is not None and streams:

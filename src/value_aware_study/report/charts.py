@@ -286,8 +286,8 @@ def against_keys(frame: pd.DataFrame, metric: str) -> list[Panel]:
     x = count_axis("keys kept, r", frame["count"].tolist())
     y = ratio_axis(direction(f"{metric} / exact attention's", "lower"), frame)
     return [
-        figure([*level(1.0), *curves(part, oracle_marks(part), x, y)], str(name))
-        for name, part in frame.groupby("name", sort=False)
+        figure([*level(1.0), *curves(rows, oracle_marks(rows), x, y)], str(name))
+        for name, rows in frame.groupby("name", sort=False)
     ]
 
 
@@ -314,13 +314,13 @@ def name_places(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> pd.DataFrame:
     `dx` and `dy` are pixels from the point, in a panel of `SIDE` by `SIDE` pixels.
     """
     frame = frame.assign(across=_pixels(x, frame["count"]), up=_pixels(y, frame["value"]))
-    parts = [part for _, part in frame.sort_values("count").groupby("series", sort=False)]
+    of_series = [curve for _, curve in frame.sort_values("count").groupby("series", sort=False)]
     beyond, rows = np.array([[6.0], [0.0]]), []  # a mark is wider than its point
-    lines = [part[["across", "up"]].to_numpy(float).T for part in parts]
+    lines = [curve[["across", "up"]].to_numpy(float).T for curve in of_series]
     lines = [np.hstack([at[:, :1] - beyond, at, at[:, -1:] + beyond]) for at in lines]
-    for part in parts:
-        width, places = LETTER * len(part["series"].iloc[0]), []
-        for dx, dy, point in product((9, -9), (-9, 9), part.to_dict("records")):
+    for curve in of_series:
+        width, places = LETTER * len(curve["series"].iloc[0]), []
+        for dx, dy, point in product((9, -9), (-9, 9), curve.to_dict("records")):
             start, height = point["across"] + dx - (dx < 0) * width, point["up"] - dy
             span = np.linspace(start, start + width, 50)
             ups = [np.interp(span, at[0], at[1], left=np.inf, right=np.inf) for at in lines]

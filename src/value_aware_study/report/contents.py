@@ -62,7 +62,7 @@ def report_page(results: Results, origin: str = "") -> Page:
     """
     if not results.records:
         raise ValueError("no evaluation records given; a report needs at least one")
-    found = [
+    before_the_paper = [
         *([pretrained_section(results.pretrained)] if results.pretrained else []),
         *([caches_section(results.prompted)] if results.prompted else []),
     ]
@@ -76,7 +76,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         if results.unchecked
         else ""
     )
-    machines = [pair for section in [*found, *sections] for pair in section.machines]
+    machines = [pair for section in [*before_the_paper, *sections] for pair in section.machines]
     sections.append(
         _section("how", HOW_TITLE, HOW_LEAD, [("", model.models(results, machines))], unchecked)
     )
@@ -88,7 +88,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         "measure what a method could reach, not what it costs.",
         [
             _answer(results),
-            *found,
+            *before_the_paper,
             _paper(results),
             Section(
                 "everything",

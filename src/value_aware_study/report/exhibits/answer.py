@@ -76,11 +76,11 @@ def _perplexity_panel(data: pd.DataFrame, name: str) -> look.Panel:
         axis=alt.Axis(values=[1, 1.5, 2, 3, 5, 10, 20], labelExpr="'× ' + datum.value"),
     )
     drawn = data[["series", "count", "value", "low", "high"]]
-    said = words.sentences(drawn, "{series}, r = {count:.0f}, perplexity over exact")
+    sentences = words.sentences(drawn, "{series}, r = {count:.0f}, perplexity over exact")
     # "chosen for the output (OVA)" is OVA: a long name would hide other lines
     short = {name: name.rpartition("(")[2].rstrip(")") for name in pretrained.CURVE_MARKS}
     marks = {short[name]: mark for name, mark in pretrained.CURVE_MARKS.items()}
-    drawn = drawn.assign(said=said, series=drawn["series"].map(short))
+    drawn = drawn.assign(said=sentences, series=drawn["series"].map(short))
     lines = charts.on_lines(drawn, marks, x, y)
     model, _, rest = name.partition(", ")
     return charts.figure([*charts.level(1.0), *lines], [f"{model}: perplexity over exact's", rest])
@@ -114,10 +114,10 @@ def _facts_panel(data: pd.DataFrame, full: float) -> look.Panel:
         axis=alt.Axis(values=[0, 20, 40, 60, 80, 100]),
     )
     drawn = data[["series", "count", "value"]]
-    said = words.sentences(drawn, "{series}, {count:.3g} of the keys", "% right")
+    sentences = words.sentences(drawn, "{series}, {count:.3g} of the keys", "% right")
     marks = {caches.label(cache): look.cache_mark(cache) for cache in FACTS}
     return charts.figure(
-        [*charts.level(full), *charts.on_lines(drawn.assign(said=said), marks, x, y)],
+        [*charts.level(full), *charts.on_lines(drawn.assign(said=sentences), marks, x, y)],
         ["Facts in a prompt: answers' tokens", "right, %; dashed: with all keys"],
     )
 

@@ -213,8 +213,8 @@ def _panel(data: pd.DataFrame, record: CacheRecord) -> look.Panel:
     """Draws the caches of `USES`, filled up with those of least KL, best first."""
     data, of_text = data[data["keep"] < 1], record.task == "running_text"
     uses = [cache for cache in USES if cache in set(data["cache"])]
-    shown = [*dict.fromkeys([*uses, *data["cache"]])][:MOST_SHOWN]
-    drawn = data[data["cache"].isin(shown)]
+    names = [*dict.fromkeys([*uses, *data["cache"]])][:MOST_SHOWN]
+    drawn = data[data["cache"].isin(names)]
     drawn = drawn.assign(name=drawn["cache"].map(label), series=drawn["keep"].map(share))
     order = drawn["name"].unique().tolist()
     if of_text:
@@ -226,9 +226,9 @@ def _panel(data: pd.DataFrame, record: CacheRecord) -> look.Panel:
         drawn = drawn.assign(value=100 * drawn["right"], low=np.nan, high=np.nan)
         title = charts.direction("tokens right, %", "higher")
         x = alt.X("value:Q", title=title, scale=alt.Scale(domain=[0, 100]))
-    said = words.sentences(drawn, "{name}, {series}", " nats" if of_text else "% right")
-    drawn = drawn[["name", "series", *ENDS]].assign(hue=drawn["name"], said=said)
-    marks = {label(name): look.cache_mark(name) for name in shown}
+    sentences = words.sentences(drawn, "{name}, {series}", " nats" if of_text else "% right")
+    drawn = drawn[["name", "series", *ENDS]].assign(hue=drawn["name"], said=sentences)
+    marks = {label(name): look.cache_mark(name) for name in names}
     marks |= {
         share(keep): look.Mark("var(--muted)", look.SHARE_SHAPES.get(keep, "diamond"))
         for keep in sorted(set(data["keep"]), reverse=True)

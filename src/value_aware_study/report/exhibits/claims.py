@@ -647,12 +647,8 @@ def _findings(answered: Sequence[Answer]) -> Exhibit:
     pairs = [(answer, f) for answer in answered for f in answer.findings or [Finding("", None)]]
     data = pd.DataFrame(
         {"claim": answer.claim, "verdict": answer.verdict, "published": answer.published}
-        | {
-            "holds": HELD[finding.holds],
-            "holds_after_holm": HELD[finding.corrected],
-            "sentence": finding.sentence,
-        }
-        | _numbers(finding)
+        | {"holds": HELD[finding.holds], "holds_after_holm": HELD[finding.corrected]}
+        | {"sentence": finding.sentence, **_numbers(finding)}
         for answer, finding in pairs
     )
     intervals = int(data["p"].notna().sum())

@@ -341,9 +341,9 @@ def output_error(
     data = averaged(pd.DataFrame(rows), [column, "method", "layer", "r"], "error")
     models = {item.label: item.output_error for item in measured}
     trained = captions.means((item.label for item in measured), captions.PALE)
-    shown = {"": data[data["method"].isin(OPTIMAL_METHODS)]}
+    panels = {"": data[data["method"].isin(OPTIMAL_METHODS)]}
     if set(data["method"]) > set(OPTIMAL_METHODS):
-        shown[", every rule"] = data
+        panels[", every rule"] = data
     return Exhibit(
         name,
         f"{begins}Output error against the keys kept",
@@ -357,27 +357,25 @@ def output_error(
         ],
         [
             _error_panel(rows[rows[column] == label], label, of)
-            for rows in shown.values()
+            for rows in panels.values()
             for label, of in models.items()
         ],
-        Table(
-            data,
-            {
-                column: data[column],
-                "method": [
-                    LABELS.get(method, words.full_name(method)) for method in data["method"]
-                ],
-                "layer": data["layer"],
-                "r, keys": [f"{r:,}" for r in data["r"]],
-                "error": [
-                    NO_COUNT if words.missing(error) else short(error) for error in data["error"]
-                ],
-                "95% interval": words.intervals(data, 3, short),
-            },
-            grouped=True,
-        ),
-        choices=[label + what for what in shown for label in models],
+        _error_table(data, column),
+        choices=[label + what for what in panels for label in models],
     )
+
+
+def _error_table(data: pd.DataFrame, column: str) -> Table:
+    """Tabulates errors of every method, layer and number of keys."""
+    columns = {
+        column: data[column],
+        "method": [LABELS.get(method, words.full_name(method)) for method in data["method"]],
+        "layer": data["layer"],
+        "r, keys": [f"{r:,}" for r in data["r"]],
+        "error": [NO_COUNT if words.missing(error) else short(error) for error in data["error"]],
+        "95% interval": words.intervals(data, 3, short),
+    }
+    return Table(data, columns, grouped=True)
 
 
 def _error_rows(measured: Measured) -> Iterator[Row]:
