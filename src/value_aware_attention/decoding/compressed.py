@@ -95,8 +95,8 @@ def compressed_cache(
             `pool` cause a warning, because heads that they do not use lose their keys.
         sinks: Number of first keys of the prompt that are always kept, included in r.
         recent: Number of last keys of the prompt that are always kept, included in r.
-        every: Number of later tokens after which the method chooses again; not with "continued".
-            With `pool` "model" it chooses between calls. None: it chooses once.
+        every: Number of later tokens after which the method chooses r keys again, with `pool`
+            "model" between calls; not with "continued". None: it chooses once.
         pool: Heads that share a budget of keys: "layer" or "model". None: each head keeps r.
         floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
