@@ -50,7 +50,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
-    """Collects the cells that evaluations return."""
+    """Collects the cells that evaluations return, not the rows of exact attention for sweeps."""
+    import pipelines.app.tracking  # noqa: F401  keeps the function that is replaced below
+
     found: list[Cell] = []
     monkeypatch.setattr(summary, "row", lambda record, cell: found.append(cell))
     return found
