@@ -313,15 +313,16 @@ def test_training_with_an_approximation_and_recomputed_layers() -> None:
 
 @pytest.mark.parametrize("made", [causal_module, masked_module])
 def test_one_step_measures_the_device(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[Any] = []
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30)
     rows = causal_batch(0) if made is causal_module else masked_batch(0)
     expected = one_step(made(dropout=0.0), rows)["loss"]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: asked.append("waited"))
     with PretendDevice():
         step = one_step(made(dropout=0.0).to(DEVICE), moved(rows))
-        assert asked == [DEVICE, DEVICE] and step["peak_memory_gib"] == 1
+        assert asked == [DEVICE, "waited", "waited"] and step["peak_memory_gib"] == 1
     assert step["loss"] == pytest.approx(expected, rel=1e-4)
 
 
