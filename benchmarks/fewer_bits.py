@@ -150,14 +150,12 @@ def page(record: dict[str, Any]) -> str:
             [name_of(*cell), *cells(of, *cell)]
             for cell in ((name, share) for share, name in product((None, *SHARES), FORMATS))
         ]
-        right = {
-            kind: np.mean([prompt[kind]["all keys"][1] for prompt in of["prompts"]])
-            for kind in KINDS
-        }
+        right = {kind: np.mean([x[kind]["all keys"][1] for x in of["prompts"]]) for kind in KINDS}
+        exact = ", ".join(f"{kind} {x:.0%} right" for kind, x in right.items())
         lines += [
             f"## {of['model']}, {len(of['prompts'])} prompts of each kind\n",
             markdown(["format, bytes", "keys a head", *KINDS], rows) + "\n",
-            f"All keys in fp32: {', '.join(f'{kind} {x:.0%} right' for kind, x in right.items())}.\n",
+            f"All keys in fp32: {exact}.\n",
         ]
     return "\n".join(lines)
 

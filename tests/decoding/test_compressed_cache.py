@@ -479,6 +479,8 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
         ({"every": 0}, "every is 0; it must be"),
         ({"every": 4}, "every is 4 and observed is 'continued'"),
         (EVEN | {"every": 4, "method": METHODS["refitted"]}, "4; ValueAware refits values"),
+        ({"bits": 4}, "bits is 4; it must be None or one of 8"),
+        (EVEN | {"every": 4, "bits": 8}, "bits is 8 and every is 4; keys that are chosen again"),
     ]
     for options, message in cases:
         given = {"method": LeaveOneOut, "inputs": prompt()} | options
@@ -912,6 +914,25 @@ def test_a_short_text_of_a_batch_keeps_what_is_always_kept(llama: PreTrainedMode
     assert cache.layers[0].counts[:, 0].tolist() == [5, R, R]
     empty = prompt() | {"attention_mask": torch.zeros(3, PREFIX, dtype=torch.long)}
     assert_refused("the prompt has 0 tokens; it must have at least 1", filled, llama, Recent, empty)
+
+
+def test_kept_keys_in_int8_take_a_byte_a_number_and_have_no_gradients() -> None:
+    """Their logits are near those of keys with all bits, and not the same."""
+    model, inputs = sharp("llama"), {"input_ids": torch.randint(5, 90, (2, 512))}
+    width = model.config.hidden_size // model.config.num_attention_heads
+    for pool in POOLS:
+        (rounded,), (whole,) = (
+            filled(model, ObservedAttention, inputs, pool=pool, bits=bits)[1].caches
+            for bits in (8, None)
+        )
+        saved = 2 * (4 * width - width - 4)  # a key, a value; a scale for each
+        assert whole.bytes_after - rounded.bytes_after == saved * whole.slots
+    logits, exact = (
+        through(model, LeaveOneOut, text(), [PREFIX], bits=bits)[0] for bits in (8, None)
+    )
+    assert 0 < (logits - exact).abs().max() < 0.05 * exact.abs().max()
+    with compressed_cache(model, LeaveOneOut, keep=KEEP, bits=8):
+        assert_refused("bits is 8, and rounded keys have no gradients", model, **part(text(), 0, 9))
 
 
 def test_refitted_values_have_no_gradients() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -60,6 +61,13 @@ def computed_by(form: str) -> Iterator[None]:
         yield
 
 
+def in_int8(x: Tensor) -> Tensor:
+    """Rounds each vector to 255 equal steps between its largest magnitude and the negative."""
+    rows = [127 * row / row.abs().max() for row in x.double().flatten(0, -2)]
+    largest = x.double().abs().amax(dim=-1, keepdim=True)
+    return torch.stack([row.round() for row in rows]).view_as(x) * largest / 127
+
+
 @dataclass
 class Texts:
     """Holds kept keys of (B, H) caches with R slots each, and a layer over them."""
@@ -70,14 +78,18 @@ class Texts:
 
     @classmethod
     def of(
-        cls, counts: Tensor, dim: int, width: int, *, weighted: bool = False, later: int = 0
-    ) -> "Texts":
+        cls, counts: Tensor, dim: int, width: int, *, weighted: bool = False, later: int = 0,
+        bits: int | None = None,
+    ) -> "Texts":  # fmt: skip
         places = torch.arange(int(counts.max()))
         bias = torch.randn(*counts.shape, len(places)) * weighted
         bias = bias.masked_fill(places >= counts[..., None], -torch.inf)
         slots = Slots(torch.randn(*bias.shape, dim), torch.randn(*bias.shape, width), bias)
         of_later = tuple(torch.randn(*counts.shape, later, x) for x in (dim, width))
-        return cls(slots, KeptLayer(slots, 2 * len(places), lambda: True), of_later)
+        layer = KeptLayer(slots, 2 * len(places), lambda: True, bits)
+        if bits is not None:
+            slots = Slots(*(in_int8(x) for x in (slots.key, slots.value)), bias)
+        return cls(slots, layer, of_later)
 
     def read(self, tokens: int) -> None:
         """Appends further tokens."""
@@ -136,11 +148,12 @@ COUNTS = {
     weighted=st.booleans(),
     padding=st.booleans(),
     threads=st.sampled_from([1, 2]),
+    bits=st.sampled_from([None, 8]),
 )
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_is_the_definition(
     form: str, seed: int, counts: str, groups: int, sizes: tuple[int, int],
-    tokens: tuple[int, ...], weighted: bool, padding: bool, threads: int,
+    tokens: tuple[int, ...], weighted: bool, padding: bool, threads: int, bits: int | None,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
     with (
@@ -148,8 +161,8 @@ def test_every_form_is_the_definition(
         patch.object(torch, "get_num_threads", return_value=threads),
         patch.object(later_token, "PER_THREAD", 1),
     ):
-        texts = Texts.of(torch.tensor(COUNTS[counts]), *sizes, weighted=weighted)
-        assert texts.layer.pages is None or form != "padded"
+        texts = Texts.of(torch.tensor(COUNTS[counts]), *sizes, weighted=weighted, bits=bits)
+        assert texts.layer.pages is None or form != "padded" or bits
         for rows in tokens:
             texts.read(rows)
             later = texts.later[0].shape[2]
@@ -192,13 +205,16 @@ MOVES: dict[str, tuple[Callable[[KeptLayer], None], list[int]]] = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("form", "bits"), [*product(FORMS, [None]), ("compiled", 8)])
 @pytest.mark.parametrize("move", MOVES)
-def test_texts_move_with_their_room_and_copies_have_their_own(form: str, move: str) -> None:
+def test_texts_move_with_their_room_and_copies_have_their_own(
+    form: str, bits: int | None, move: str
+) -> None:
     torch.manual_seed(0)
     change, rows = MOVES[move]
     with computed_by(form):
-        texts = Texts.of(torch.tensor(COUNTS["one key"]), 8, 8, weighted=form != "sequences")
+        weighted, counts = form != "sequences", torch.tensor(COUNTS["one key"])
+        texts = Texts.of(counts, 8, 8, weighted=weighted, bits=bits)
         texts.read(3)
         texts.layer.crop(-2)
         texts.later = tuple(x[:, :, :1] for x in texts.later)

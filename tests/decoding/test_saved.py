@@ -48,6 +48,7 @@ pytestmark = [
 ]
 WAYS: dict[str, tuple[Callable[[int], CacheMethod], dict[str, Any]]] = {
     "single": (LeaveOneOut, {}),
+    "int8": (Uneven, {"bits": 8}),
     "uneven": (Uneven, {}),
     **{f"{name}, {budget}": (METHODS[name], BUDGETS[budget]) for name, budget in (
         ("scores", "even"), ("joint", "default"), ("refitted", "even"), ("refitted", "layer"),
@@ -55,7 +56,9 @@ WAYS: dict[str, tuple[Callable[[int], CacheMethod], dict[str, Any]]] = {
 }  # fmt: skip
 CASES = [*product((*KINDS, "cohere2"), ("float32", "bfloat16"), (0, 4), WAYS)]
 QUICK = {
-    *product(("llama", "cohere2"), ("float32", "bfloat16"), (4,), ("uneven", "scores, even")),
+    *product(
+        ("llama", "cohere2"), ("float32", "bfloat16"), (4,), ("uneven", "int8", "scores, even")
+    ),
     *product(("gpt2",), ("float32",), (0, 4), ("refitted, even", "refitted, layer")),
 }
 CUTS = [PREFIX + 1, PREFIX + 2]
@@ -231,7 +234,7 @@ def newer(file: Path) -> None:
         (lambda file: file.write_text("a text"), "context is damaged .*: save the context again"),
         (lambda file: file.write_bytes(b""), "context is damaged .*: save the context again"),
         (lambda file: save_file({"a": torch.ones(2)}, file), "is no compressed context that"),
-        (newer, "has the format 2; this version reads up to 1: install a newer value-aware"),
+        (newer, "has the format 3; this version reads up to 2: install a newer value-aware"),
     ],
 )
 def test_a_file_that_is_not_as_it_was_written_is_refused(

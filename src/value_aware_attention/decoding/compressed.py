@@ -62,6 +62,7 @@ def compressed_cache(
     method: Callable[[int], CacheMethod],
     *,
     keep: float,
+    bits: int | None = None,
     observed: str = "continued",
     rows: int | None = None,
     sinks: int = 2,
@@ -90,6 +91,8 @@ def compressed_cache(
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
             >= 2. Sinks and recent keys are kept even if they exceed it; for a prompt it warns.
+        bits: 8 rounds kept keys and values to int8, with a scale for each; later keys keep all
+            bits. None: none is rounded. Not with `every` or gradients.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
         rows: Most observed queries per head. None: all with "continued", else 32. Few rows with a
             `pool` cause a warning, because heads that they do not use lose their keys.
@@ -105,7 +108,8 @@ def compressed_cache(
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
-    with Compression(model, Choices(method, check_keep(keep), options)).opened() as report:
+    choices = Choices(method, check_keep(keep), options, bits)
+    with Compression(model, choices).opened() as report:
         yield report
 
 

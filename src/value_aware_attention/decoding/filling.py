@@ -133,13 +133,21 @@ class Choices:
 
     Attributes:
         keep: A share of a text's keys as a float, or a number of keys as an int.
+        bits: 8 = kept keys and values are rounded to int8; None = they are not.
     """
 
     method: Callable[[int], CacheMethod]
     keep: float
     options: Arguments
+    bits: int | None = None
 
     def __post_init__(self) -> None:
+        check_choice((8, None), bits=self.bits)
+        if self.bits is not None and self.options["every"] is not None:
+            raise ValueError(
+                f"bits is {self.bits} and every is {self.options['every']}; keys that are chosen "
+                f"again keep all their bits: give one of the two"
+            )
         for name, again, others in (
             ("observed", "repeat", ", ".join(OBSERVED_IN_ONE_PASS)),
             ("pool", "checked", "model, layer or None"),
@@ -158,7 +166,8 @@ class Choices:
 
     def __str__(self) -> str:
         name = type(self.method(max(1, self.options["sinks"] + self.options["recent"]))).__name__
-        options = {"keep": self.keep} | getattr(self.method, "keywords", {}) | self.options
+        options = {"keep": self.keep, "bits": self.bits}
+        options |= getattr(self.method, "keywords", {}) | self.options
         return f"{name}, {', '.join(f'{x}={option!r}' for x, option in options.items())}"
 
     def kept_of(self, tokens: int) -> int:
@@ -429,7 +438,10 @@ class Filling:
                 self._growing(place, choice, group, choose)
                 if place in self.queries
                 else KeptLayer(
-                    Slots.of(choice, key, value), key.shape[2], self.prompts[place].reads
+                    Slots.of(choice, key, value),
+                    key.shape[2],
+                    self.prompts[place].reads,
+                    self.context.choices.bits,
                 )
             )
             layer.locate(choice, self.prompts[place].visible)

@@ -41,25 +41,28 @@ class KeptLayer(DynamicLayer):
     indices: Int[Tensor, "B H R"] | None = None
     visible: Bool[Tensor, "B 1 1 M"] | None = None
 
-    def __init__(self, held: Slots, prefix: int, is_read: Callable[[], bool]) -> None:
+    def __init__(
+        self, held: Slots, prefix: int, is_read: Callable[[], bool], bits: int | None = None
+    ) -> None:
         super().__init__()
         self.is_read = is_read
         self.dtype, self.device, self.is_initialized = held.key.dtype, held.key.device, True
-        self.hold(held, prefix)
+        self.hold(held, prefix, bits)
 
-    def hold(self, held: Slots, prefix: int) -> None:
-        """Replaces the content by the kept keys of a prefix, without later keys."""
+    def hold(self, held: Slots, prefix: int, bits: int | None = None) -> None:
+        """Replaces the content by the kept keys of a prefix, in int8 if `bits` is 8."""
         self.prefix = prefix
         self.counts: Int[Tensor, "B H"] = held.used.sum(dim=-1)
         self.bias: Float[Tensor, "B H R"] | None = None
         self.pages: Pages | None = None
         self.room: Room | None = None
         (counts, is_weighted), slots = held.on_host, held.bias.shape[-1]
-        if self.is_even(counts, slots):
+        if bits is None and self.is_even(counts, slots):
             self.slots, self.keys, self.values = slots, held.key, held.value
             self.bias = held.bias if is_weighted or min(counts) < slots else None
         else:
-            self.slots, self.pages = 0, Pages.of(held)
+            self.slots, pages = 0, Pages.of(held)
+            self.pages = pages if bits is None else pages.in_int8()
             self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Sequence[int], slots: int) -> bool:
@@ -102,10 +105,12 @@ class KeptLayer(DynamicLayer):
         key, value = filled(self)
         length, tokens = key.shape[2], key_states.shape[2]
         if self.room is None or not self.room.has(key, tokens):
+            is_rounded = self.pages is not None and self.pages.scale is not None
             self.room = Room.of(
-                key, value, self.pages, tokens + max(ROOM, (length - self.slots) // 4)
-            )
-            self.pages = self.room.pages
+                key, value, None if is_rounded else self.pages,
+                tokens + max(ROOM, (length - self.slots) // 4),
+            )  # fmt: skip
+            self.pages = self.pages if is_rounded else self.room.pages
         self.keys, self.values = self.room.append(length, key_states, value_states)
         return self.keys, self.values
 

@@ -53,12 +53,14 @@ def attend(
     slots: int,
 ) -> Float[Tensor, "B heads N V"] | None:
     """Computes `KeptLayer.attend`; returns None where torch has to."""
-    paged = () if pages is None else (pages.key, pages.value)
+    stored = () if pages is None or pages.scale is not None else (pages.key, pages.value)
     if (
-        not _is_served(kernel, query, key, value, *paged)
+        not _is_served(kernel, query, key, value, *stored)
         or (library := native.library(TOKEN_SOURCE, *TOKEN_CONSTANTS)) is None
     ):
         return None
+    pages = None if pages is None else pages.restored()
+    paged = (None, None) if pages is None else (pages.key, pages.value)
     (texts, query_heads, rows, dim), (_, heads, _, width) = query.shape, value.shape
     query = query if query.stride(3) == 1 else query.contiguous()
     key = key if key.stride()[2:] == (dim, 1) else key.contiguous()
@@ -69,7 +71,7 @@ def attend(
     spans, page_bias, bias = None, None, None if bias is None else bias.float().contiguous()
     if pages is not None:
         spans, page_bias = pages.spans, None if pages.bias is None else pages.bias.float()
-    tensors = (query, key, value, bias, *(paged or (None, None)), page_bias, spans, visible, output)
+    tensors = (query, key, value, bias, *paged, page_bias, spans, visible, output)
     groups, slots_of_all = query_heads // heads, key[..., 0].numel() + (pages.slots if pages else 0)
     threads = 1 + slots_of_all * groups * rows * (dim + width) // PER_THREAD
     call = _Call(

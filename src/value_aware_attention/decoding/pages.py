@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Self
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
 from value_aware_attention.attention import (
@@ -19,6 +19,8 @@ from value_aware_attention.kernels import Kernel
 
 PAGES = 32  # of a head of average size; each head wastes half a page
 ROOM = 64  # least number of later keys that a head gets room for when a buffer is full
+INT8_MOST = 127
+LEAST_SCALE = 1e-30  # in place of 0, that of a key of zeros
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,16 @@ class Pages:
         bias: Added to log kappa: the log-weight of a key, -inf in an unused slot; None = all 0.
         cache: The cache of each page, ascending.
         is_weighted: Whether a key has a log-weight other than 0.
+        scale: Scales of keys and of values in int8; None = they are stored as they are.
     """
 
-    key: Float[Tensor, "P S D"]
-    value: Float[Tensor, "P S V"]
+    key: Float[Tensor, "P S D"] | Int8[Tensor, "P S D"]
+    value: Float[Tensor, "P S V"] | Int8[Tensor, "P S V"]
     bias: Float[Tensor, "P S"] | None
     cache: Int[Tensor, " P"]
     caches: int
     is_weighted: bool
+    scale: Float[Tensor, "2 P S"] | None = None
 
     @classmethod
     def of(cls, held: "Slots") -> Self:
@@ -61,6 +65,31 @@ class Pages:
         bias = bias.masked_fill(~is_used, -torch.inf)
         return cls(key, value, bias if needs_bias else None, cache, len(counts), is_weighted)
 
+    def in_int8(self) -> Self:
+        """Rounds each key and value to multiples of its largest magnitude over 127, in fp32.
+
+        Raises ValueError for tensors that require gradients, which rounding has not.
+        """
+        if self.key.requires_grad or self.value.requires_grad:
+            raise ValueError(
+                "bits is 8, and rounded keys have no gradients: call the model under "
+                "torch.no_grad(), or take bits=None"
+            )
+        wide = self.key.float(), self.value.float()
+        scales = [(x.abs().amax(dim=-1) / INT8_MOST).clamp_min(LEAST_SCALE) for x in wide]
+        key, value = (
+            (x / scale[..., None]).round().to(torch.int8)
+            for x, scale in zip(wide, scales, strict=True)
+        )
+        return replace(self, key=key, value=value, scale=torch.stack(scales))
+
+    def restored(self) -> Self:
+        """Returns the pages with floating-point keys and values: fp32 where they are in int8."""
+        if self.scale is None:
+            return self
+        key, value = self.scale[..., None]
+        return replace(self, key=self.key * key, value=self.value * value, scale=None)
+
     @property
     def is_used(self) -> Bool[Tensor, "P S"]:
         """Returns a mask of the slots that hold a key."""
@@ -77,15 +106,17 @@ class Pages:
         return replace(
             self, key=self.key[at], value=self.value[at], cache=cache, caches=len(texts) * heads,
             bias=None if self.bias is None else self.bias[at],
+            scale=None if self.scale is None else self.scale[:, at],
         )  # fmt: skip
 
     def state(self, query: Float[Tensor, "C N D"], kernel: Kernel) -> AttentionState:
         """Computes the attention state of each cache's queries over its keys."""
-        scores = kernel.log_similarity(query[self.cache], working_precision(self.key))
+        pages = self.restored()
+        scores = kernel.log_similarity(query[self.cache], working_precision(pages.key))
         if self.bias is not None:
             scores = scores + self.bias[:, None].to(scores.dtype)
         return _summed(
-            attention_state(scores, working_precision(self.value)), self.cache, self.caches
+            attention_state(scores, working_precision(pages.value)), self.cache, self.caches
         )
 
     @cached_property

@@ -24,7 +24,7 @@ from value_aware_attention.decoding.pages import Pages
 from value_aware_attention.files import new_file, reading, with_checksum, without_checksum
 from value_aware_attention.hugging_face.layers import layer_kernel
 
-FORMAT = 1  # version of the file format
+FORMAT = 2  # version of the file format; keys in int8 came with 2
 HEADER = "value_aware_attention"  # a single entry of metadata, since several have no fixed order
 # what makes a layer, and pages, which some layers have
 LAYER_STATE: dict[type, tuple[str, ...]] = {
