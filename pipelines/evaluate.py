@@ -22,10 +22,28 @@ from pipelines.app import app, file_hash, plain
 @app("evaluate")
 def main(cfg: DictConfig) -> dict[str, object]:
     """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
+    check_card(cfg)
     from pipelines.app.evaluating import evaluating
 
     with evaluating(cfg) as device:
         return evaluate(cfg, device)
+
+
+def check_card(cfg: DictConfig) -> None:
+    """Refuses, before torch is imported, a method that does not fit the model, as its card says."""
+    if cfg.approximation is None:
+        return
+    card, method = cfg.approximation.get("card", {}), cfg.approximation._target_.rpartition(".")[2]
+    if (kernels := card.get("kernels")) and cfg.kernel not in kernels:
+        raise ValueError(
+            f"{cfg.choice}: {method} approximates the kernel {' or '.join(kernels)}; {cfg.name} "
+            f"has {cfg.kernel}"
+        )
+    if not card.get("causal", True) and cfg.task._target_.endswith(".causal_task"):
+        raise ValueError(
+            f"{cfg.choice}: {method} does not support causal attention (its choice of keys would "
+            f"leak the future), and {cfg.name} is causal: give model=masked"
+        )
 
 
 def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:

@@ -72,7 +72,7 @@ def test_every_option_is_a_cell_of_a_model_or_refused_by_name(
     if not fits:
         message = apps.refusal(command, models)
         assert message.startswith(f"error: {name}") and method.__name__ in message
-        other = f"got the kernel {kernel.__name__}"
+        other = f" has {kernel.__name__.lower()}"
         assert "does not support causal attention" in message or other in message
         assert not rows
         return
@@ -132,6 +132,17 @@ EVALUATE = "evaluate kernel=elu"
         (lambda root: (root / CAUSAL / "model.safetensors").unlink(), EVALUATE, ["model.safet"]),
         (with_a_file_more, EVALUATE, ["other.safetensors"]),
         (with_a_token_of_none, EVALUATE, ["the token 60, the vocabulary has 60"]),
+        # the card is read before the model
+        (
+            lambda root: shutil.rmtree(root / CAUSAL),
+            f"{EVALUATE} approximation=lsh",
+            ["lsh: LSH does not support causal"],
+        ),
+        (
+            lambda root: shutil.rmtree(root / CAUSAL),
+            f"{EVALUATE} approximation=orf",
+            ["orf: ", "causal_elu has elu"],
+        ),
         (Path.exists, f"evaluate {SCALED}", SCALES),
         (Path.exists, f"survey {SCALED}", SCALES),
         (

@@ -1,8 +1,9 @@
 """Cache methods measured on tiny models agree with errors and losses computed by hand."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from value_aware_attention.measurement import Task, Text
 from value_aware_attention.measurement import caches as of_prompts
 from value_aware_attention.measurement import gaps as measuring
 from value_aware_attention.measurement.caches import (
+    Build,
     CacheSetting,
     Prompt,
     _errors,
@@ -256,12 +258,15 @@ def test_the_examples_of_pages_run(
 
 
 PROMPTED, QUESTION, ANSWER = 24, 3, 4
-CACHES: dict[str, Callable[[int, int], AfterPrefix]] = {
+CACHES: dict[str, Build] = {
     "last": lambda r, prefix: AfterPrefix(ObservedAttention(r), prefix=prefix),
     "all, one budget": lambda r, prefix: AfterPrefix(
         LeaveOneOut(r), prefix=prefix, observed="continued", pool="model"
     ),
     "repeat": lambda r, prefix: AfterPrefix(LeaveOneOut(r), prefix=prefix, observed="repeat"),
+}
+GROWING: dict[str, Build] = {
+    "grows": lambda r, prefix: AfterPrefix(ObservedAttention(r), prefix=prefix, every=2)
 }
 
 
@@ -271,11 +276,14 @@ def prompt(seed: int, prefix: int = PROMPTED) -> Prompt:
     return Prompt(tokens, prefix, prefix + QUESTION)
 
 
-def on_prompts(folder: Path, prompts: list[Prompt]) -> CacheRecord:
+def on_prompts(
+    folder: Path, prompts: list[Prompt], builds: Mapping[str, Build] = CACHES, **options: Any
+) -> CacheRecord:
     store = RecordCache(folder, {"weights": "none"})
     return measure_prompts(
-        sharp("llama"), prompts, CACHES, keep=[0.5, 0.25], store=store, name="tiny", task="needles"
-    )
+        sharp("llama"), prompts, builds, keep=[0.5, 0.25], store=store, name="tiny", task="needles",
+        **options,
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -293,15 +301,18 @@ def whole(prompt: Prompt, after: AfterPrefix | None) -> tuple[float, float, floa
     return float(kl), float(nats), float((here.argmax(-1) == tokens).double().mean())
 
 
-def test_losses_are_those_of_one_pass(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("builds", "gaps"), [(CACHES, False), (GROWING, True)])
+def test_losses_are_those_of_one_pass(
+    tmp_path: Path, builds: Mapping[str, Build], gaps: bool
+) -> None:
     prompts = [prompt(0), prompt(1)]
-    record = on_prompts(tmp_path, prompts)
+    record = on_prompts(tmp_path, prompts, builds, gaps=gaps)
     assert [(cell.cache, cell.keep) for cell in record.cells] == [
-        ("full cache", 1.0), *((name, keep) for keep in (0.5, 0.25) for name in CACHES)
+        ("full cache", 1.0), *((name, keep) for keep in (0.5, 0.25) for name in builds)
     ]  # fmt: skip
     for cell in record.cells:
         for number, text in enumerate(prompts):
-            build = CACHES.get(cell.cache)
+            build = builds.get(cell.cache)
             after = build(round(cell.keep * PROMPTED), PROMPTED) if build else None
             kl, nats, right = whole(text, after)
             assert cell.kl[number] == pytest.approx(kl, rel=1e-3, abs=1e-6)
@@ -330,9 +341,20 @@ def test_ratios_are_geometric_means_paired_over_prompts(tmp_path: Path) -> None:
     assert CacheRecord.from_json(record.to_json()) == record
 
 
-def test_what_cannot_be_measured_is_named(tmp_path: Path) -> None:
-    for line, prompts in (
-        (r"prompts have \[20, 24\] tokens; they must have one", [prompt(0), prompt(0, prefix=20)]),
-        (r"last, keep 0\.25 of 16 tokens: r is 4; it counts 2", [prompt(0, prefix=16)]),
-    ):
-        assert_refused(line, on_prompts, tmp_path, prompts)
+CHOSEN_ONCE = r"^grows, keep 0\.5 of 24 tokens: every is 2; gaps must then be True and decoded 0$"
+
+
+@pytest.mark.parametrize(
+    ("line", "prefixes", "options"),
+    [
+        (r"prompts have \[20, 24\] tokens; they must have one", [24, 20], {}),
+        (r"last, keep 0\.25 of 16 tokens: r is 4; it counts 2", [16], {}),
+        (CHOSEN_ONCE, [24], {"builds": GROWING}),
+        (CHOSEN_ONCE, [24], {"builds": GROWING, "gaps": True, "decoded": 2}),
+    ],
+)
+def test_what_cannot_be_measured_is_named(
+    tmp_path: Path, line: str, prefixes: list[int], options: dict[str, Any]
+) -> None:
+    prompts = [prompt(0, prefix=prefix) for prefix in prefixes]
+    assert_refused(line, on_prompts, tmp_path, prompts, **options)

@@ -151,9 +151,10 @@ def measure_prompts(
 
     A prompt is read once with its continuation; then each cache is chosen, and the continuation
     read again over the kept keys. With `gaps` the errors of layers are measured too, and the four
-    gaps of caches that keep equally many keys in every head. `decoded` tokens in the place of the
-    answer are decoded freely. Prompts that `store` holds are not read again. Raises ValueError for
-    prompts of different lengths.
+    gaps of caches that choose once, equally many keys in every head. `decoded` tokens in the place
+    of the answer are decoded freely. Prompts that `store` holds are not read again. Raises
+    ValueError for prompts of different lengths, and for a cache that chooses again (`every`) unless
+    `gaps` is True and `decoded` 0.
     """
     if len(lengths := {prompt.prefix for prompt in prompts}) != 1:
         raise ValueError(f"prompts have {sorted(lengths)} tokens; they must have one length")
@@ -162,9 +163,12 @@ def measure_prompts(
     for share, (cache, build) in product(keep, caches.items()):
         try:
             after = build(max(1, round(share * prefix)), prefix)
+            if after.every and (decoded or not gaps):
+                raise ValueError(f"every is {after.every}; gaps must then be True and decoded 0")
         except ValueError as error:
             raise ValueError(f"{cache}, keep {share:g} of {prefix} tokens: {error}") from None
-        settings.append(CacheSetting(cache, after, share, gaps and after.pool is None))
+        has_gaps = gaps and after.pool is None and after.every is None
+        settings.append(CacheSetting(cache, after, share, has_gaps))
 
     @torch.no_grad()
     def measured(prompt: Prompt) -> list[Numbers]:

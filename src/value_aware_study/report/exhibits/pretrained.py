@@ -35,7 +35,7 @@ FIGURE_ROWS: dict[str, tuple[str, Row]] = {
     "3 by weight + mean slot, mass of the mean key": (SLOT, {"r": FOUR, **MEAN_KEY}),
     "3 by weight + mean slot, exact mass": (SLOT, {"r": FOUR, **EXACT_MASS}),
     "chosen by weight (OVO)": (OBLIVIOUS, {"r": FOUR}),
-    "first 4 tokens + window of 12": ("sliding_window", {"r": 16, "sinks": 4}),
+    "first 4 tokens + window of 12 (16 keys)": ("sliding_window", {"r": 16, "sinks": 4}),
     "mean of all values, no key": (SLOT, {"r": 1, **MEAN_KEY}),
     "attention switched off": ("zero_output", {}),
 }
