@@ -13,7 +13,7 @@ from tests.caches.seen import kinds, observed
 from value_aware_attention.caches import Observed, compiled_losses
 from value_aware_attention.caches import batched_losses as module
 from value_aware_attention.caches.compiled_losses import is_compiled
-from value_aware_attention.caches.single_losses import single_losses
+from value_aware_attention.caches.leave_one_out import single_losses
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
 quick = settings(deadline=None, max_examples=20)
