@@ -36,6 +36,14 @@ from pipelines.app.values import (
     read_params,
     values_of_scale,
 )
+from value_aware_attention.files import (
+    CARD,
+    CHECKSUMS,
+    checksum,
+    save_json,
+    to_json,
+    write_text,
+)
 
 
 def app(
@@ -252,9 +260,6 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
-    # imported here: it brings torch, and what composes a config refuses a wrong one before that
-    from value_aware_attention.files import save_json, to_json, write_text
-
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
@@ -268,8 +273,6 @@ def file_hash(paths: Iterable[Path | str]) -> str:
     A model's card and checksums are left out: no number depends on them. A file whose checksum was
     compared before is not read again.
     """
-    from value_aware_attention.files import CARD, CHECKSUMS, checksum  # it brings torch
-
     digest = sha256()
     for path in map(Path, paths):
         for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
