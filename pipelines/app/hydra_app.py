@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
@@ -149,8 +148,8 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
     register_methods(name)
     parsed, conf = parse(overrides), str(CONF_FOLDER)
     is_running = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_running else initialize_config_dir(conf, version_base=None):
-        cfg = compose(name, list(overrides), **options)
+    with nullcontext() if is_running else hydra.initialize_config_dir(conf, version_base=None):
+        cfg = hydra.compose(name, list(overrides), **options)
     check(cfg, parsed, app)
     return cfg
 
