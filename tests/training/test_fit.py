@@ -251,8 +251,7 @@ def test_any_argument_of_lightnings_trainer_is_passed_on(tmp_path: Path) -> None
         module = causal_module(dropout=0.0)
         module.make_optimizer = partial(torch.optim.SGD, lr=1.0)
         settings = {"evaluate_every": 1, "checkpoint_every": 1, "checkpoint_folder": tmp_path}
-        options = on_the_cpu(**trainer)
-        fit(module, Batches(1), Batches(1), **settings, fingerprint="", **options)
+        fit(module, Batches(1), Batches(1), **settings, fingerprint="", **on_the_cpu(**trainer))
         return module.state_dict()
 
     before = causal_module(dropout=0.0).state_dict()
