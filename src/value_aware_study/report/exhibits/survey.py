@@ -169,6 +169,11 @@ def _as_values(named: pd.DataFrame, fields: Sequence[str]) -> pd.DataFrame:
     )
 
 
+def _error(row: Row | pd.Series) -> str:
+    value, low, high = (row[name] for name in OUTPUT_ERRORS)
+    return with_interval(value, low, high, 2, short)
+
+
 def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
     """Tabulates every method at every budget: cost, output error, and end metric."""
     labels = {record.model: words.model_label(record) for record in records}
@@ -188,7 +193,7 @@ def _table(frame: pd.DataFrame, records: Sequence[Record]) -> Table:
                 "budget, keys": number(row["budget"], 0),
                 "method": row["series"],
                 "cost, keys": number(row["cost"]),
-                "output error": with_interval(*(row[end] for end in OUTPUT_ERRORS), 2, short),
+                "output error": _error(row),
                 "loss or error": number(row["value"], 2),
                 "interval": interval(row["low"], row["high"], 2),
                 "range over seeds": interval(row["seeds_low"], row["seeds_high"], 2)
