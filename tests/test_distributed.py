@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from tests.apps import run_app, write_run
-from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
+from tests.training.processes import ROOT, VOCABULARY, exit_code, free_port, start, write_tokens
 from value_aware_attention import distributed
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.store import RecordCache
@@ -59,9 +58,7 @@ def test_every_item_is_computed_by_one_process_and_comes_back_in_order(
 
 def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
     """Starts `count` processes in the environment of torchrun and returns their exit codes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [start(as_process, rank, count, port, function, arguments) for rank in range(count)]
     return [exit_code(process) for process in ranks]
 

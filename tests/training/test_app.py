@@ -18,8 +18,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from pipelines import train_causal
 from tests.apps import copy_of_the_project, refusal, run_app
 from tests.test_distributed import LENGTH, write_masked
-from tests.training.processes import ROOT, exit_code, start, write_tokens
-from tests.training.test_fit import free_port
+from tests.training.processes import ROOT, exit_code, free_port, start, write_tokens
 from value_aware_attention.files import write_checksums
 from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import CausalTraining
