@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -241,17 +242,14 @@ def slow_cap_kv(head: Slow) -> np.ndarray:
     return scores
 
 
-def slow_ob_cache(part: str) -> Callable[[Slow], np.ndarray]:
-    def scores(head: Slow) -> np.ndarray:
-        found = np.zeros(M)
-        for row in head.rows:
-            for j in head.usable:
-                alpha, z = head.alpha[row][j], head.z[row][j] if head.visible[row][j] else 0.0
-                value, apart = head.value[j], head.value[j] - head.output[row]
-                lost = {"value": value, "key": z * apart, "joint": value + z * apart}[part]
-                found[j] += alpha**2 * (lost**2).sum()
-        return found
-
+def slow_ob_cache(head: Slow, part: str) -> np.ndarray:
+    scores = np.zeros(M)
+    for row in head.rows:
+        for j in head.usable:
+            alpha, z = head.alpha[row][j], head.z[row][j] if head.visible[row][j] else 0.0
+            value, apart = head.value[j], head.value[j] - head.output[row]
+            lost = {"value": value, "key": z * apart, "joint": value + z * apart}[part]
+            scores[j] += alpha**2 * (lost**2).sum()
     return scores
 
 
@@ -303,7 +301,7 @@ ALONE: dict[str, tuple[caches.CacheMethod, Callable[[Slow], np.ndarray]]] = {
     "r_kv": (caches.RKV(8), slow_r_kv),
     "cap_kv": (caches.CapKV(8), slow_cap_kv),
     **{
-        f"ob_cache, {part}": (caches.OBCache(8, part=part), slow_ob_cache(part))
+        f"ob_cache, {part}": (caches.OBCache(8, part=part), partial(slow_ob_cache, part=part))
         for part in ("value", "key", "joint")
     },
     "andpro": (caches.AnDPro(8), slow_andpro),

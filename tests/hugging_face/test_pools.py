@@ -21,7 +21,6 @@ from value_aware_attention.hugging_face import attention_layers, replace_attenti
 from value_aware_attention.kernels import Kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TENSORS = ("query", "key", "value")
 PREFIX, R, HEADS = 9, 5, {"llama": 2, "gpt2": 4}
 
 
@@ -316,7 +315,13 @@ def test_a_loss_that_is_nan_is_the_lowest() -> None:
 def test_autocast_lowers_no_choice_of_all_layers(name: str, observed: str) -> None:
     generator = torch.Generator().manual_seed(0)
     calls = [
-        dict(zip(TENSORS, torch.randn(3, 2, 2, 12, 8, generator=generator), strict=True))
+        dict(
+            zip(
+                ("query", "key", "value"),
+                torch.randn(3, 2, 2, 12, 8, generator=generator),
+                strict=True,
+            )
+        )
         | {"is_causal": True, "layer": Layer(number=number)}
         for number in range(2)
     ]
