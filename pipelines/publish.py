@@ -19,6 +19,13 @@ from zipfile import ZIP_BZIP2, ZipFile, ZipInfo
 from omegaconf import DictConfig
 
 from pipelines.app import app, write_json
+from value_aware_attention.files import (
+    CHECKSUMS,
+    check_checksums,
+    listed,
+    new_folder,
+    write_checksums,
+)
 from value_aware_study.safe_text import SUMMARY, TIMES, inside
 
 RECORDS = {
@@ -49,7 +56,6 @@ def keep(outputs: Path, folder: Path) -> int:
 
     Equal files make equal bytes. Raises FileNotFoundError for a run without a record.
     """
-    from value_aware_attention.files import new_folder
     from value_aware_study.report.records import files_of
 
     files_of(outputs / "records")
@@ -68,13 +74,6 @@ def publish_page(cfg: DictConfig) -> Path:
     Without `page` only tables and numbers are written. The seconds of the stages stay as they are.
     """
     from pipelines.app.summary import summary
-    from value_aware_attention.files import (
-        CHECKSUMS,
-        check_checksums,
-        listed,
-        new_folder,
-        write_checksums,
-    )
     from value_aware_study.report.page import PAGE, pack
     from value_aware_study.report.records import read_folder
 
@@ -116,7 +115,6 @@ def publish_records(cfg: DictConfig, what: str) -> Path:
     Published records with other paths stay, but for those of a survey, which is of one scale.
     Raises FileNotFoundError for a run without such records.
     """
-    from value_aware_attention.files import CHECKSUMS, new_folder
     from value_aware_study.report.records import COMPRESSED
 
     records, published = Path(cfg.records), Path(cfg.published)

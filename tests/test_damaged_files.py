@@ -350,8 +350,7 @@ def test_the_records_of_a_page_are_packed_and_equal_ones_are_equal_bytes(run: Pa
         assert {Path(name).name for name in packed.namelist()} == {"a.json", "tokens.json"}
     shutil.rmtree(run / "outputs/smoke/records")
     line = "holds no records; run dvc repro first"
-    refused = "publish what=trainings"
-    assert_refused(line, run_app, refused, run, error=SystemExit)
+    assert_refused(line, run_app, "publish what=trainings", run, error=SystemExit)
 
 
 def test_a_published_survey_is_shown_by_a_run_without_one(run: Path) -> None:

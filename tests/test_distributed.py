@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,10 +19,8 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from tests.apps import run_app, write_run
-from tests.training.processes import ROOT, VOCABULARY, exit_code, start, write_tokens
+from tests.training.processes import ROOT, VOCABULARY, exit_code, free_port, start, write_tokens
 from value_aware_attention import distributed
-from value_aware_attention.distributed import shared_map
-from value_aware_attention.distributed import started_processes as started
 from value_aware_attention.files import without_checksum
 from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.models import build_roberta, save_masked
@@ -56,14 +53,12 @@ def test_every_item_is_computed_by_one_process_and_comes_back_in_order(
             patch("torch.distributed.get_rank", lambda rank=rank: rank),
             patch("torch.distributed.all_gather_object", gather),
         ):
-            assert shared_map(lambda item: item, items) == items
+            assert distributed.shared_map(lambda item: item, items) == items
 
 
 def together(count: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
     """Starts `count` processes in the environment of torchrun and returns their exit codes."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [start(as_process, rank, count, port, function, arguments) for rank in range(count)]
     return [exit_code(process) for process in ranks]
 
@@ -143,10 +138,12 @@ def test_more_processes_than_batches_still_agree_on_what_was_computed_before(roo
 def finds_what_the_first_has(folder: Path) -> None:
     """Reads a cache in a folder of its own, like a process that does not see a new file yet."""
     cache = RecordCache(folder / os.environ["RANK"], {})
-    with started():
+    with distributed.started_processes():
         assert cache.get({"a": 1}, lambda: pytest.fail("computed again")) == {"found": 1}
         # what is new is computed by both, and kept by the first
-        ranks = cache.get({"b": 2}, lambda: shared_map(lambda _: os.environ["RANK"], [0, 1]))
+        ranks = cache.get(
+            {"b": 2}, lambda: distributed.shared_map(lambda _: os.environ["RANK"], [0, 1])
+        )
         assert ranks == ["0", "1"]
 
 
@@ -167,8 +164,8 @@ def fails_in_the_second(log: str) -> None:
         return item
 
     try:
-        with started():
-            shared_map(compute, [0, 1])
+        with distributed.started_processes():
+            distributed.shared_map(compute, [0, 1])
     except ValueError as error:
         with open(log, "a") as file:
             print(f"error: {error}", file=file)

@@ -24,7 +24,6 @@ from tests.refusals import assert_refused
 from tests.test_distributed import GRID, write_masked
 from value_aware_attention import files
 from value_aware_attention.approximations.closest_combination import compiled
-from value_aware_attention.files import write_checksums
 from value_aware_attention.kernels import Elu, Exponential
 from value_aware_attention.measurement.task import Task, UnitSums
 from value_aware_attention.records.record import Cell
@@ -104,7 +103,7 @@ def with_a_token_of_none(root: Path) -> None:
 
 
 def with_a_file_more(root: Path) -> None:
-    write_checksums(root / CAUSAL)
+    files.write_checksums(root / CAUSAL)
     (root / CAUSAL / "other.safetensors").touch()
 
 
@@ -277,7 +276,7 @@ def test_a_checkpoint_given_is_the_one_that_is_evaluated_and_hashed_once(
         hashed.append(Path(stream.name).name)
         return file_digest(stream, name)
 
-    write_checksums(root / CAUSAL)
+    files.write_checksums(root / CAUSAL)
     files._checksum.cache_clear()
     monkeypatch.setattr(files, "file_digest", counted)
     measured = import_module("value_aware_attention.measurement.measure")

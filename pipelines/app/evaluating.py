@@ -104,8 +104,9 @@ def curves(record: Record) -> str:
         name: {c.parameters["r"]: c.value for c in record.cells if c.approximation == method}
         for method, name in SHORT_NAMES.items()
     }
-    both = pd.DataFrame(by_method).dropna().sort_index()
-    return both.to_csv(index_label="r", lineterminator="\n")
+    return (
+        pd.DataFrame(by_method).dropna().sort_index().to_csv(index_label="r", lineterminator="\n")
+    )
 
 
 def check_checkpoint(cfg: DictConfig) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
@@ -35,6 +34,14 @@ from pipelines.app.values import (
     leaves,
     read_params,
     values_of_scale,
+)
+from value_aware_attention.files import (
+    CARD,
+    CHECKSUMS,
+    checksum,
+    save_json,
+    to_json,
+    write_text,
 )
 
 
@@ -141,8 +148,8 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
     register_methods(name)
     parsed, conf = parse(overrides), str(CONF_FOLDER)
     is_running = GlobalHydra.instance().is_initialized()
-    with nullcontext() if is_running else initialize_config_dir(conf, version_base=None):
-        cfg = compose(name, list(overrides), **options)
+    with nullcontext() if is_running else hydra.initialize_config_dir(conf, version_base=None):
+        cfg = hydra.compose(name, list(overrides), **options)
     check(cfg, parsed, app)
     return cfg
 
@@ -252,9 +259,6 @@ def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> Non
 
     Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
     """
-    # imported here: it brings torch, and what composes a config refuses a wrong one before that
-    from value_aware_attention.files import save_json, to_json, write_text
-
     try:
         text = to_json(content, indent=1, sort_keys=True)
     except ValueError as error:
@@ -268,8 +272,6 @@ def file_hash(paths: Iterable[Path | str]) -> str:
     A model's card and checksums are left out: no number depends on them. A file whose checksum was
     compared before is not read again.
     """
-    from value_aware_attention.files import CARD, CHECKSUMS, checksum  # it brings torch
-
     digest = sha256()
     for path in map(Path, paths):
         for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from pipelines.app.errors import Failure, ending_with_one_line
 from pipelines.app.hydra_app import write_json
+from value_aware_attention.files import held, new_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,9 +52,6 @@ class SweepTable(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Takes the sweep's folder, and forgets the sweep before."""
-        # imported here, as in write_json: it brings torch
-        from value_aware_attention.files import held
-
         # jobs of a sweep that was killed may still run, and know their own folder alone
         self.jobs = Path(config.hydra.sweep.dir, "jobs", uuid4().hex[:12])
         self.lock, self.lost = ExitStack(), list[str]()
@@ -183,8 +181,6 @@ def beside(row: Mapping[str, Any], exact: Mapping[str, Any]) -> dict[str, Any]:
 
 def keep(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """Prints the table, then writes it and its picture beside multirun.yaml, both or neither."""
-    from value_aware_attention.files import new_files
-
     table = table_of(rows)
     print(table.to_string(index=False, float_format="{:.4g}".format, na_rep=""))
     drawn = picture_of(rows)

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from docs.methods_table import Support, support
 from value_aware_attention import approximations, kernels
-from value_aware_attention.approximations import Approximation, SparseApproximation
 from value_aware_study.cards import Card, cards
 
 HEAD_DIM = 8
@@ -64,8 +63,8 @@ class Counted(TorchDispatchMode):
 class Method(NamedTuple):
     """Builds a method, and tells what its class supports."""
 
-    build: Callable[[], Approximation]
-    exact_when_full: Callable[[], Approximation] | None = None
+    build: Callable[[], approximations.Approximation]
+    exact_when_full: Callable[[], approximations.Approximation] | None = None
     looks_back_when_causal: bool = False
     """is_causal chooses other keys than a triangular mask leaves."""
     keys_counted: float | None = None
@@ -255,7 +254,7 @@ def by_card(card: Card) -> Method:
     A method that keeps r keys keeps 4 of them, costs as many, and is exact attention with all.
     """
     made, arguments = get_class(card.target), dict(card.arguments)
-    if not issubclass(made, SparseApproximation):
+    if not issubclass(made, approximations.SparseApproximation):
         return Method(partial(made, **arguments))
     build, full = (partial(made, **arguments | {"r": r}) for r in (4, KEYS))
     return Method(build, exact_when_full=full, keys_counted=4)

@@ -71,6 +71,12 @@ def reference_error(instance: Problem, row: int, weights: Tensor) -> Tensor:
     return reference_solver.squared_error(weights, instance.value[0], instance.output[0, row])
 
 
+def support(instance: Problem, r: int, search: str, engine: str) -> Tensor:
+    """Returns the keys (H, N, S) that get a weight, sorted, and -1 in the other places."""
+    indices, weights = solve(instance, r, search, engine)
+    return torch.where(weights > 0, indices, -1).sort(dim=-1).values
+
+
 def geometric_mean(ratios: Tensor) -> float:
     return float(ratios.log().mean().exp())
 
@@ -299,11 +305,8 @@ def test_more_search_never_hurts(engine: str) -> None:
 @pytest.mark.parametrize("r", [1, 4])
 def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
     instance = draw(19, heads=2, queries=8, keys=20, values=values)
-    supports, left = [], []
-    for each in ENGINES:
-        indices, weights = solve(instance, r, search, each)
-        supports.append(torch.where(weights > 0, indices, -1).sort(dim=-1).values)
-        left.append(solved(instance, r, search, each))
+    supports = [support(instance, r, search, engine) for engine in ENGINES]
+    left = [solved(instance, r, search, engine) for engine in ENGINES]
     same = (supports[0] == supports[1]).all(-1)
     scale = spread(instance.value)[:, None] ** 2
     if values in ("gauss", "heavy tails", "far away", "fading directions"):  # no ties
@@ -317,10 +320,7 @@ def test_both_engines_find_the_same(search: str, values: str, r: int) -> None:
 def test_both_engines_look_closely_at_as_many_keys_of_a_large_set() -> None:
     """At four keys, for a set of 60: fewer than the groups, so that the number matters."""
     instance = draw(20, queries=8, keys=400, width=64, weights="flat")
-    supports = []
-    for each in ENGINES:
-        indices, weights = solve(instance, 60, "default", each)
-        supports.append(torch.where(weights > 0, indices, -1).sort(dim=-1).values)
+    supports = [support(instance, 60, "default", engine) for engine in ENGINES]
     assert (supports[0] == supports[1]).all(dim=-1).double().mean() >= 0.75
 
 

@@ -25,10 +25,9 @@ from value_aware_attention.approximations import (
 from value_aware_attention.approximations.feature_attention import CHUNK_SIZE, FeatureAttention
 from value_aware_attention.approximations.random_features import orthogonal_gaussian
 from value_aware_attention.error import relative_output_error
-from value_aware_attention.kernels import Kernel
 
 LENGTH = 2 * CHUNK_SIZE + 21  # three chunks, the last one short
-METHODS: dict[str, tuple[FeatureAttention, Kernel]] = {
+METHODS: dict[str, tuple[FeatureAttention, kernels.Kernel]] = {
     "linear": (LinearAttention(), kernels.Elu()),
     "orf": (OrthogonalRandomFeatures(20, 3), kernels.Exponential()),
     "orf_paper": (OrthogonalRandomFeatures(20, 3, "paper"), kernels.Exponential()),
@@ -56,7 +55,7 @@ def reference_weights(method: FeatureAttention, query: Tensor, key: Tensor) -> T
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("hidden", [0, 3, CHUNK_SIZE + 5])
 def test_against_the_reference(
-    method: FeatureAttention, kernel: Kernel, causal: bool, hidden: int
+    method: FeatureAttention, kernel: kernels.Kernel, causal: bool, hidden: int
 ) -> None:
     """Also where the first keys are hidden, so that the first causal rows see none."""
     query, key, value = draw(1, LENGTH, 6)
@@ -90,7 +89,7 @@ def test_blocks_and_chunks_of_any_size_give_the_same(length: int, rows: int, sca
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 60.0])
 def test_outputs_and_gradients_are_finite_and_those_of_all_pairs(
-    method: FeatureAttention, kernel: Kernel, causal: bool, scale: float
+    method: FeatureAttention, kernel: kernels.Kernel, causal: bool, scale: float
 ) -> None:
     """A mask of every pair takes the other path: one log-similarity for each of them."""
     query, key, value = draw(5, LENGTH, 8)
@@ -188,7 +187,7 @@ def test_a_fourier_normaliser_near_zero_keeps_the_output_bounded() -> None:
 @of_every_method
 @pytest.mark.parametrize("causal", [False, True])
 def test_memory_grows_linearly(
-    method: FeatureAttention, kernel: Kernel, causal: bool, monkeypatch: pytest.MonkeyPatch
+    method: FeatureAttention, kernel: kernels.Kernel, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At four times the length the largest tensor is at most four times as large."""
 

@@ -24,9 +24,7 @@ from value_aware_attention.approximations import (
     block_sparse,
     patterns,
 )
-from value_aware_attention.approximations.block_sparse import block_sparse_attention
 from value_aware_attention.approximations.fixed_pattern import FixedPattern, SparseFixedPattern
-from value_aware_attention.approximations.patterns import Pattern
 from value_aware_attention.call import Call
 from value_aware_attention.error import budget
 from value_aware_attention.kernels import Elu, Exponential, Kernel
@@ -226,7 +224,9 @@ PATTERNS = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(a=PATTERNS, b=PATTERNS, queries=st.integers(1, 80))
-def test_patterns_compose_as_sets_of_pairs(a: Pattern, b: Pattern, queries: int) -> None:
+def test_patterns_compose_as_sets_of_pairs(
+    a: patterns.Pattern, b: patterns.Pattern, queries: int
+) -> None:
     masks = a.mask(queries, 80), b.mask(queries, 80)
     for pattern, expected in ((a | b, masks[0] | masks[1]), (a & b, masks[0] & masks[1])):
         assert torch.equal(pattern.mask(queries, 80), expected)
@@ -235,7 +235,7 @@ def test_patterns_compose_as_sets_of_pairs(a: Pattern, b: Pattern, queries: int)
 
 @settings(max_examples=40, deadline=None)
 @given(pattern=st.builds(lambda a, b: a | b, PATTERNS, PATTERNS), queries=st.integers(1, 80))
-def test_pieces_are_disjoint_and_what_they_say(pattern: Pattern, queries: int) -> None:
+def test_pieces_are_disjoint_and_what_they_say(pattern: patterns.Pattern, queries: int) -> None:
     position = torch.arange(80)
     masks = torch.stack(
         [piece.sees(position[:, None], position).expand(80, 80) for piece in pattern.pieces]
@@ -249,7 +249,7 @@ def test_pieces_are_disjoint_and_what_they_say(pattern: Pattern, queries: int) -
         if piece.listed is not None:
             assert (piece.listed[query] == key[:, None]).any(dim=-1).all()
     tensors = draw(queries, queries, 80)
-    output = block_sparse_attention(Call.of(*tensors, kernel=Exponential()), pattern)
+    output = block_sparse.block_sparse_attention(Call.of(*tensors, kernel=Exponential()), pattern)
     expected = attention(*tensors, attn_mask=pattern.mask(queries, 80))
     torch.testing.assert_close(output, expected)
 

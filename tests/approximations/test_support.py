@@ -12,7 +12,6 @@ from methods import HEAD_DIM, KERNELS, KEYS, METHODS, Method, draw
 from docs.methods_table import METHODS as METHOD_DOCS
 from docs.methods_table import TABLE, renewed, support
 from value_aware_attention import approximations
-from value_aware_attention.approximations import Approximation
 from value_aware_attention.kernels import KERNELS as ALL_KERNELS
 from value_aware_study.cards import cards
 
@@ -20,13 +19,15 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / METHOD_DOCS).read_text()
 
 
-def methods() -> dict[str, type[Approximation]]:
+def methods() -> dict[str, type[approximations.Approximation]]:
     """Returns every public method by name."""
     public = {name: getattr(approximations, name) for name in approximations.__all__}
     return {
         name: item
         for name, item in public.items()
-        if isinstance(item, type) and issubclass(item, Approximation) and not isabstract(item)
+        if isinstance(item, type)
+        and issubclass(item, approximations.Approximation)
+        and not isabstract(item)
     }
 
 

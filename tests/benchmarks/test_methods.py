@@ -18,7 +18,6 @@ from benchmarks.mean_candidate import (
     methods,
     zeros,
 )
-from benchmarks.numerics import CACHES, MethodCall, cell, inputs_of_every_kind
 from benchmarks.peers import PEERS, Given, Pair, built, difference
 from benchmarks.permuted_values import permuted
 from benchmarks.ratio import Ratio, median_interval
@@ -32,7 +31,7 @@ from value_aware_attention.weights import mean_of_visible
 
 
 def test_every_cache_method_and_approximation_is_in_the_table() -> None:
-    classes = {type(build(4)) for build in CACHES.values()}
+    classes = {type(build(4)) for build in numerics.CACHES.values()}
     exported = (getattr(caches, name) for name in caches.__all__)
     methods = {x for x in exported if isinstance(x, type) and issubclass(x, caches.CacheMethod)}
     assert classes == methods - {caches.CacheMethod}
@@ -43,21 +42,21 @@ def test_every_cache_method_and_approximation_is_in_the_table() -> None:
 
 
 def test_errors_shrink_with_the_digits_of_the_dtype() -> None:
-    inputs = inputs_of_every_kind(64, 64)["ordinary"]
-    case = MethodCall(approximations.OptimalValueOblivious(4))
-    cells = [cell("method", case, "ordinary", inputs, dtype) for dtype in numerics.DTYPES]
+    inputs = numerics.inputs_of_every_kind(64, 64)["ordinary"]
+    case = numerics.MethodCall(approximations.OptimalValueOblivious(4))
+    cells = [numerics.cell("method", case, "ordinary", inputs, dtype) for dtype in numerics.DTYPES]
     assert all(0 < measured.largest < 1e-2 for measured in cells)
     assert cells[0].largest > 1e3 * cells[2].largest > 1e9 * cells[3].largest
 
 
 def test_rows_that_choose_other_keys_are_counted() -> None:
     """Keys that differ by less than an input's last digits are not told apart in fp32."""
-    query, key, value = inputs_of_every_kind(64, 64)["ordinary"]
+    query, key, value = numerics.inputs_of_every_kind(64, 64)["ordinary"]
     near = key[..., :1, :] + 1e-9 * key
     nearer = near.float().double() + 1e-9 * key.flip(-2)
     for case, together in (
-        (MethodCall(approximations.OptimalValueOblivious(4)), 1),
-        (MethodCall(caches.AfterPrefix(caches.ObservedAttention(4), prefix=None)), 32),
+        (numerics.MethodCall(approximations.OptimalValueOblivious(4)), 1),
+        (numerics.MethodCall(caches.AfterPrefix(caches.ObservedAttention(4), prefix=None)), 32),
     ):
         other = numerics.other_keys(case, (query, near, value), (query, nearer, value))
         assert other.shape == (1, 4, 32) and other.any() and other.sum() % together == 0
@@ -75,10 +74,12 @@ class Overflowing(Approximation):
 
 
 def test_what_is_not_finite_or_far_is_bold() -> None:
-    inputs = inputs_of_every_kind(64, 64)["ordinary"]
-    overflow = cell("overflow", MethodCall(Overflowing()), "ordinary", inputs, "fp16")
+    inputs = numerics.inputs_of_every_kind(64, 64)["ordinary"]
+    overflow = numerics.cell(
+        "overflow", numerics.MethodCall(Overflowing()), "ordinary", inputs, "fp16"
+    )
     assert overflow.non_finite_rows == overflow.rows and overflow.far
-    far = cell("far", MethodCall(Overflowing()), "ordinary", inputs, "fp32")
+    far = numerics.cell("far", numerics.MethodCall(Overflowing()), "ordinary", inputs, "fp32")
     assert (
         far.far
         and numerics._text(far).startswith("**")

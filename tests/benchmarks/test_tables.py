@@ -12,7 +12,6 @@ import benchmarks
 import checks
 from benchmarks import record, training_step
 from benchmarks.record import header, overview, write
-from benchmarks.training_step import TINY, AsOurs
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUICK = {
@@ -64,10 +63,10 @@ def test_a_published_page_has_the_tables_of_its_record(file: Path) -> None:
 
 
 def test_gpt2_with_our_loss_has_gpt2s_loss_of_every_target() -> None:
-    model = training_step.gpt2(TINY, activation_function="relu")
-    rows = torch.randint(TINY.vocabulary, (2, TINY.length + 1))
-    ours = training_step._training(AsOurs(model))
-    assert ours.count_targets(rows) == 2 * TINY.length
+    model = training_step.gpt2(training_step.TINY, activation_function="relu")
+    rows = torch.randint(training_step.TINY.vocabulary, (2, training_step.TINY.length + 1))
+    ours = training_step._training(training_step.AsOurs(model))
+    assert ours.count_targets(rows) == 2 * training_step.TINY.length
     torch.testing.assert_close(ours.loss(rows), training_step.own_loss(model, rows))
     assert {id(p) for p in ours.parameters()} == {id(p) for p in model.parameters()}
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from tests.caches.methods import METHODS, SEEING
 from tests.caches.seen import observed
 from value_aware_attention import caches
-from value_aware_attention.caches import Observed
 from value_aware_attention.caches.budgets import Ranking, first_of, pooled_counts
 from value_aware_attention.caches.joint_set import Rows
 
@@ -19,7 +18,7 @@ quick = settings(deadline=None, max_examples=20)
 M, WIDTH = 8, 7
 
 
-def layer(seed: int = 0, heads: int = 2, **options: object) -> Observed:
+def layer(seed: int = 0, heads: int = 2, **options: object) -> caches.Observed:
     """Draws a layer of `heads` key-value heads of two query heads each, two texts, and its W_o."""
     seen = observed(M, batch=(2, heads), seed=seed, **options)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -27,7 +26,7 @@ def layer(seed: int = 0, heads: int = 2, **options: object) -> Observed:
     return replace(seen, projection=weight)
 
 
-def error_after_projection(seen: Observed, kept: Tensor) -> Tensor:
+def error_after_projection(seen: caches.Observed, kept: Tensor) -> Tensor:
     """Recomputes sum ||W_o (o - o~)||^2 over group and queries, in parts of the layer's output."""
     log = seen.log_similarity.masked_fill(~kept[..., None, None, :], -torch.inf)
     log = torch.cat([log, seen.log_mass_beside], dim=-1)

@@ -11,7 +11,6 @@ from tests.caches.methods import METHODS, REFITTING, SCALE_FREE, SCORING
 from tests.caches.seen import HEAD_DIM, VALUE_DIM, kinds, observed, rotary
 from tests.refusals import assert_refused
 from value_aware_attention import caches, kernels
-from value_aware_attention.caches import CacheMethod, Observed
 
 quick = settings(deadline=None, max_examples=20)
 
@@ -102,7 +101,7 @@ def test_random_keys_are_uniform() -> None:
 
 
 def test_a_method_without_scores_or_keep_is_named() -> None:
-    class Unwritten(CacheMethod):
+    class Unwritten(caches.CacheMethod):
         pass
 
     line, keep = "Unwritten has neither scores nor keep", Unwritten(2).keep
@@ -112,7 +111,7 @@ def test_a_method_without_scores_or_keep_is_named() -> None:
 @quick
 @given(kinds(), st.integers(2, 8), st.sampled_from(sorted(METHODS)))
 def test_what_is_kept_is_ascending_and_holds_the_protected(
-    seen: Observed, r: int, name: str
+    seen: caches.Observed, r: int, name: str
 ) -> None:
     kept = METHODS[name](r).keep(seen)
     assert kept.indices.shape == kept.log_weight.shape == (2, r)
@@ -160,7 +159,7 @@ FIRST_POWER = [
 @settings(deadline=None, max_examples=8)
 @given(kinds(dtype=torch.float32, outlier=1.0), st.sampled_from([-25, -12, 12, 25]))
 def test_no_choice_depends_on_the_scale_of_the_values(
-    name: str, seen: Observed, exponent: int
+    name: str, seen: caches.Observed, exponent: int
 ) -> None:
     """A power of two rounds nothing, and fp32 holds the fourth powers of these values."""
     exponent *= 4 if name in FIRST_POWER else 1
@@ -266,7 +265,7 @@ def test_multiply_adds_are_those_of_a_choice_of_4_of_16_keys(name: str) -> None:
     """Chosen by 8 rows, with 4 numbers in a key and 3 in a value."""
     method = METHODS[name](4)
     count, inherited = method.multiply_adds(8, 16, 4, 3), SCORES if method.observes else 16 * 4
-    counts_itself = type(method).multiply_adds is not CacheMethod.multiply_adds
+    counts_itself = type(method).multiply_adds is not caches.CacheMethod.multiply_adds
     assert isinstance(count, float)
     assert count == pytest.approx(COUNTS[name] if counts_itself else inherited)
     assert method.multiply_adds(8, 32, 4, 3) >= count

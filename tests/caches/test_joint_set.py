@@ -15,11 +15,10 @@ from tests.reference.caches import best_set, plain
 from value_aware_attention.attention import masked_softmax
 from value_aware_attention.caches import Observed, elimination, joint_set
 from value_aware_attention.caches.budgets import first_of
-from value_aware_attention.caches.elimination import eliminate
 from value_aware_attention.caches.joint_set import LEFT, Rows, exchange, extend
 
 M = 8
-SEARCHES = [eliminate, partial(eliminate, share=elimination.DROPPED_SHARE)]
+SEARCHES = [elimination.eliminate, partial(elimination.eliminate, share=elimination.DROPPED_SHARE)]
 quick = settings(deadline=None, max_examples=20)
 SETS = st.lists(st.booleans(), min_size=2 * M, max_size=2 * M)
 
@@ -141,7 +140,7 @@ def test_elimination_drops_the_cheapest_key_each_time(
 ) -> None:
     rows = Rows.of(observed(M, protected=2, **options))
     with patch.object(elimination, "DROPS", drops):
-        assert torch.equal(kept_by(eliminate, rows, r), slowly_eliminated(rows, r))
+        assert torch.equal(kept_by(elimination.eliminate, rows, r), slowly_eliminated(rows, r))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_costs_of_many_drops_sum_to_the_error(
     """More than `DROPS` keys go before all costs are computed again."""
     rows = Rows.of(observed(900, batch=(2,), rows=8, **options))
     every = torch.arange(900).expand(2, -1)
-    keys, costs = eliminate(rows, every, least, share=0.1)
+    keys, costs = elimination.eliminate(rows, every, least, share=0.1)
     assert torch.equal(keys.sort(dim=-1).values, every) and costs.shape == keys.shape
     kept = torch.zeros_like(rows.available).scatter(-1, keys[:, :least], value=True)
     assert costs[:, :least].isinf().all()
@@ -199,7 +198,7 @@ def test_searches_keep_r_keys_with_the_protected_and_padding_last(seen: Observed
 def test_an_exchange_never_raises_the_error(seen: Observed, r: int, dtype: torch.dtype) -> None:
     rows = Rows.of(seen)
     rows = Rows(**{k: x.to(dtype) if x.is_floating_point() else x for k, x in vars(rows).items()})
-    for start in (extended(rows, r), kept_by(eliminate, rows, r)):
+    for start in (extended(rows, r), kept_by(elimination.eliminate, rows, r)):
         kept = exchange(rows, start)
         assert (rows.error(kept) <= rows.error(start)).all()
         assert torch.equal(kept.sum(-1), start.sum(-1))
@@ -211,7 +210,7 @@ def test_an_exchange_never_raises_the_error(seen: Observed, r: int, dtype: torch
 def test_an_exchange_is_the_best_of_one_key(seen: Observed, r: int) -> None:
     """Also where the key is the last one that a row sees."""
     rows = Rows.of(seen)
-    kept = kept_by(eliminate, rows, r)
+    kept = kept_by(elimination.eliminate, rows, r)
     found, size = rows.error(rows.exchanged(kept)), rows.value.square().sum((-2, -1))
     for dropped in range(M):
         for added in range(M):
@@ -275,4 +274,4 @@ def test_cuts_are_of_whole_caches_in_order(elements: int) -> None:
 def test_eliminating_drops_the_cheapest_key_where_heads_are_sharp(sharpness: float) -> None:
     rows = Rows.of(observed(keys=40, group=1, rows=32, sharpness=sharpness))
     least = error(rows, slowly_eliminated(rows, 6))
-    assert (error(rows, kept_by(eliminate, rows, 6)) <= 1.001 * least).all()
+    assert (error(rows, kept_by(elimination.eliminate, rows, 6)) <= 1.001 * least).all()

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from tests.caches.seen import rotary
 from value_aware_attention import caches
-from value_aware_attention.caches import AfterPrefix, CacheMethod, Observed
 from value_aware_attention.caches.budgets import Ranking, proportional_counts
 from value_aware_attention.kernels import Exponential
 from value_aware_study.cache_cards import cache_cards
@@ -24,7 +24,7 @@ quick = settings(deadline=None, max_examples=15)
 PREFIX, R = 48, 16
 
 
-def published(name: str) -> AfterPrefix:
+def published(name: str) -> caches.AfterPrefix:
     """Builds the setting of a card; windows of 32 keys, more than R, are replaced."""
     card = cache_cards()[name]
     options = dict(card.after)
@@ -77,7 +77,7 @@ def test_cards_protect_as_published_where_16_keys_allow_it(
     ],
 )
 def test_cards_of_attention_weights_observe_and_pool_as_published(
-    name: str, observed: str, method: CacheMethod
+    name: str, observed: str, method: caches.CacheMethod
 ) -> None:
     after = published(name)
     assert (after.observed, str(after.method)) == (observed, str(method))
@@ -89,7 +89,7 @@ M, W, WIDTH, DIM = 15, 4, 5, 8
 def cache(
     seed: int = 0, *, heads: int = 3, padding: int = 0, sinks: int = 1, recent: int = 3,
     projected: bool = False,
-) -> Observed:  # fmt: skip
+) -> caches.Observed:  # fmt: skip
     """Draws a layer of grouped heads for two texts, whose last W queries attend causally.
 
     The first `padding` keys of the first text are padding; of the others the first `sinks` and the
@@ -105,7 +105,7 @@ def cache(
     first = torch.tensor([padding, 0])[:, None, None] + torch.arange(sinks)
     last = torch.arange(M - recent, M).expand(2, 1, -1)
     causal = torch.arange(M) <= torch.arange(M - W, M)[:, None]
-    return Observed(
+    return caches.Observed(
         query=2 * normal(2, heads, 2, W, DIM),
         key=normal(2, heads, M, DIM),
         value=normal(2, heads, M, WIDTH) * available[..., None],
@@ -131,7 +131,7 @@ CACHES = st.builds(
 class Slow:
     """One key-value head of a layer in numpy, and what every formula needs of it."""
 
-    def __init__(self, seen: Observed, text: int, head: int) -> None:
+    def __init__(self, seen: caches.Observed, text: int, head: int) -> None:
         self.query, self.key, self.value = (
             x[text, head].numpy() for x in (seen.query, seen.key, seen.value)
         )
@@ -160,7 +160,7 @@ class Slow:
         return sum(np.abs(self.value[j] @ one).sum() for one in self.projections) / 2
 
 
-def layer_of(seen: Observed, text: int) -> list[Slow]:
+def layer_of(seen: caches.Observed, text: int) -> list[Slow]:
     return [Slow(seen, text, head) for head in range(seen.batch[1])]
 
 
@@ -242,17 +242,14 @@ def slow_cap_kv(head: Slow) -> np.ndarray:
     return scores
 
 
-def slow_ob_cache(part: str) -> Callable[[Slow], np.ndarray]:
-    def scores(head: Slow) -> np.ndarray:
-        found = np.zeros(M)
-        for row in head.rows:
-            for j in head.usable:
-                alpha, z = head.alpha[row][j], head.z[row][j] if head.visible[row][j] else 0.0
-                value, apart = head.value[j], head.value[j] - head.output[row]
-                lost = {"value": value, "key": z * apart, "joint": value + z * apart}[part]
-                found[j] += alpha**2 * (lost**2).sum()
-        return found
-
+def slow_ob_cache(head: Slow, part: str) -> np.ndarray:
+    scores = np.zeros(M)
+    for row in head.rows:
+        for j in head.usable:
+            alpha, z = head.alpha[row][j], head.z[row][j] if head.visible[row][j] else 0.0
+            value, apart = head.value[j], head.value[j] - head.output[row]
+            lost = {"value": value, "key": z * apart, "joint": value + z * apart}[part]
+            scores[j] += alpha**2 * (lost**2).sum()
     return scores
 
 
@@ -286,7 +283,7 @@ def slow_lava(head: Slow) -> np.ndarray:
     return np.maximum(*each) * max(np.abs(head.value[j]).sum() for j in head.usable)
 
 
-ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
+ALONE: dict[str, tuple[caches.CacheMethod, Callable[[Slow], np.ndarray]]] = {
     "observed_attention": (caches.ObservedAttention(8), slow_attention),
     "pooled_attention": (
         caches.ObservedAttention(8, pool=3),
@@ -304,7 +301,7 @@ ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
     "r_kv": (caches.RKV(8), slow_r_kv),
     "cap_kv": (caches.CapKV(8), slow_cap_kv),
     **{
-        f"ob_cache, {part}": (caches.OBCache(8, part=part), slow_ob_cache(part))
+        f"ob_cache, {part}": (caches.OBCache(8, part=part), partial(slow_ob_cache, part=part))
         for part in ("value", "key", "joint")
     },
     "andpro": (caches.AnDPro(8), slow_andpro),
@@ -317,7 +314,7 @@ ALONE: dict[str, tuple[CacheMethod, Callable[[Slow], np.ndarray]]] = {
 @pytest.mark.parametrize("name", ALONE)
 @quick
 @given(CACHES)
-def test_scores_of_a_head_are_their_formula(name: str, seen: Observed) -> None:
+def test_scores_of_a_head_are_their_formula(name: str, seen: caches.Observed) -> None:
     """Of the keys that are to be chosen from; the others' are never looked at."""
     method, slow = ALONE[name]
     found = method.scores(seen).double().numpy()
@@ -402,7 +399,7 @@ def sure_keys(head: Slow, share: float) -> list[int]:
 
 @quick
 @given(CACHES, st.integers(7, 12))
-def test_defensive_kv_is_its_formula(seen: Observed, r: int) -> None:
+def test_defensive_kv_is_its_formula(seen: caches.Observed, r: int) -> None:
     found = caches.DefensiveKV(r).scores(seen).numpy()
     for text in range(2):
         heads = layer_of(seen, text)
@@ -413,7 +410,7 @@ def test_defensive_kv_is_its_formula(seen: Observed, r: int) -> None:
 
 @quick
 @given(CACHES)
-def test_vase_keeps_first_the_values_of_the_largest_range(seen: Observed) -> None:
+def test_vase_keeps_first_the_values_of_the_largest_range(seen: caches.Observed) -> None:
     order = caches.VaSE(12, seed=0).rank(seen).keys
     for text, head in np.ndindex(*seen.batch):
         one = Slow(seen, text, head)
@@ -555,7 +552,7 @@ def test_ada_kv_and_lava_share_a_layers_keys_among_its_heads(
 
 @quick
 @given(CACHES)
-def test_cake_and_lava_measure_how_much_a_layer_needs(seen: Observed) -> None:
+def test_cake_and_lava_measure_how_much_a_layer_needs(seen: caches.Observed) -> None:
     cake, lava = (method(8).rank(seen).preference for method in (caches.Cake, caches.Lava))
     for text in range(2):
         heads = layer_of(seen, text)

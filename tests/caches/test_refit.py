@@ -11,7 +11,6 @@ from value_aware_attention import caches
 from value_aware_attention.caches import AttentionMatching, KeptKeys, Observed, ValueAware, refit
 from value_aware_attention.caches.joint_set import Rows
 from value_aware_attention.caches.kept import kept_state
-from value_aware_attention.caches.refit import refitted
 
 quick = settings(deadline=None, max_examples=15)
 
@@ -58,7 +57,7 @@ def test_the_error_that_it_fits_is_the_error_of_what_it_keeps(seen: Observed, r:
     size = seen.value.square().sum((-2, -1)) * 24
     none = fit.error(torch.ones_like(fit.weights[:, 0]), torch.zeros_like(fit.value))
     assert ((none - seen.error(kept)).abs() <= 1e-12 * size).all()
-    found = refitted(seen, kept)
+    found = refit.refitted(seen, kept)
     best = torch.stack([fit.error(*fit.solve(*how)) for how in refit.CHOICES])
     assert ((best - seen.error(found)).abs().amin(0) <= 1e-9 * size).all()
 
@@ -72,7 +71,7 @@ def test_it_is_never_worse_on_rows_held_out(seen: Observed, r: int) -> None:
     held_out = torch.arange(24) % refit.HELD_OUT == 0
     fitted, checked = fit.of_rows(~held_out), fit.of_rows(held_out)
     errors = torch.stack([checked.error(*fitted.solve(*how)) for how in refit.CHOICES])
-    best, found = errors.argmin(0), refitted(seen, kept)
+    best, found = errors.argmin(0), refit.refitted(seen, kept)
     for cache in range(2):
         if best[cache] == 0:  # the original keys
             used = kept.log_weight[cache] > -torch.inf
@@ -86,17 +85,17 @@ def test_a_refit_recovers_what_fewer_slots_can_say() -> None:
     """Its error is less than half of that without a refit."""
     seen = observed(12, group=1, rows=200, sharpness=2.0)
     kept = plain(seen, 6)
-    assert (seen.error(refitted(seen, kept)) < 0.5 * seen.error(kept)).all()
+    assert (seen.error(refit.refitted(seen, kept)) < 0.5 * seen.error(kept)).all()
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_few_rows_refit_nothing(rows: int) -> None:
     seen = observed(rows=rows)
     kept = plain(seen, 4)
-    found = refitted(seen, kept)
+    found = refit.refitted(seen, kept)
     assert torch.equal(found.indices, kept.indices) and not found.log_weight.any()
     torch.testing.assert_close(seen.error(found), seen.error(kept))
-    assert not torch.allclose(refitted(observed(rows=4), kept).value, found.value)
+    assert not torch.allclose(refit.refitted(observed(rows=4), kept).value, found.value)
 
 
 @quick

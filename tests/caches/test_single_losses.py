@@ -10,10 +10,8 @@ from hypothesis import given, settings, strategies
 from torch import Tensor
 
 from tests.caches.seen import kinds, observed
-from value_aware_attention.caches import Observed, compiled_losses
-from value_aware_attention.caches import batched_losses as module
-from value_aware_attention.caches.compiled_losses import is_compiled
-from value_aware_attention.caches.single_losses import single_losses
+from value_aware_attention.caches import Observed, batched_losses, compiled_losses
+from value_aware_attention.caches.leave_one_out import single_losses
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 
 quick = settings(deadline=None, max_examples=20)
@@ -51,7 +49,7 @@ def test_they_are_those_of_hiding_each_key(projected: bool, seen: Observed) -> N
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     seen = observed(group=3, rows=7, causal=True, beside=True, padding=2)
     whole = single_losses(seen)
-    monkeypatch.setitem(module.WEIGHTS, "cpu", rows * 6 * seen.keys)
+    monkeypatch.setitem(batched_losses.WEIGHTS, "cpu", rows * 6 * seen.keys)
     for once, again in zip(whole, single_losses(seen), strict=True):
         torch.testing.assert_close(once, again)
 
@@ -72,7 +70,7 @@ def test_compiled_losses_are_those_of_fp64(
     beside = None if exact.beside is None else exact.beside.rearranged(Tensor.float)
     single = {name: getattr(exact, name).float() for name in ("query", "key", "value")}
     seen = replace(exact, **single, projection=projection.float(), beside=beside)
-    assert is_compiled(seen)
+    assert compiled_losses.is_compiled(seen)
     with patch.object(compiled_losses, "BLOCK", 500):  # of twelve queries
         losses, output = single_losses(seen, projected=projected)
     expected, output_expected = single_losses(exact, projected=projected)
@@ -91,7 +89,7 @@ def test_a_sink_of_nearly_all_weight_is_measured_in_fp32() -> None:
     key[..., 0, :] = torch.tensor([math.log(1e6 * 19) * 2, 0, 0, 0])
     single = replace(seen, query=query, key=key, value=seen.value.float(), visible=None)
     exact = replace(single, query=query.double(), key=key.double(), value=seen.value)
-    assert is_compiled(single) and 1 - exact.weights[..., 0].max() < 1e-5
+    assert compiled_losses.is_compiled(single) and 1 - exact.weights[..., 0].max() < 1e-5
     torch.testing.assert_close(
         single_losses(single)[0], single_losses(exact)[0], rtol=1e-4, atol=0.0
     )
@@ -108,7 +106,7 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("change", ["gradient", "double", "kernel"])
 def test_torch_computes_what_the_compiled_code_does_not_serve(change: str) -> None:
     seen = observed(dtype=torch.float32)
-    assert is_compiled(seen)
+    assert compiled_losses.is_compiled(seen)
     match change:
         case "gradient":
             seen = replace(seen, value=seen.value.requires_grad_())
@@ -116,7 +114,7 @@ def test_torch_computes_what_the_compiled_code_does_not_serve(change: str) -> No
             seen = replace(seen, query=seen.query.double())
         case _:
             seen = replace(seen, kernel=type("Own", (Exponential,), {})())
-    assert not is_compiled(seen)
+    assert not compiled_losses.is_compiled(seen)
 
 
 def test_without_a_compiler_torch_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from tests.caches.seen import observed
 from value_aware_attention.attention import AttentionState
 from value_aware_attention.caches import Observed, triton_losses
 from value_aware_attention.caches.batched_losses import batched_losses
-from value_aware_attention.caches.single_losses import single_losses
+from value_aware_attention.caches.leave_one_out import single_losses
 from value_aware_attention.kernels import Exponential, Polynomial
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -12,7 +12,6 @@ from checks import mutants
 from checks.kills import suite
 from checks.kills.killing import killed, kills, torn, wrong_end
 from checks.kills.stages import STAGES, Ended, Undisturbed, difference, tree, undisturbed
-from checks.mutants import sample
 
 SOURCE = '''"""Text of 1 module."""
 __all__ = ["f"]
@@ -75,12 +74,12 @@ def test_names_tell_mutants_apart_and_do_not_move_with_lines(file: str) -> None:
 
 
 def test_a_sample_is_the_same_each_time_and_part_of_a_larger_one() -> None:
-    few, many = sample(20), sample(60)
+    few, many = mutants.sample(20), mutants.sample(60)
     assert few == many[:20] and len({one.file for one in many}) > 10
 
 
 def test_every_file_has_tests_that_exist_and_every_explained_mutant_is_one() -> None:
-    every = sample(10**9)
+    every = mutants.sample(10**9)
     for one in {one.file for one in every}:
         assert all(Path("tests", test).exists() for test in mutants.tests_of(one))
     assert set(mutants.TABLE["explained"]) <= {one.name for one in every}

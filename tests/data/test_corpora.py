@@ -81,27 +81,16 @@ def test_empty_documents_go_and_a_failure_leaves_the_old_corpus_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("documents", "message"),
+    ("documents", "fraction", "message"),
     [
-        ([], "source 'a' has no train documents"),
-        ([Document("x", "train")], "source 'a' has no evaluation documents"),
-        ([Document("x")], "source 'a' has no train documents"),
+        ([], 0.5, "source 'a' has no train documents"),
+        ([Document("x", "train")], 0.5, "source 'a' has no evaluation documents"),
+        ([Document("x")], 0.5, "source 'a' has no train documents"),
+        *(([], share, "evaluation_fraction must lie between 0 and 1") for share in (0, 1, -0.1)),
     ],
 )
-def test_an_empty_split_is_one_line(tmp_path, documents, message):
-    assert_refused(message, write_corpus, {"a": documents}, tmp_path / "corpus", 0, 0.5)
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1])
-def test_evaluation_fraction_is_checked(tmp_path, fraction):
-    assert_refused(
-        "evaluation_fraction must lie between 0 and 1",
-        write_corpus,
-        {"a": []},
-        tmp_path / "corpus",
-        0,
-        fraction,
-    )
+def test_an_empty_split_or_no_fraction_is_one_line(tmp_path, documents, fraction, message):
+    assert_refused(message, write_corpus, {"a": documents}, tmp_path / "corpus", 0, fraction)
 
 
 def test_a_glob_and_an_evaluation_path(tmp_path):

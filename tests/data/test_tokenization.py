@@ -186,11 +186,6 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return ByteLevelBPE(vocabulary_size=300, training_characters=10**6).build(TEXTS)
-
-
 def corpus_file(folder, texts=TEXTS, name="train"):
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.jsonl"
@@ -199,9 +194,9 @@ def corpus_file(folder, texts=TEXTS, name="train"):
 
 
 @pytest.fixture
-def stream(tmp_path, tokenizer):
+def stream(tmp_path, bpe):
     file = corpus_file(tmp_path / "source")
-    return token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
+    return token_stream(file, bpe, seed=None, cache_dir=tmp_path / "cache")
 
 
 def documents_of(tokens, tokenizer):
@@ -220,57 +215,55 @@ def written(folder, *streams, **options):
     return tokens
 
 
-def test_every_document_comes_back_with_one_end_and_specials_in_it_are_text(
-    stream, tokenizer, tmp_path
-):
+def test_every_document_comes_back_with_one_end_and_specials_in_it_are_text(stream, bpe, tmp_path):
     tokens = written(tmp_path, stream)
     assert len(tokens) == count_tokens(stream)
-    assert documents_of(tokens, tokenizer) == TEXTS
-    assert not (tokens == tokenizer.mask_token_id).any()
+    assert documents_of(tokens, bpe) == TEXTS
+    assert not (tokens == bpe.mask_token_id).any()
 
 
-def test_a_rewritten_file_is_read_anew(tmp_path, tokenizer):
+def test_a_rewritten_file_is_read_anew(tmp_path, bpe):
     for text in ("before", "2020-01-01"):  # Arrow would guess a date
         file = corpus_file(tmp_path / "source", [text])
-        stream = token_stream(file, tokenizer, seed=None, cache_dir=tmp_path / "cache")
-        assert documents_of(written(tmp_path, stream), tokenizer) == [text]
+        stream = token_stream(file, bpe, seed=None, cache_dir=tmp_path / "cache")
+        assert documents_of(written(tmp_path, stream), bpe) == [text]
 
 
-def test_random_order_is_a_function_of_the_seed(tmp_path, tokenizer):
+def test_random_order_is_a_function_of_the_seed(tmp_path, bpe):
     file = corpus_file(tmp_path / "source")
 
     def order(seed, cache):
-        shuffled = token_stream(file, tokenizer, seed=seed, cache_dir=tmp_path / cache)
-        return documents_of(written(tmp_path, shuffled), tokenizer)
+        shuffled = token_stream(file, bpe, seed=seed, cache_dir=tmp_path / cache)
+        return documents_of(written(tmp_path, shuffled), bpe)
 
     first = order(1, "cache")
     assert first == order(1, "another cache") != order(2, "cache")
     assert first != TEXTS and sorted(first) == sorted(TEXTS)
 
 
-def test_streams_of_sources_are_joined_in_order_or_mixed(tmp_path, tokenizer):
+def test_streams_of_sources_are_joined_in_order_or_mixed(tmp_path, bpe):
     streams = [
         token_stream(
             corpus_file(tmp_path / name, [f"{name} {i}" for i in range(30)]),
-            tokenizer,
+            bpe,
             seed=None,
             cache_dir=tmp_path / "cache",
         )
         for name in "ab"
     ]
     expected = [f"{name} {i}" for name in "ab" for i in range(30)]
-    assert documents_of(written(tmp_path, *streams), tokenizer) == expected
-    mixed = documents_of(written(tmp_path, *streams, seed=5), tokenizer)
+    assert documents_of(written(tmp_path, *streams), bpe) == expected
+    mixed = documents_of(written(tmp_path, *streams, seed=5), bpe)
     assert sorted(mixed) == sorted(expected)
     assert 0 < sum(text.startswith("a") for text in mixed[:30]) < 30
 
 
-def test_a_missing_file_is_named(tmp_path, tokenizer):
+def test_a_missing_file_is_named(tmp_path, bpe):
     assert_refused(
         r"train\.jsonl is missing: write the corpus",
         token_stream,
         tmp_path / "train.jsonl",
-        tokenizer,
+        bpe,
         error=FileNotFoundError,
         seed=0,
         cache_dir=tmp_path,
@@ -279,11 +272,11 @@ def test_a_missing_file_is_named(tmp_path, tokenizer):
 
 @pytest.mark.parametrize(("length", "documents_a_block"), [(8, 1), (16, 7), (33, 256)])
 def test_instances_are_wrapped_pieces_of_the_stream(
-    stream, tokenizer, tmp_path, monkeypatch, length, documents_a_block
+    stream, bpe, tmp_path, monkeypatch, length, documents_a_block
 ):
     monkeypatch.setattr(f"{MODULE}.DOCUMENTS_PER_BATCH", documents_a_block)
     tokens, path = written(tmp_path, stream), tmp_path / "i.npy"
-    count = write_instances(stream, path, tokenizer=tokenizer, instance_length=length)
+    count = write_instances(stream, path, tokenizer=bpe, instance_length=length)
     instances = np.load(path)
     assert instances.shape == (count, length) and count == len(tokens) // (length - 2)
     assert (instances[:, 0] == 0).all() and (instances[:, -1] == 2).all()
@@ -291,24 +284,22 @@ def test_instances_are_wrapped_pieces_of_the_stream(
 
 
 @pytest.mark.parametrize("quota", [1, 3, 10**6])
-def test_a_quota_takes_the_first_instances(stream, tokenizer, tmp_path, quota):
-    options = {"tokenizer": tokenizer, "instance_length": 16}
+def test_a_quota_takes_the_first_instances(stream, bpe, tmp_path, quota):
+    options = {"tokenizer": bpe, "instance_length": 16}
     everything = write_instances(stream, tmp_path / "all.npy", **options)
     count = write_instances(stream, tmp_path / "some.npy", quota=quota, **options)
     assert count == min(quota, everything)
     assert np.array_equal(np.load(tmp_path / "some.npy"), np.load(tmp_path / "all.npy")[:count])
 
 
-def test_a_stream_shorter_than_an_instance_or_an_empty_quota_is_refused(
-    stream, tokenizer, tmp_path
-):
+def test_a_stream_shorter_than_an_instance_or_an_empty_quota_is_refused(stream, bpe, tmp_path):
     for options, line in (
         ({"instance_length": 9999}, r"a stream of \d+ tokens fills no instance of 9999"),
         ({"instance_length": 2}, "fills no instance of 2 tokens"),
         ({"instance_length": 16, "quota": 0}, "quota must be at least 1 or null, not 0"),
     ):
         inputs = stream, tmp_path / "i.npy"
-        assert_refused(line, write_instances, *inputs, tokenizer=tokenizer, **options)
+        assert_refused(line, write_instances, *inputs, tokenizer=bpe, **options)
 
 
 @given(st.integers(1, 20), st.integers(3, 9), st.integers(1, 5))
@@ -337,10 +328,9 @@ def test_the_type_is_the_smallest_that_holds_every_id(stream, tmp_path, size, ki
 def write(tmp_path, validation):
     corpus = tmp_path / "corpus"
     for name in "ab":
-        (corpus / name).mkdir(parents=True)
         for split, count in (("train", 30), ("evaluation", 30), ("validation", validation)):
-            lines = [json.dumps({"text": f"{name} {split} number {i}"}) for i in range(count)]
-            (corpus / name / f"{split}.jsonl").write_text("".join(f"{x}\n" for x in lines))
+            lines = [f"{name} {split} number {i}" for i in range(count)]
+            corpus_file(corpus / name, lines, split)
     folder = tmp_path / "tokens"
     counts = write_tokens(
         corpus=corpus,

@@ -14,6 +14,9 @@ from torch import nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     GenerationConfig,
     PreTrainedModel,
 )
@@ -173,8 +176,6 @@ def test_nothing_keeps_a_model_or_a_method_alive() -> None:
 
 def test_every_config_of_a_composite_model_gets_back_its_own() -> None:
     """Only a private attribute of transformers tells the names that are put back."""
-    from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
-
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 99}
     parts = BertConfig(**small), BertConfig(**small, is_decoder=True, add_cross_attention=True)
     model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()

@@ -14,7 +14,6 @@ from tests.hugging_face.models import Recorder, batch, logits, sharp
 from tests.refusals import assert_refused
 from value_aware_attention import caches
 from value_aware_attention.approximations import Exact
-from value_aware_attention.caches import AfterPrefix, CacheMethod
 from value_aware_attention.call import Layer
 from value_aware_attention.hugging_face import attention_layers, replace_attention, set_attention
 from value_aware_attention.hugging_face.recording import recording
@@ -33,8 +32,10 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return sharp(request.param)
 
 
-def after(method: CacheMethod, **options: object) -> AfterPrefix:
-    return AfterPrefix(method, **{"prefix": PREFIX, "rows": 6, "sinks": 1, "recent": 2} | options)
+def after(method: caches.CacheMethod, **options: object) -> caches.AfterPrefix:
+    return caches.AfterPrefix(
+        method, **{"prefix": PREFIX, "rows": 6, "sinks": 1, "recent": 2} | options
+    )
 
 
 def enter(model: PreTrainedModel, method: object) -> None:
@@ -198,7 +199,7 @@ def test_a_call_that_fails_leaves_nothing_for_a_call_of_a_part_of_the_model() ->
         after(caches.ExpectedAttention(R)),
     ],
 )
-def test_an_unknown_rotation_is_refused_where_it_is_used(method: AfterPrefix) -> None:
+def test_an_unknown_rotation_is_refused_where_it_is_used(method: caches.AfterPrefix) -> None:
     model = sharp("llama")
     rotary = model.model.rotary_emb
     rotary.rope_type = "longrope"  # as far as the adapter is told

@@ -14,7 +14,6 @@ from tests.caches.slow import OneCache
 from tests.hugging_face.models import batch, logits, sharp
 from tests.refusals import assert_refused
 from value_aware_attention import attention, caches
-from value_aware_attention.caches import AfterPrefix, CacheMethod, KeptKeys, Observed
 from value_aware_attention.caches.budgets import Ranking
 from value_aware_attention.call import Layer
 from value_aware_attention.decoding.after_prefix import Given
@@ -22,21 +21,20 @@ from value_aware_attention.hugging_face import attention_layers, replace_attenti
 from value_aware_attention.kernels import Kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-TENSORS = ("query", "key", "value")
 PREFIX, R, HEADS = 9, 5, {"llama": 2, "gpt2": 4}
 
 
 class Cuts(Spy):
     """Records the sets that a method cuts from its rankings."""
 
-    def rank(self, seen: Observed) -> Ranking:
+    def rank(self, seen: caches.Observed) -> Ranking:
         self.seen.append(seen)
         return self.method.rank(seen)
 
     def share(self, rankings: Sequence[Ranking], total: int, least: int) -> list[Tensor]:
         return self.method.share(rankings, total, least)
 
-    def cut(self, seen: Observed, ranking: Ranking, counts: Tensor) -> KeptKeys:
+    def cut(self, seen: caches.Observed, ranking: Ranking, counts: Tensor) -> caches.KeptKeys:
         self.kept.append(self.method.cut(seen, ranking, counts))
         return self.kept[-1]
 
@@ -46,17 +44,19 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def after(method: CacheMethod, **options: object) -> AfterPrefix:
-    return AfterPrefix(method, **{"prefix": PREFIX, "rows": 9, "sinks": 1, "recent": 2} | options)
+def after(method: caches.CacheMethod, **options: object) -> caches.AfterPrefix:
+    return caches.AfterPrefix(
+        method, **{"prefix": PREFIX, "rows": 9, "sinks": 1, "recent": 2} | options
+    )
 
 
-def used(kept: KeptKeys) -> Tensor:
+def used(kept: caches.KeptKeys) -> Tensor:
     return (kept.log_weight > -torch.inf).sum(-1)
 
 
 def kept_by(
-    model: PreTrainedModel, inputs: dict[str, Tensor], method: CacheMethod, **options: object
-) -> list[KeptKeys]:
+    model: PreTrainedModel, inputs: dict[str, Tensor], method: caches.CacheMethod, **options: object
+) -> list[caches.KeptKeys]:
     spy = Cuts(method)
     logits(model, inputs, after(spy, **options))
     return spy.kept
@@ -65,7 +65,7 @@ def kept_by(
 class LeastAttention(caches.ObservedAttention):
     """Keeps first keys only where they are protected."""
 
-    def scores(self, observed: Observed) -> Tensor:
+    def scores(self, observed: caches.Observed) -> Tensor:
         return -super().scores(observed)
 
 
@@ -87,7 +87,7 @@ class Shown(torch.nn.Module):
 
 
 def drop_again(
-    shown: list[Shown], pools: dict, text: int, start: int, method: AfterPrefix, heads: int
+    shown: list[Shown], pools: dict, text: int, start: int, method: caches.AfterPrefix, heads: int
 ) -> None:
     """Drops keys of one text before `start`, each time the cheapest of all heads of the layers."""
     orders, always = {}, type(method.method)(method.sinks + method.recent)
@@ -122,7 +122,7 @@ def drop_again(
 )
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_pool_of_a_growing_cache_is_the_loop(
-    kind: str, every: int, build: type[CacheMethod], observed: str, pool: str
+    kind: str, every: int, build: type[caches.CacheMethod], observed: str, pool: str
 ) -> None:
     """The model reads the text anew after every choice, over what each head has left."""
     model, inputs = sharp(kind), batch("left")
@@ -191,7 +191,7 @@ def test_a_layer_may_keep_no_key_at_all(kind: str) -> None:
 
 
 def test_a_refit_keeps_the_budgets_of_its_method(kind: str) -> None:
-    def counts(method: CacheMethod) -> list[Tensor]:
+    def counts(method: caches.CacheMethod) -> list[Tensor]:
         return [used(kept) for kept in kept_by(sharp(kind), batch("none"), method, pool="model")]
 
     method = caches.CriticalValues(caches.PyramidKV(R))
@@ -298,7 +298,7 @@ def test_a_layer_without_values_takes_no_key_from_others(name: str) -> None:
 
 
 class NaNLosses(caches.Random):
-    def losses(self, observed: Observed) -> Tensor:
+    def losses(self, observed: caches.Observed) -> Tensor:
         losses = super().losses(observed).clone()
         losses[:, ::2] = torch.nan  # of every other head
         return losses
@@ -315,7 +315,13 @@ def test_a_loss_that_is_nan_is_the_lowest() -> None:
 def test_autocast_lowers_no_choice_of_all_layers(name: str, observed: str) -> None:
     generator = torch.Generator().manual_seed(0)
     calls = [
-        dict(zip(TENSORS, torch.randn(3, 2, 2, 12, 8, generator=generator), strict=True))
+        dict(
+            zip(
+                ("query", "key", "value"),
+                torch.randn(3, 2, 2, 12, 8, generator=generator),
+                strict=True,
+            )
+        )
         | {"is_causal": True, "layer": Layer(number=number)}
         for number in range(2)
     ]

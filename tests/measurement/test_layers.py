@@ -26,8 +26,6 @@ from value_aware_attention.approximations import (
 )
 from value_aware_attention.call import Call
 from value_aware_attention.measurement import LayerOptions, Record, Task, Text, layers, measure
-from value_aware_attention.measurement import layers as gap
-from value_aware_attention.measurement.layers import matching_keys, oblivious_path, rounded
 from value_aware_attention.measurement.measure import Setting
 from value_aware_attention.measurement.recorded import sample_rows
 
@@ -56,7 +54,7 @@ def output_error(calls: list[Call], rows: int = 256, search: str = "default") ->
 def skewness_gap(calls: list[Call], rows: int = 256, **options: object) -> dict:
     """Measures section 3's argument on `rows` queries of each layer, as JSON holds it."""
     per_head = math.ceil(rows / (len(calls[0].query) * calls[0].query.shape[1]))
-    return json.loads(json.dumps(asdict(gap.skewness_gap(calls, rows=per_head, **options))))
+    return json.loads(json.dumps(asdict(layers.skewness_gap(calls, rows=per_head, **options))))
 
 
 def call_of(alpha: list[float], value: torch.Tensor, kernel: object = None) -> Call:
@@ -99,7 +97,7 @@ def test_rows_are_spread_over_positions_with_equally_many_of_every_head(
 def test_the_oblivious_path_keeps_its_digits_far_from_the_origin() -> None:
     call = random_call(2)
     near, far = (
-        oblivious_path(sample_rows(replace(call, value=call.value.double() + shift), 30))
+        layers.oblivious_path(sample_rows(replace(call, value=call.value.double() + shift), 30))
         for shift in (0, 1e6)
     )
     torch.testing.assert_close(near, far, atol=1e-8, rtol=1e-6)
@@ -177,14 +175,17 @@ def test_matching_keys_are_counted_from_the_rows_of_each_unit_and_of_each_query(
     sums, alone = [], []
     for call in calls:
         rows = sample_rows(call, 24)
-        weight, aware = oblivious_path(rows), OptimalValueAware(5, "fast").path(**rows.arguments())
+        weight, aware = (
+            layers.oblivious_path(rows),
+            OptimalValueAware(5, "fast").path(**rows.arguments()),
+        )
         norm = (rows.weights @ rows.value).square().sum(-1, keepdim=True)
         sums.append([x.sum(dim=(1, 2)).numpy() for x in (weight, aware, norm)])
         alone.append(list(zip(weight.flatten(0, 2), aware.flatten(0, 2), strict=True)))
     for (layer, r), row in rows_of.items():
         chosen = range(2) if layer is None else [layer]
         weight, aware, norm = (sum(sums[i][place] for i in chosen) for place in range(3))
-        pooled = matching_keys(weight, aware[:, r - 1], norm[:, 0])
+        pooled = layers.matching_keys(weight, aware[:, r - 1], norm[:, 0])
         assert {name: row[name] for name in ("keys", "low", "high")} == pooled
         counts = [
             next((size for size in range(1, 21) if by[size - 1] <= few[r - 1]), 20)
@@ -218,7 +219,7 @@ def test_heads_wider_than_the_sequence_stop_at_all_keys() -> None:
 
 
 def test_six_digits_are_kept() -> None:
-    assert rounded(1.23456789e-17) == 1.23457e-17 and rounded(1234567.8) == 1234570.0
+    assert layers.rounded(1.23456789e-17) == 1.23457e-17 and layers.rounded(1234567.8) == 1234570.0
 
 
 def cells_of(record: dict, **values: object) -> list[dict]:

@@ -14,11 +14,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 from tests.hugging_face.models import logits, sharp
 from tests.refusals import assert_refused
 from value_aware_attention import caches, hugging_face
-from value_aware_attention.caches import AfterPrefix, LeaveOneOut, ObservedAttention
 from value_aware_attention.hugging_face.recording import recording
-from value_aware_attention.measurement import Task, Text
-from value_aware_attention.measurement import caches as of_prompts
-from value_aware_attention.measurement import gaps as measuring
+from value_aware_attention.measurement import Task, Text, gaps
 from value_aware_attention.measurement.caches import (
     Build,
     CacheSetting,
@@ -170,8 +167,8 @@ def test_references_are_searched_as_the_method_is(
         {"every": lambda r: caches.ValueAware(r, search="exhaustive")}, sizes=[7],
         observed=["last"], gaps_of=["every"], prefix=PREFIX,
     )  # fmt: skip
-    monkeypatch.setattr(measuring, "ValueAware", spy)
-    monkeypatch.setattr(measuring, "alone_errors", lambda each, like: each.squared_norm())
+    monkeypatch.setattr(gaps, "ValueAware", spy)
+    monkeypatch.setattr(gaps, "alone_errors", lambda each, like: each.squared_norm())
     measured(task, settings)
     assert {call.kwargs["search"] for call in spy.mock_calls} == {"exhaustive"}
 
@@ -259,14 +256,18 @@ def test_the_examples_of_pages_run(
 
 PROMPTED, QUESTION, ANSWER = 24, 3, 4
 CACHES: dict[str, Build] = {
-    "last": lambda r, prefix: AfterPrefix(ObservedAttention(r), prefix=prefix),
-    "all, one budget": lambda r, prefix: AfterPrefix(
-        LeaveOneOut(r), prefix=prefix, observed="continued", pool="model"
+    "last": lambda r, prefix: caches.AfterPrefix(caches.ObservedAttention(r), prefix=prefix),
+    "all, one budget": lambda r, prefix: caches.AfterPrefix(
+        caches.LeaveOneOut(r), prefix=prefix, observed="continued", pool="model"
     ),
-    "repeat": lambda r, prefix: AfterPrefix(LeaveOneOut(r), prefix=prefix, observed="repeat"),
+    "repeat": lambda r, prefix: caches.AfterPrefix(
+        caches.LeaveOneOut(r), prefix=prefix, observed="repeat"
+    ),
 }
 GROWING: dict[str, Build] = {
-    "grows": lambda r, prefix: AfterPrefix(ObservedAttention(r), prefix=prefix, every=2)
+    "grows": lambda r, prefix: caches.AfterPrefix(
+        caches.ObservedAttention(r), prefix=prefix, every=2
+    )
 }
 
 
@@ -287,7 +288,7 @@ def on_prompts(
 
 
 @torch.no_grad()
-def whole(prompt: Prompt, after: AfterPrefix | None) -> tuple[float, float, float]:
+def whole(prompt: Prompt, after: caches.AfterPrefix | None) -> tuple[float, float, float]:
     """Reads the text in one pass; returns KL, nats and the share that is right in its answer."""
     text = prompt.tokens[None]
     inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
@@ -325,7 +326,8 @@ def test_measured_prompts_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = on_prompts(tmp_path, [prompt(0)])
-    monkeypatch.setattr(of_prompts, "SharedReading", Mock(side_effect=OSError("read again")))
+    reading = "value_aware_attention.measurement.caches.SharedReading"
+    monkeypatch.setattr(reading, Mock(side_effect=OSError("read again")))
     assert on_prompts(tmp_path, [prompt(0)]) == first
     assert_refused("read again", on_prompts, tmp_path, [prompt(0), prompt(1)], error=OSError)
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -68,7 +68,7 @@ def drawn(architecture: str, **changed: Any) -> PreTrainedModel:
     sizes = {name: sizes[name] for name in sizes if hasattr(kind, name) or name in known}
     config = kind(**sizes, attn_implementation="eager")
     torch.manual_seed(0)
-    model = MODELS[type(config)](config).eval()
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
     for weight in model.parameters():
         weight.data = 8 * weight.data if weight.ndim > 1 else torch.randn(weight.shape) / 2
     return model

@@ -36,11 +36,6 @@ def logits(model: CausalLanguageModel, read: Tensor | None = None) -> Tensor:
     return model(tokens() if read is None else read).logits
 
 
-def loss_of(model: CausalLanguageModel) -> Tensor:
-    predicted = logits(model)[:, :-1].flatten(0, 1)
-    return nn.functional.cross_entropy(predicted, tokens()[:, 1:].flatten())
-
-
 def torch_decoder(model: CausalLanguageModel) -> nn.TransformerEncoder:
     """Builds the network from torch's own layers, with the weights of `model`."""
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
@@ -94,7 +89,8 @@ def test_positions_are_sines_then_cosines() -> None:
 @pytest.mark.parametrize("kernel", [Exponential(), Polynomial(), Elu()])
 def test_initial_loss_is_near_uniform_and_gradients_are_finite(kernel: Kernel) -> None:
     model = tiny(kernel).train()
-    loss = loss_of(model)
+    predicted = logits(model)[:, :-1].flatten(0, 1)
+    loss = nn.functional.cross_entropy(predicted, tokens()[:, 1:].flatten())
     gradients = torch.autograd.grad(loss, [*model.parameters()])
     assert loss.item() == pytest.approx(math.log(50), abs=1.0)
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)

@@ -158,12 +158,11 @@ def old_gpt2(weights: Weights) -> Weights:
 
 def old_bert(weights: Weights) -> Weights:
     """Takes TensorFlow's names of LayerNorm's weights, and adds a buffer."""
-
-    def old(name: str) -> str:
-        return name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
-
     buffer = {"bert.embeddings.position_ids": torch.arange(64)[None]}
-    return {old(name): weight for name, weight in weights.items()} | buffer
+    return buffer | {
+        name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): weight
+        for name, weight in weights.items()
+    }
 
 
 def old_llama(weights: Weights) -> Weights:

@@ -20,6 +20,7 @@ from value_aware_attention import caches, hugging_face, probe
 from value_aware_attention.hugging_face.saved import installed
 from value_aware_attention.measurement.windows import adds_bos, text_windows, windows_task
 from value_aware_attention.models.checkpoints import checkpoint_files, load_model, load_tokenizer
+from value_aware_attention.models.gguf_files import bits_a_weight, described
 from value_aware_study.evaluation.pretrained import packaged_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,8 +129,6 @@ def test_a_file_of_another_kind_is_refused(
 
 
 def test_a_file_is_described_by_its_keys_and_tensors(tmp_path: Path) -> None:
-    from value_aware_attention.models.gguf_files import bits_a_weight, described
-
     file = tmp_path / "a.gguf"
     write_gguf(llama(), file, keys={"general.license": "mit"}, quantised=True)
     assert ": name tiny, licence mit; " in described(file)

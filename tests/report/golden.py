@@ -101,14 +101,10 @@ def stages(folder):
         file.write_text(text, encoding="utf-8")
 
 
-def places(folder):
-    """Returns the places that conf/report.yaml names; of a published run there is nothing."""
-    names = ("records", "published", "metrics", "explored", "results", "spread", "citation")
-    return {name: folder / name for name in names}
-
-
 def page(folder):
-    return report_page(read(places(folder)))
+    """Builds the page of the places that conf/report.yaml names; nothing is published."""
+    names = ("records", "published", "metrics", "explored", "results", "spread", "citation")
+    return report_page(read({name: folder / name for name in names}))
 
 
 def kept(page) -> Iterator[tuple[str, str]]:

@@ -344,8 +344,7 @@ def test_a_page_that_is_printed_at_once_has_every_figure(desktop: Any, whole: Pa
     desktop.wait_for_selector(".chart svg")  # what figures are drawn from is unpacked by then
     soon = desktop.pdf(format="A4")
     assert len(re.findall(rb"/Type */Page\b", soon)) <= 25
-    visible = "[...document.querySelectorAll('.panel:not([hidden]) .chart')]"
-    visible += ".filter(one => !one.closest('details:not([open])')).length"
+    visible = f"{SHOWN}.filter(one => !one.closest('details:not([open])')).length"
     assert desktop.evaluate("window.drawn") == desktop.evaluate(visible) > 20
     desktop.wait_for_function(f"document.querySelectorAll('.chart svg').length === {visible}")
     assert len(desktop.pdf(format="A4")) == len(soon)

@@ -52,13 +52,13 @@ def with_largest(largest):
 
 
 def causal(kernel, *cells, exact=3.0, **more):
-    cells = [cell("exact", exact), *cells]
-    return record(f"causal_{kernel}", "causal", kernel, 512, cells, **more)
+    return record(f"causal_{kernel}", "causal", kernel, 512, [cell("exact", exact), *cells], **more)
 
 
 def masked(name, *cells, exact=0.5, **more):
-    cells = [cell("exact", exact), *cells]
-    return record(f"masked_{name}", "masked", "exponential", 512, cells, **more)
+    return record(
+        f"masked_{name}", "masked", "exponential", 512, [cell("exact", exact), *cells], **more
+    )
 
 
 def found_in(records):

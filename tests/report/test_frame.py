@@ -17,7 +17,6 @@ from synthetic import match as match_of
 from tests.refusals import assert_refused
 from value_aware_study.report import captions, contents
 from value_aware_study.report.claim import Effect, over_trainings
-from value_aware_study.report.contents import report_page
 from value_aware_study.report.exhibit import Page
 from value_aware_study.report.exhibits import figures, layers, tables
 from value_aware_study.report.frame import (
@@ -284,7 +283,7 @@ def test_the_hyperparameters_have_the_seed_of_every_training(training):
 
 def test_a_page_without_most_models_names_what_is_not_there(records):
     lonely = with_cells(records[0], lambda cell: replace(cell, **UNKNOWN))
-    page = report_page(Results.of([lonely]))
+    page = contents.report_page(Results.of([lonely]))
     leads = {section.title: section.lead for section in page.sections}
     assert list(leads) == ["Answer", "The paper", "Everything"]
     assert leads["The paper"].endswith("Not measured yet: Table 1, Figure 1, Figure 3.")
@@ -301,7 +300,7 @@ def test_code_and_manual_are_linked_where_the_citation_has_them(tmp_path):
 
 
 def test_no_records_are_refused_in_one_line():
-    assert_refused("no evaluation records", report_page, Results.of([]))
+    assert_refused("no evaluation records", contents.report_page, Results.of([]))
 
 
 @pytest.mark.parametrize(
@@ -309,13 +308,13 @@ def test_no_records_are_refused_in_one_line():
 )
 def test_a_page_of_short_trainings_says_first_what_they_are_for(records, scale, is_said):
     short = next(record for record in records if record.model == "masked_short")
-    page = report_page(Results.of([replace(short, scale=scale)]))
+    page = contents.report_page(Results.of([replace(short, scale=scale)]))
     assert page.lead.startswith("Keys are chosen") is not is_said
 
 
 def test_verdicts_of_published_runs_stand_beside_but_for_other_toys(records):
     scales = {scale: {} for scale in (records[0].scale, "laptop", "hours")}
-    page = report_page(Results.of(records[:1], verdicts=scales))
+    page = contents.report_page(Results.of(records[:1], verdicts=scales))
     claims = next(exhibit for exhibit in page.exhibits() if exhibit.name == "claims")
     columns = [name for name in claims.table.display if name.startswith("verdict,")]
     assert columns == ["verdict, published", "verdict, hours"]

@@ -22,7 +22,6 @@ from value_aware_attention.call import Call
 from value_aware_attention.measurement.task import Task, Text
 from value_aware_study.evaluation import explorer
 from value_aware_study.evaluation.exploration import WHOLE, Exploration, Kept, Model
-from value_aware_study.evaluation.explorer import explored_model, passage
 
 SENTENCES = [f"W{place} {' '.join(['w1', 'w2'] * 10)} w{place}." for place in range(4)]
 NOTHING: tuple[list[int], list[int]] = ([], [])
@@ -34,7 +33,7 @@ def text(tokens: list[str]) -> str:
 
 def test_whole_sentences_are_taken_and_the_first_of_a_text_is_not() -> None:
     written = f"{' '.join(SENTENCES)}\n\nParameters\n--------\nx : w1 w2"
-    chosen = passage([written], tokenizer(), NOTHING)
+    chosen = explorer.passage([written], tokenizer(), NOTHING)
     assert text(chosen.pieces) == " ".join(SENTENCES[1:3])
     assert len(chosen.ids) == len(chosen.pieces) == 44
 
@@ -57,15 +56,15 @@ def test_a_passage_of_more_common_words_is_preferred() -> None:
         def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
             return [str(token) for token in ids]
 
-    chosen = passage([fewer, wordy], Pieces(), ([7], [9]))  # type: ignore[arg-type]
+    chosen = explorer.passage([fewer, wordy], Pieces(), ([7], [9]))  # type: ignore[arg-type]
     assert chosen.pieces[0] == " 7" and chosen.pieces[-1] == " 9" and len(chosen.ids) == 37
 
 
 def test_without_sentences_as_many_whole_words_as_fit_are_taken() -> None:
-    chosen = passage([words(100)], tokenizer(), ([0], [2]), most=20)
+    chosen = explorer.passage([words(100)], tokenizer(), ([0], [2]), most=20)
     assert text(chosen.pieces) == f"<s> {' '.join(words(100).split()[1:19])} </s>"
-    assert text(passage(["alone"], tokenizer(), NOTHING).pieces) == "alone"
-    assert_refused("the text is empty", passage, [" \n"], tokenizer(), NOTHING)
+    assert text(explorer.passage(["alone"], tokenizer(), NOTHING).pieces) == "alone"
+    assert_refused("the text is empty", explorer.passage, [" \n"], tokenizer(), NOTHING)
 
 
 @pytest.mark.parametrize("name", ["roberta", "gpt2", "llama", "bert", "our_causal", "our_masked"])
@@ -125,7 +124,7 @@ def test_weights_and_errors_are_those_of_dense_attention(
     if mask is not None:
         mask[..., 1] = False
     layer = call(generator, causal, mask)
-    [*heads] = explored_model("tiny", [layer], TOKENS, METHODS, SIZES).heads
+    [*heads] = explorer.explored_model("tiny", [layer], TOKENS, METHODS, SIZES).heads
     query, key, value = (x[0, :, :6] for x in (layer.query, layer.key, layer.value))
     cut = None if mask is None else mask[0, :, :6, :6]
     exact = attention_weights(query, key, attn_mask=cut, is_causal=causal)
@@ -160,7 +159,7 @@ def check(choice: Kept, size: int, value: Tensor, output: Tensor, mean: Tensor) 
 
 def test_heads_are_those_asked_for(generator: torch.Generator) -> None:
     calls = [call(generator, True) for _ in range(2)]
-    model = explored_model("tiny", calls, TOKENS, METHODS, SIZES, heads={(0, 2), (1, 1)})
+    model = explorer.explored_model("tiny", calls, TOKENS, METHODS, SIZES, heads={(0, 2), (1, 1)})
     assert [(head.layer, head.head) for head in model.heads] == [(0, 2), (1, 1)]
 
 
@@ -174,17 +173,17 @@ def test_an_output_of_zero_has_no_relative_error(generator: torch.Generator) -> 
         False,
         0,
     )
-    [head, *_] = explored_model("tiny", [zero], TOKENS, METHODS, SIZES).heads
+    [head, *_] = explorer.explored_model("tiny", [zero], TOKENS, METHODS, SIZES).heads
     assert {choice.error for choice in head.queries[0].kept[0]} == {None}
 
 
 def test_more_tokens_than_keys_are_refused(generator: torch.Generator) -> None:
     line, calls = "9 tokens given for a call of 8 keys", [call(generator, True)]
-    assert_refused(line, explored_model, "tiny", calls, "abcdefghi", METHODS, SIZES)
+    assert_refused(line, explorer.explored_model, "tiny", calls, "abcdefghi", METHODS, SIZES)
 
 
 def test_json_is_read_back_and_small(generator: torch.Generator) -> None:
-    model: Model = explored_model("tiny", [call(generator, True)], TOKENS, METHODS, SIZES)
+    model: Model = explorer.explored_model("tiny", [call(generator, True)], TOKENS, METHODS, SIZES)
     exploration = Exploration(SIZES, tuple(METHODS), (model,))
     text = exploration.to_json()
     assert Exploration.from_json(text) == exploration

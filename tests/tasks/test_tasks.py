@@ -37,13 +37,11 @@ from value_aware_attention.approximations import (
 from value_aware_attention.attention import attention, attention_weights
 from value_aware_attention.call import Call
 from value_aware_attention.error import Sizes, budget
-from value_aware_attention.kernels import Exponential
 from value_aware_attention.measurement import store
 from value_aware_attention.measurement.layers import skewness, skewness_of
 from value_aware_attention.measurement.measure import Setting, cell_error, measure, setting_key
 from value_aware_attention.measurement.recorded import ExactRows, evenly_spaced
 from value_aware_attention.measurement.run_on import cores_of, processor, run_on
-from value_aware_attention.measurement.store import RecordCache
 from value_aware_attention.measurement.task import Task
 from value_aware_attention.models import CausalLanguageModel, build_roberta
 from value_aware_attention.records.estimate import ratio_of_sums
@@ -308,10 +306,10 @@ def test_a_cached_cell_is_computed_again_when_its_source_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setting = Setting("exact", {}, lambda layer: Exact())
-    cache = RecordCache(tmp_path, {"checkpoint": "a"})
+    cache = store.RecordCache(tmp_path, {"checkpoint": "a"})
     key = setting_key(setting, 2)
     assert cache.get(key, lambda: {"n": 1}) == cache.get(key, lambda: {"n": 2}) == {"n": 1}
-    assert RecordCache(tmp_path, {"checkpoint": "b"}).get(key, lambda: {"n": 3}) == {"n": 3}
+    assert store.RecordCache(tmp_path, {"checkpoint": "b"}).get(key, lambda: {"n": 3}) == {"n": 3}
     measuring = import_module("value_aware_attention.measurement.measure")
     monkeypatch.setattr(measuring, "source_hash", lambda *modules: "new")
     assert cache.get(setting_key(setting, 2), lambda: {"n": 4}) == {"n": 4}
@@ -415,7 +413,7 @@ def test_a_causal_query_is_charged_for_the_past_alone() -> None:
 def call(*, is_causal: bool) -> Call:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 3, 20, WIDTH, generator=generator) for _ in range(3))
-    return recorded(query, key, value, Exponential(), is_causal, 5)
+    return recorded(query, key, value, kernels.Exponential(), is_causal, 5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

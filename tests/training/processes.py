@@ -4,6 +4,7 @@ import io
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from functools import partial
 from multiprocessing.context import ForkServerProcess
@@ -36,6 +37,12 @@ def start(function: Any, *arguments: Any) -> ForkServerProcess:
 def exit_code(process: ForkServerProcess, seconds: float = 300) -> int | None:
     process.join(timeout=seconds)
     return process.exitcode
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def write_tokens(root: Path) -> None:

@@ -16,10 +16,9 @@ from huggingface_hub import ModelCard
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from pipelines import train_causal
-from tests.apps import refusal, run_app
+from tests.apps import copy_of_the_project, refusal, run_app
 from tests.test_distributed import LENGTH, write_masked
-from tests.training.processes import ROOT, exit_code, start, write_tokens
-from tests.training.test_fit import free_port
+from tests.training.processes import ROOT, exit_code, free_port, start, write_tokens
 from value_aware_attention.files import write_checksums
 from value_aware_study.training.model_card import model_card
 from value_aware_study.training.modules import CausalTraining
@@ -129,17 +128,14 @@ def test_a_folder_of_the_users_is_refused_before_the_training(tmp_path: Path) ->
 
 
 PAGE = (ROOT / "docs/recipe.md").read_text(encoding="utf-8")
+COPIED = ("conf", "docs", "pipelines", "src", "tests", "README.md", "params.yaml", "pyproject.toml")
 TRAINING = ("-m", "pipelines.train_causal", "scale=smoke", "logger=none",
             "trainer.accelerator=cpu", "optimizer@causal.optimizer=nadam")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("conf", "docs", "pipelines", "src", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "params.yaml", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
+    folder = copy_of_the_project(tmp_path_factory.mktemp("project"), *COPIED)
     ((name, text),) = re.findall(r"\(`([\w/.]+)`\):\n\n```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
     (folder / name).write_text(text, encoding="utf-8")
     return folder

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from pytorch_lightning.loggers import CSVLogger
 
 from tests.refusals import assert_refused
-from tests.training.processes import exit_code, start
+from tests.training.processes import exit_code, free_port, start
 from tests.training.tiny import (
     Batches,
     causal_batch,
@@ -251,8 +250,7 @@ def test_any_argument_of_lightnings_trainer_is_passed_on(tmp_path: Path) -> None
         module = causal_module(dropout=0.0)
         module.make_optimizer = partial(torch.optim.SGD, lr=1.0)
         settings = {"evaluate_every": 1, "checkpoint_every": 1, "checkpoint_folder": tmp_path}
-        options = on_the_cpu(**trainer)
-        fit(module, Batches(1), Batches(1), **settings, fingerprint="", **options)
+        fit(module, Batches(1), Batches(1), **settings, fingerprint="", **on_the_cpu(**trainer))
         return module.state_dict()
 
     before = causal_module(dropout=0.0).state_dict()
@@ -334,12 +332,6 @@ def share(rank: int, port: int, folder: Path, masked: bool, accumulate: int) -> 
     os.environ |= {"WORLD_SIZE": "2", "NODE_RANK": "0", "LOCAL_RANK": str(rank)}
     result = trained(folder, masked, strategy="ddp", devices=2, accumulate=accumulate)
     torch.save(result, folder / f"{rank}.pt")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.slow

@@ -28,7 +28,6 @@ from tests.training.tiny import (
 from value_aware_attention.kernels import Elu, Polynomial
 from value_aware_attention.models import CausalLanguageModel
 from value_aware_study.training import fit as fitting
-from value_aware_study.training.fit import missing_compiler, peak_flops_of
 from value_aware_study.training.modules import CausalTraining, LanguageModeling
 from value_aware_study.training.optimizers import InverseSquareRoot
 
@@ -105,7 +104,9 @@ def test_without_a_compiler_compiling_is_refused(
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(fitting, "missing_compiler", missing_compiler.__wrapped__)  # not cached
+    monkeypatch.setattr(
+        fitting, "missing_compiler", fitting.missing_compiler.__wrapped__
+    )  # not cached
     line = r"compile is true, but it needs a C\+\+ compiler"
     assert_refused(line, trained, causal_module(), tmp_path, compile=True)
 
@@ -118,7 +119,7 @@ def test_what_compiling_needs(
     packages: set[str], line: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fitting, "find_spec", lambda name: name in packages)
-    assert missing_compiler.__wrapped__("cuda") == line
+    assert fitting.missing_compiler.__wrapped__("cuda") == line
 
 
 def test_flops_are_those_that_torch_counts() -> None:
@@ -148,7 +149,7 @@ def test_flops_are_those_that_torch_counts() -> None:
     ],
 )
 def test_peaks_of_named_gpus(name: str, precision: str, expected: float | None) -> None:
-    assert peak_flops_of(name, precision) == expected
+    assert fitting.peak_flops_of(name, precision) == expected
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

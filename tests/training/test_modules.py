@@ -25,7 +25,6 @@ from tests.training.tiny import (
 from value_aware_attention.kernels import Elu, Exponential, Kernel, Polynomial
 from value_aware_study.training import modules
 from value_aware_study.training.fit import missing_compiler
-from value_aware_study.training.modules import SummedCrossEntropy, chunked_cross_entropy
 from value_aware_study.training.optimizers import (
     BertAdam,
     InverseSquareRoot,
@@ -61,18 +60,18 @@ def test_the_causal_loss_is_the_cross_entropy_of_the_next_token(kernel: Kernel) 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_loss_of_a_gpu_is_that_of_all_logits_at_once(rows: int, compiled: bool) -> None:
     hidden, weight = torch.randn(50, 16), torch.randn(300, 16)
-    targets, summed = torch.randint(300, (50,)), SummedCrossEntropy()
+    targets, summed = torch.randint(300, (50,)), modules.SummedCrossEntropy()
     if compiled:
         if reason := missing_compiler("cpu"):
             pytest.skip(reason)
         summed.compile(dynamic=False)
     leaves = [x.clone().requires_grad_() for x in (hidden, weight, hidden, weight)]
-    nats = chunked_cross_entropy(summed, rows, leaves[0], leaves[1], targets)
+    nats = modules.chunked_cross_entropy(summed, rows, leaves[0], leaves[1], targets)
     expected = cross_entropy(leaves[2] @ leaves[3].T, targets, reduction="sum")
     (0.3 * nats).backward()
     (0.3 * expected).backward()
     with torch.no_grad():
-        alone = chunked_cross_entropy(summed, rows, hidden, weight, targets)
+        alone = modules.chunked_cross_entropy(summed, rows, hidden, weight, targets)
     torch.testing.assert_close((nats, alone), (expected, expected))
     torch.testing.assert_close([x.grad for x in leaves[:2]], [x.grad for x in leaves[2:]])
 
@@ -100,7 +99,9 @@ def test_the_loss_of_a_gpu_multiplies_in_the_precision_of_autocast() -> None:
     expected = cross_entropy(logits, targets, reduction="sum")
     gradients = torch.autograd.grad(expected, (hidden, weight))
     with torch.autocast("cpu", torch.bfloat16):
-        nats = chunked_cross_entropy(SummedCrossEntropy(), 16, hidden, weight, targets)
+        nats = modules.chunked_cross_entropy(
+            modules.SummedCrossEntropy(), 16, hidden, weight, targets
+        )
     torch.testing.assert_close(nats, expected, rtol=1e-6, atol=0)
     ours = torch.autograd.grad(nats, (hidden, weight))
     torch.testing.assert_close(ours, gradients, rtol=2e-2, atol=2e-2)

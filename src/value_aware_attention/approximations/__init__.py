@@ -6,7 +6,6 @@ from value_aware_attention.approximations.approximation import (
     SparseApproximation,
 )
 from value_aware_attention.approximations.feature_attention import LinearAttention
-from value_aware_attention.approximations.global_attention import BigBird, Longformer
 from value_aware_attention.approximations.halves_of_the_gain import (
     ObliviousKeysOptimalWeights,
     ValueAwareKeysAttentionWeights,
@@ -26,9 +25,14 @@ from value_aware_attention.approximations.ranked_keys import (
     NormWeightedKeys,
     OptimalValueOblivious,
 )
-from value_aware_attention.approximations.sliding_window import DilatedWindow, SlidingWindow
 from value_aware_attention.approximations.sparse_transformer import Fixed, Strided
 from value_aware_attention.approximations.sparse_weights import SparseWeights
+from value_aware_attention.approximations.windows import (
+    BigBird,
+    DilatedWindow,
+    Longformer,
+    SlidingWindow,
+)
 from value_aware_attention.call import chunked
 
 __all__ = [

@@ -1,5 +1,5 @@
 // The losses from dropping each key of one cache alone, and the outputs of its queries: the compiled
-// twin of single_losses.py, which derives the formulas. One call runs on one thread.
+// twin of batched_losses.py, which derives the formulas. One call runs on one thread.
 //
 // Weights are never stored for all queries. A block of queries holds its own in the L2 cache from
 // the scores, through exp and u, to the sums over the block. The three products of attention's size

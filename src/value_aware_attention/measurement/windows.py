@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from value_aware_attention.arguments import check_at_least
 from value_aware_attention.hugging_face.layers import attention_layers, auto_class
 from value_aware_attention.kernels import Kernel
 from value_aware_attention.measurement.masking import mask_tokens
@@ -75,6 +76,8 @@ def text_windows(
     Each window gets the tokenizer's special tokens around it. Not `closed` leaves out those at its
     end, for models that continue a text. Raises ValueError if the text is empty or fills no window.
     """
+    if windows is not None:
+        check_at_least(1, windows=windows)
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not any(text.strip() for text in texts):
         raise ValueError("the text is empty")
@@ -94,8 +97,6 @@ def text_windows(
             f"the text has {len(tokens)} token{'s' * (len(tokens) != 1)}, a window of {length} "
             f"needs {read} of them: give a longer text or a smaller length"
         )
-    if windows is not None and windows < 1:
-        raise ValueError(f"windows is {windows}; it must be at least 1")
     places = evenly_spaced(available, windows)
     if seed is not None and windows is not None and windows < available:
         places = sorted(Random(seed).sample(range(available), windows))

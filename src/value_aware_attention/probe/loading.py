@@ -75,8 +75,6 @@ def window_task(
     weights = next(model.parameters())
     if weights.dtype == torch.float16 and weights.device.type == "cpu":
         raise ValueError("the model is float16 on a CPU; give it as float32 or bfloat16")
-    if windows is not None:
-        check_at_least(1, windows=windows)
     if metric_of(model) == "cosine" and isinstance(model.base_model, PreTrainedModel):
         model = model.base_model  # a head for labels does not output hidden states
     metric, vocabulary = metric_of(model), vocabulary_size(model)

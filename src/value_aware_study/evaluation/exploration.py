@@ -94,9 +94,14 @@ class Exploration:
     def labelled(self, labels: Mapping[str, str]) -> "Exploration":
         """Keeps the models with a label, in the order of the labels."""
         by_name = {model.name: model for model in self.models}
-        names = [name for name in labels if name in by_name]
-        models = (replace(by_name[name], label=labels[name]) for name in names)
-        return replace(self, models=tuple(models))
+        return replace(
+            self,
+            models=tuple(
+                replace(by_name[name], label=label)
+                for name, label in labels.items()
+                if name in by_name
+            ),
+        )
 
     def joins(self, other: "Exploration") -> bool:
         """Tells whether sizes are equal, and one has the other's methods or more behind them."""

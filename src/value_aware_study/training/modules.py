@@ -14,7 +14,6 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from torch.nn import LinearCrossEntropyOptions
 from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -285,7 +284,7 @@ class CausalTraining(LanguageModeling):
             weight,
             targets,
             reduction=reduction,
-            options=LinearCrossEntropyOptions(batch_chunk_size=rows),
+            options=nn.LinearCrossEntropyOptions(batch_chunk_size=rows),
         )
 
 

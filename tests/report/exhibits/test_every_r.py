@@ -37,7 +37,6 @@ from value_aware_study.report.exhibits.tables import (
     tokens_count,
 )
 from value_aware_study.report.frame import FLOOR, OPTIMAL_METHODS, Results
-from value_aware_study.report.look import specification
 from value_aware_study.report.published import TABLE_3, TABLE_4_LONG
 from value_aware_study.report.words import method_label, sentences, times
 
@@ -201,7 +200,7 @@ def test_the_picture_scales_every_query_by_its_largest_weight() -> None:
     assert exact.to_dict()["title"] == "causal, elu: exact attention"
     drawn = [(row["query"], row["key"], row["weight"]) for row in rows(exact)]
     assert drawn == [(0, 0, 1.0), (1, 0, 0.5), (1, 1, -0.25)]
-    svg = vl_convert.vegalite_to_svg(specification(exact))
+    svg = vl_convert.vegalite_to_svg(look.specification(exact))
     assert re.findall(r"strength: ([\d.]+);", svg) == ["1", "1", "0.5"]
     assert '["def", "f"][datum.value]' in str(exact.to_dict())
     assert {row["method"] for row in rows(other)} == {"Nyström (2.5)"}

@@ -134,8 +134,7 @@ def optimal_weights(
 
 def _engine(problem: Problem, name: str | None) -> ModuleType:
     """Returns the engine of that name; None is the compiled one if it runs, else the torch one."""
-    on_cpu = problem.value.device.type == "cpu"
-    if name == "compiled" and not on_cpu:
+    if name == "compiled" and problem.value.device.type != "cpu":
         raise ValueError(f"engine is 'compiled' on {problem.value.device}; it needs the CPU")
     return ENGINES[name or engine(problem.value.device.type)]
 

@@ -41,8 +41,7 @@ def _of_head(exact: Problem, head: int) -> tuple[Int[Tensor, "N 2"], Float[Tenso
     if exact.visible is not None:
         value = value.where(exact.visible[head].any(dim=0)[:, None], 0.0)
     # Differences instead of products keep the digits of the distance of a value close to o.
-    mode = "donot_use_mm_for_euclid_dist"
-    near = torch.cdist(output, value, compute_mode=mode).square_()
+    near = torch.cdist(output, value, compute_mode="donot_use_mm_for_euclid_dist").square_()
     if exact.visible is not None:
         near.masked_fill_(~exact.visible[head], HIDDEN)
     error, pair = closest(near, squared_distances_between(value))
