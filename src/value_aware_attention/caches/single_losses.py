@@ -1,4 +1,4 @@
-"""Computes the loss from dropping each key alone, by the form that suits the device."""
+"""Computes the loss from dropping each key alone, with the code that suits the device."""
 
 from jaxtyping import Float
 from torch import Tensor

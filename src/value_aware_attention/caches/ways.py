@@ -164,7 +164,8 @@ def repeat(choice: Choice) -> Arguments:
 def hindsight(choice: Choice) -> Arguments:
     """Takes the future queries, and the later keys that they see as `beside`.
 
-    They are evenly spaced from the first query; for an encoder, among those that `noncausal` omits.
+    They are evenly spaced from the first query. For an encoder, they are queries that `noncausal`
+    omits.
     """
     # a text that ends with the prefix has no future queries
     served = torch.tensor(choice.served or choice.past[-1:], device=choice.pool.device)

@@ -89,7 +89,8 @@ def compressed_cache(
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
-            >= 2. Sinks and recent keys are kept even if they exceed it; for a prompt it warns.
+            >= 2. Sinks and recent keys are kept even if they exceed it; this gives a warning if
+        they do so in a whole prompt.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
         rows: Most observed queries per head. None: all with "continued", else 32. Few rows with a
             `pool` cause a warning, because heads that they do not use lose their keys.
@@ -252,7 +253,7 @@ class Compression(Context):
         kernel = self.kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
             check_unchanged(module, layer, key, value)
-            # An identity is told by the object, which the third entry keeps from being freed.
+            # Objects are compared by identity; the third entry keeps them from being freed.
             call = layer.later, dropout, id(attention_mask), *options, *map(id, options.values())
             if self.last is None or self.last[0] != call:  # else another layer of this pass did it
                 check_call(dropout, options)

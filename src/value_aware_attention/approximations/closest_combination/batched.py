@@ -136,8 +136,9 @@ class _ActiveSets:
     ) -> Bool[Tensor, "B 1 1"]:
         """Takes all usable atoms in place of the first set, less those of negative weight.
 
-        Rows keep their set if atoms nearly depend on each other. The Gram matrix is one of fp64, as
-        its factor has half the digits. Returns the rows that use all these atoms, which is optimal.
+        Rows keep their set if atoms nearly depend on each other. The Gram matrix is in fp64,
+        because its factor has half the digits. Returns the rows that use all these atoms, which is
+        optimal.
         """
         # in units of the lift, or the squares of atoms that are all almost 0 would underflow
         lifted = pad(atoms.double() / self.lift.double(), (0, 1), value=1.0)
@@ -261,7 +262,7 @@ def _each(x: Tensor) -> Int[Tensor, " B"]:
 class _BestSets:
     """Holds the best set of every size, or, if `sizes` is 1, the best of all sizes up to r.
 
-    The last column and the last size take what is to be forgotten.
+    Sets to discard are written to the last column and the last size.
     """
 
     def __init__(self, rows: int, sizes: int, r: int, slots: int, like: Tensor) -> None:
