@@ -69,7 +69,7 @@ class Model:
     def median_errors(self, size: int) -> list[float]:
         """Returns the median error over all queries, by method; `size` is an index of `sizes`.
 
-        There are as many as the model was recorded with.
+        The result has the methods that the model was recorded with.
         """
         queries = [query.kept[size] for head in self.heads for query in head.queries]
         errors = (
@@ -99,7 +99,7 @@ class Exploration:
         return replace(self, models=tuple(models))
 
     def joins(self, other: "Exploration") -> bool:
-        """Tells whether sizes are equal, and one has the other's methods or more behind them."""
+        """Tells whether sizes are equal, and the methods of one begin with the other's."""
         common = min(len(self.methods), len(other.methods))
         return (self.sizes, self.methods[:common]) == (other.sizes, other.methods[:common])
 

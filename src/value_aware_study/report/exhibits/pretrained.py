@@ -93,7 +93,7 @@ def label(record: Record) -> str:
 
 
 def origins(records: Sequence[Record]) -> str:
-    """Describes the weights of the models that the library has a card of."""
+    """Describes the weights of the models for which the library has a card."""
     models = {record.model for record in records}
     return " ".join(origin(card) for card in named_models().values() if card["model"] in models)
 
