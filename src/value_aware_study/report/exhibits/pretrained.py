@@ -181,7 +181,7 @@ def few_keys(records: Sequence[Record]) -> Exhibit | None:
         "an encoder the cosine of its states to exact ones.",
         [
             f"{captions.BEST_FOUND} {SCORED} A slot holds the mean of the values left out; "
-            "its mass is that of the mean of their keys, or all that is missing. Intervals are "
+            "its mass comes from the mean of their keys, or is all that is missing. Intervals are "
             f"paired, over windows. Exact attention: {'; '.join(exact)}.",
             *searched(shortest),
         ],
@@ -298,7 +298,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
         "pretrained_cells",
         "Every cell of the pretrained models",
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. "
-        "Random weights: the same network as its training starts, on the first windows, by seed.",
+        "Random weights: the same network before training, on the first windows, by seed.",
         table=Table(
             data,
             data.astype(str)
