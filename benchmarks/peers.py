@@ -4,13 +4,13 @@
     python -m benchmarks.peers --seconds 5    # at most 5 seconds a method, but three rounds
 
 The attention core alone, forward, on the same Gaussian q, k and v (8 heads of 64, L = 2048, fp32);
-where a peer has projections of its own, they are put out of action, and random matrices are ours.
-Both start from the same tensors and end with the same: where a peer takes and gives (1, L, width)
-and splits the heads itself, ours does so too within its time; where a peer overwrites its queries,
-both copy them. PyTorch's fused dense attention is timed in every round too: what is faster than its
-peer need not be faster than computing all pairs.
-Needs requirements-dev.txt; a peer that is not installed is left out and named. Writes
-results/benchmarks/peers.json and .md, or with --only just prints.
+a peer's own projections are disabled, and its random matrices are ours. Both start from the same
+tensors and end with the same. If a peer takes and returns (1, L, width) and splits the heads
+itself, ours does so too within its time; if a peer overwrites its queries, both copy them.
+PyTorch's fused dense attention is timed in every round too: a method that is faster than its peer
+need not be faster than computing all pairs. Needs requirements-dev.txt; a peer that is not
+installed is left out and named. Writes results/benchmarks/peers.json and .md, or with --only just
+prints.
 """
 
 import warnings
@@ -56,7 +56,7 @@ class Pair:
     settings: tuple[str, str]
     """Calls of ours and of the peer, with every argument that matters."""
     compared: str
-    """Outputs whose difference is taken, or the reason why the two compute different things."""
+    """Outputs to compare, or the reason why the two compute different things."""
     same: bool = True
     margin: int = 0
     """Number of queries at either end that the difference leaves out."""

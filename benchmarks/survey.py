@@ -267,7 +267,7 @@ def measure(lengths: Mapping[str, Sequence[int]], limit: float) -> dict[str, Any
 def cells(
     lengths: Mapping[str, Sequence[int]], limit: float, like: Tensor | None = None
 ) -> Iterator[Cell]:
-    """Yields a cell a pass, length and method: time and peak memory, or why it was left out."""
+    """Yields a cell per pass, length and method: time and peak memory, or why it was left out."""
     like = torch.empty(0) if like is None else like
     for name, sizes in lengths.items():
         before: dict[str, Cell] = {}

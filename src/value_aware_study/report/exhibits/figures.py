@@ -156,8 +156,8 @@ def figure_1(results: Results) -> Exhibit | None:
         f"{captions.seeds(results, captions.PALE, ['masked'])}",
         [
             "Differences are from our exact attention for ours, from the paper's for the paper's "
-            "(Table 1, hollow). The axis is linear up to one point, logarithmic beyond. LSH of more "
-            "than one round sees more keys than r.",
+            "(Table 1, hollow). The axis is linear up to one point, logarithmic beyond. LSH of "
+            "more than one round sees more keys than r.",
             "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
             f"and with Performer's scaling. {captions.BEST_FOUND}",
             *(
