@@ -53,7 +53,8 @@ def value_aware() -> None:
         "heads keep for each token of a sentence, as a page",
     )  # fmt: skip
     made.add_argument("options", nargs=REMAINDER, metavar="...", help="options of the command")
-    given = made.parse_args() if given.command not in commands:
+    given = made.parse_args()
+    if given.command not in commands:
         made.error(
             f"{given.command} is no command; did you mean "
             f"{' or '.join(get_close_matches(given.command, commands, n=1) or commands)}?"
@@ -105,9 +106,10 @@ def parser(prog: str) -> ArgumentParser:
     )
     made.add_argument("--length", type=int, help="tokens of a window (512, or all positions)")
     made.add_argument("--rows", type=int, default=32, help="queries of a head and window (32)")
-    made.add_argument("--search", choices=SEARCHES, default="default", help="effort of the search")
+    made.add_argument("--search", choices=SEARCHES, default="default", help="effort of searching")
     made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
-    made.add_argument("--seed", type=int, default=0) made.add_argument(
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"),
         help="type of the weights (the checkpoint's own)",
     )  # fmt: skip
@@ -116,8 +118,8 @@ def parser(prog: str) -> ArgumentParser:
     made.add_argument(
         "--cache", metavar="FOLDER", help="intermediate results, to resume a stopped probe"
     )
-    made.add_argument("--json", metavar="FILE", help="write the record of the model here") return
-    made
+    made.add_argument("--json", metavar="FILE", help="write the record of the model here")
+    return made
 
 
 def run(options: Namespace) -> None:
