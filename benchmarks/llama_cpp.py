@@ -38,7 +38,7 @@ library, weights, tokens_file, logits_file, first = sys.argv[1:]
 llama = ctypes.CDLL(library)
 
 class Params(ctypes.Structure):
-    # Larger than the parameters of any release: the library uses as much of it as it knows.
+    # Larger than the parameters of any release: the library reads and writes what it knows of it.
     _fields_ = [("bytes", ctypes.c_uint8 * 1024)]
 
 class Batch(ctypes.Structure):
