@@ -14,7 +14,7 @@ WHOLE = 100
 
 
 class Kept(NamedTuple):
-    """The vectors that a method keeps for one query: keys, and the mean where it may be one.
+    """The vectors that a method keeps for one query: keys, and the mean if it may be one.
 
     In JSON it is an array of four, or of three in records from before the mean.
 
@@ -108,7 +108,7 @@ class Exploration:
 
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
-        """Joins explorations. Raises ValueError for two of which neither `joins` the other."""
+        """Joins explorations. Raises ValueError if neither of two `joins` the other."""
         longest = max(explorations, key=lambda exploration: len(exploration.methods))
         for other in explorations:
             if not longest.joins(other):

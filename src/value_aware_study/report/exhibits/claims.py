@@ -108,7 +108,7 @@ class Model:
     record: Record
 
     def sums(self, setting: Setting) -> Sums | None:
-        """Returns the sums of one setting, averaged over seeds; None where it was not measured."""
+        """Returns the sums of one setting, averaged over seeds; None if it was not measured."""
         cells = [
             cell
             for cell in self.record.cells
@@ -123,7 +123,7 @@ class Model:
 
     @property
     def flatness(self) -> float | None:
-        """Averages the effective keys over layers; None where they were not measured."""
+        """Averages the effective keys over layers; None if they were not measured."""
         layers = self.record.attention[0].skewness if self.record.attention else ()
         return fmean(layer.effective_keys for layer in layers) if layers else None
 

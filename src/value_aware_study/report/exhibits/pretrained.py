@@ -141,7 +141,7 @@ def row_of(record: Record, cell: Cell) -> Row:
 
 
 def decoders(records: Sequence[Record]) -> list[Record]:
-    """Selects a record of each decoder: on the paper's text where there is one, the shortest."""
+    """Selects a record of each decoder: the shortest, on the paper's text if there is one."""
     causal = [record for record in records if record.metric == "perplexity"]
     by_model = words.grouped((record.model, record) for record in causal)
     return [
