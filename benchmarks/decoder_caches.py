@@ -192,7 +192,7 @@ def peak(name: str, tokens: int) -> float:
             cache = DynamicCache(config=model.config)
             model(text[:, :length], past_key_values=cache, logits_to_keep=1)
 
-    read(64)  # what every process imports and allocates once
+    read(64)  # imports and allocations that every process makes once
     return resident_peak(partial(read, tokens))
 
 

@@ -165,7 +165,7 @@ def peak(name: str, tokens: int) -> float:
         with filled(model, name, length):
             pass
 
-    read(64)  # what every process imports and allocates once
+    read(64)  # imports and allocations that every process makes once
     return resident_peak(partial(read, tokens))
 
 

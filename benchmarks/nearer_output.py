@@ -150,7 +150,7 @@ class Window:
         class Everywhere(nn.Module):
             def __init__(self, layer: nn.Module) -> None:
                 super().__init__()
-                self.of = [layer]  # in a list: no child, or the model would hold itself
+                self.of = [layer]  # in a list, not a child: else the model would contain itself
 
             def forward(self, *tensors: Tensor, **arguments: Any) -> Tensor:
                 return method(Call.of(*tensors, **arguments), self.of[0])

@@ -1,7 +1,7 @@
 """Measures time and memory of optimal-v-aware-r as ratios to exact attention in the same run.
 
     python -m benchmarks.optimal_value_aware                # about ten minutes on two cores
-    python -m benchmarks.optimal_value_aware --seconds 1    # of rounds for each row, but one round
+    python -m benchmarks.optimal_value_aware --seconds 1    # seconds per row, at least one round
     python -m benchmarks.optimal_value_aware --quick        # L = 64, r = 8; writes nothing
 
 Writes results/benchmarks/optimal_value_aware.json and .md. Exact attention is softmax(QK'/sqrt(d))V

@@ -151,7 +151,7 @@ def longformer(length: int) -> Pair:
     peer = LongformerSelfAttention(config, 0).eval()
     q, k, v = (merged(x) for x in inputs(length))
     for name, hidden in (("query", q), ("key", k), ("value", v)):
-        for projection in (name, f"{name}_global"):  # which have the length in front
+        for projection in (name, f"{name}_global"):  # these have the length first
             standing = Given(hidden.transpose(0, 1), copied=name == "query")
             setattr(peer, projection, standing)
     everywhere = torch.arange(length)[None] == 0
@@ -295,7 +295,7 @@ def main() -> None:
 
 def built(method: str, length: int = LENGTH) -> Pair:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the peers' own imports
+        warnings.simplefilter("ignore")  # warnings of the peers' own imports
         return PEERS[method][1](length)
 
 

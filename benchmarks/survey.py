@@ -1,7 +1,7 @@
 """Measures the time and memory of an encoder layer with every method of the survey.
 
     python -m benchmarks.survey                # about six minutes on two cores
-    python -m benchmarks.survey --seconds 60   # of rounds at most for a pass at a length
+    python -m benchmarks.survey --seconds 60   # most seconds of rounds for a pass at a length
     python -m benchmarks.survey --quick        # tiny; writes nothing
 
 The layer is pre-norm, of width 512 with 8 heads, and each method takes the place of its attention;

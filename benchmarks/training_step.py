@@ -1,7 +1,7 @@
 """Times a whole training step of the causal LM with each kernel, beside transformers' GPT-2.
 
     python -m benchmarks.training_step                # about six minutes on two cores
-    python -m benchmarks.training_step --seconds 60   # of rounds at most, but three rounds
+    python -m benchmarks.training_step --seconds 60   # at most, but three rounds
     python -m benchmarks.training_step --quick        # tiny; writes nothing
 
 One step is forward, loss over the whole vocabulary of all 512 targets, backward and AdamW's update,
@@ -157,7 +157,7 @@ def step(optimizer: torch.optim.Optimizer, loss: Callable[[Any], Tensor], rows: 
 def _step_of(module: CausalTraining) -> Step:
     optimizer = module.make_optimizer(module.parameter_groups())
     for group in optimizer.param_groups:
-        group["lr"] = 1e-4  # which the schedule multiplies in a training
+        group["lr"] = 1e-4  # in a training the schedule multiplies it
     return partial(step, optimizer, module.loss)
 
 

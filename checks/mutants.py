@@ -168,7 +168,7 @@ def _values(node: Any) -> Iterator[Change]:
         case ast.Constant(value=bool() as value):
             yield "constant", node, repr(not value)
         case ast.Constant(value=int() as value):
-            yield "constant", node, repr(value + 1)  # of dim=-1 too: dim=-2
+            yield "constant", node, repr(value + 1)  # dim=-1 becomes dim=-2 too
         case ast.Constant(value=float() as value):
             yield "constant", node, repr(2 * value or 1.0)
         case ast.Attribute(attr=name) if name in NAMES:
@@ -255,7 +255,7 @@ def fork(tests: Iterable[str], mutant: Mutant | None = None) -> tuple[int, int]:
         return child, answer
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.alarm(20 * SECONDS)  # of the clock: a process that waits for ever takes no CPU
+    signal.alarm(20 * SECONDS)  # wall-clock time: a process that waits for ever takes no CPU
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)

@@ -88,7 +88,7 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     for folder in {
         file.parent
         for file in import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
-    }:  # with the page's template, styles and script
+    }:  # the page's template, styles and script too
         looks = (file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js"))
         code |= {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
     return {"values": values, "code": code}

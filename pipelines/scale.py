@@ -63,7 +63,7 @@ def choose(arguments: Sequence[str]) -> DictConfig:
     cfg = chosen(scale, overrides) if arguments else checked()
     check_inside(cfg)
     if cfg.trainer.accelerator == "gpu":
-        from pipelines import plan  # which imports torch
+        from pipelines import plan  # imports torch
         from pipelines.app.training import check_gpu
 
         run = [f"scale={cfg.scale}", *(overrides if arguments else read_params()["overrides"])]
@@ -214,7 +214,7 @@ def refusals_of_dvc() -> Iterator[None]:
         yield
     except NotDvcRepoError:
         raise ValueError(f"{Path.cwd()} has no .dvc: git checkout .dvc, or dvc init") from None
-    except SCMError as error:  # as of a ZIP
+    except SCMError as error:  # as in an unpacked ZIP
         raise ValueError(
             f"{error}: run git init, or dvc config --local core.no_scm true, as make repro does"
         ) from None

@@ -114,7 +114,7 @@ def torn(disturbed: Tree, *whole: Tree) -> str:
 
 def wrong_end(ended: Ended, number: signal.Signals) -> str:
     """Describes an end that is neither by the signal nor a success."""
-    right = (0, -number, 128 + number)  # a training that was asked to end saves its step first
+    right = (0, -number, 128 + number)  # on SIGTERM a training saves its step first
     return "" if ended.code in right else ended.summary
 
 

@@ -48,7 +48,7 @@ def first_speaks() -> Iterator[None]:
         yield
     except USER_ERRORS:
         if os.environ.get("RANK", "0") != "0" and not FULL_ERROR:
-            time.sleep(60.0)  # at most: torchrun ends it with the first one
+            time.sleep(60.0)  # torchrun ends it earlier, with the first one
         raise
 
 

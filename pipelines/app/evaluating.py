@@ -58,7 +58,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
             yield own_device()
         except (MemoryError, RuntimeError) as error:
             is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            if not is_memory and "DefaultCPUAllocator" not in str(error):  # which has no class
+            if not is_memory and "DefaultCPUAllocator" not in str(error):  # it has no class
                 raise
             raise ValueError(
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "

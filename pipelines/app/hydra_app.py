@@ -108,7 +108,7 @@ def run_job(
     with tracebacks(FULL_ERROR):
         if is_sweep:
             return result_or_failure(checked, cfg[name])
-        with ending_with_one_line():  # ended here, before Hydra adds lines of its own
+        with ending_with_one_line():  # ends here, before Hydra adds its own lines
             return checked(cfg[name])
 
 
@@ -268,7 +268,7 @@ def file_hash(paths: Iterable[Path | str]) -> str:
     A model's card and checksums are left out: no number depends on them. A file whose checksum was
     checked before is not read again.
     """
-    from value_aware_attention.files import CARD, CHECKSUMS, checksum  # it brings torch
+    from value_aware_attention.files import CARD, CHECKSUMS, checksum  # imports torch
 
     digest = sha256()
     for path in map(Path, paths):

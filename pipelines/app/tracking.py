@@ -46,7 +46,7 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     tags = [
         stage,
         OmegaConf.select(cfg._get_root(), "scale"),
-        cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training's is in its card
+        cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training has it in its card
     ]
     is_sweep = "WANDB_SWEEP_ID" in os.environ or (
         HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -143,7 +143,7 @@ def log_curves(run: "Run", points: Iterable[tuple[float, str, Mapping[str, float
     """Logs (number of keys, method, its numbers by name) as one curve per number and method.
 
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
-    of them. The step of a row is the number of keys, by which every reader of W&B draws.
+    of them. The step of a row is the number of keys, the x axis in every W&B reader.
     """
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:

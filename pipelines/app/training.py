@@ -139,7 +139,7 @@ def write_model(
 
 def check_trainer(cfg: DictConfig) -> None:
     """Raises ValueError for folders and devices that a training cannot use, before any work."""
-    inside(cfg.models, cfg.attention.name)  # which is in paths too
+    inside(cfg.models, cfg.attention.name)  # paths contain it too
     model = inside(cfg.models, cfg.name)
     check_replaceable(model)
     check_apart(model, Path(cfg.tokens))
@@ -195,7 +195,7 @@ def metrics(
         "warmup_proportion": schedule.get("warmup_proportion"),
         "schedule": schedule["_target_"].rpartition(".")[2],
         "optimizer": optimizer["_target_"].rpartition(".")[2],
-        # of every optimizer; null where it has none
+        # keys of every optimizer; null if it has none
         **dict.fromkeys(("weight_decay", "adamw_rate", "momentum", "max_grad_norm")),
         **{key: value for key, value in optimizer.items() if key not in left_out},
         "gradient_accumulation": cfg.trainer.accumulate,

@@ -123,7 +123,7 @@ VALUE_RULES = {
         ("tokens.training_characters", "training.*"): COUNT,
         ("causal.length", "masked.*.length", "*.steps"): COUNT,
         ("masked.block",): whole(3),  # two of its tokens say where it starts and ends
-        ("*.batch_size",): whole(1, 2**16),  # a slip would fill the memory
+        ("*.batch_size",): whole(1, 2**16),  # a typing error would fill the memory
         ("*.layers", "*.width", "*.heads", "*.feedforward", "*.recorded_units"): COUNT,
         ("trainer.devices", "trainer.nodes", "trainer.accumulate"): COUNT,
         ("*_units", "*_units.*", "*_instances", "plan.vocabulary.*"): null_or(COUNT),
@@ -187,7 +187,7 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
     for key, value in leaves(OmegaConf.to_container(cfg[app]), app) if app else ():
         if value == "???":
             raise ValueError(f"{key} is missing: give {key}=<value>")
-    if cfg.causal.context >= cfg.causal.length:  # else refused once the trained model is evaluated
+    if cfg.causal.context >= cfg.causal.length:  # else only its evaluation refuses it
         raise ValueError(
             f"causal.context is {cfg.causal.context}; it must be below causal.length, which is "
             f"{cfg.causal.length}"

@@ -126,7 +126,7 @@ def own_past(
     for number, (block, at) in enumerate(
         zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
     ):
-        if len(at) < len(rows):  # they ascend; where they are all rows, nothing asks the device
+        if len(at) < len(rows):  # they ascend; if they are all rows, no call waits for the device
             last_row = number * at_once + len(at) - 1 if len(rows) == most else int(at[-1])
             near = key[:, : last_row + 1], value[:, : last_row + 1]
         scores = choice.call.kernel.log_similarity(block.flatten(1, 2), near[0])

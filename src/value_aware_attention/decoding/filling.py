@@ -378,10 +378,10 @@ class Filling:
         self.after: dict[int, AfterPrefix] = {}  # by number of tokens in a text
         self.prepared: dict[int, Prepared] = {}  # by layer, like the queries
         self.queries: dict[int, Tensor] = {}  # if keys are chosen again
-        self.lengths: list[int] = []  # of the texts
+        self.lengths: list[int] = []  # lengths of the texts
         self.bytes_before, self.watch = 0, Stopwatch()
         self.refusals: Collected = []
-        self.shared: dict[Hashable, Tensor] = {}  # by the layers, while they choose
+        self.shared: dict[Hashable, Tensor] = {}  # shared by the layers while they choose
 
     def observe(self, place: int) -> None:
         """Chooses a layer's keys, or only ranks them if those of all layers are chosen together."""

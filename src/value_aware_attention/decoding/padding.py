@@ -75,7 +75,7 @@ class Parts:
             rank[tokens] = torch.arange(len(tokens), device=tokens.device)
             ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
             hidden = start - before
-            if pool.shape[-1] < start:  # it lacks the keys that were dropped
+            if pool.shape[-1] < start:  # the pool lacks dropped keys
                 hidden = int((ranks < 0).sum(dim=-1).min()) if is_alone else 0
             yield _cut(call, texts, tokens), ranks[..., hidden:], before
 

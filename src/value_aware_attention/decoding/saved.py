@@ -124,7 +124,7 @@ def _prompt_of(cache: Cache) -> Prompt:
 
 
 def _state(place: int, layer: object) -> dict[str, Any]:
-    """Returns what makes a layer; ValueError for a kind of layer that is not saved."""
+    """Returns the parts of a layer; ValueError for a kind of layer that is not saved."""
     if type(layer) not in LAYER_STATE:
         raise ValueError(
             f"layer {place} is a {type(layer).__name__}; compressed layers and layers with windows "

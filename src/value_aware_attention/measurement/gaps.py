@@ -109,7 +109,7 @@ def alone_errors(measured: ExactRows, like: AfterPrefix) -> Float[Tensor, "B H"]
 
 
 def _by_query(observed: Observed) -> Observed:
-    """Gives every observed query a cache of its own."""
+    """Gives every observed query its own cache."""
     rows = (*observed.batch, observed.query[..., 0].flatten(-2).shape[-1])
     visible, beside = observed.visible, observed.beside
 

@@ -33,7 +33,7 @@ UNHELPFUL = "|".join(
     (
         r".*does not have many workers.*",
         r".*is smaller than the logging interval.*",
-        r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
+        r".*your dataloader is not resumable.*",  # `_Items` starts after the steps taken
         r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
     )
 )

@@ -315,7 +315,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
 
 
 def gap_closed(records: Sequence[Record]) -> Exhibit | None:
-    """Tabulates how much of the loss gap between the optimal choices cheap rules close."""
+    """Tabulates the share of the loss gap between the optimal choices that cheap rules close."""
     rows = [row for record in records for row in _shares(record)]
     if not rows:
         return None
