@@ -131,7 +131,7 @@ def job_rows(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def hidden_values(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each job, its values of the keys that jobs differ in and no column shows.
+    """Returns, for each job, its values of the keys that differ between jobs and have no column.
 
     A key that is the name of another column has swept_ before it.
     """

@@ -71,7 +71,7 @@ class Parts:
         if self.places is None:
             yield call, pool, start
         for texts, tokens, before in self.places or ():
-            rank = torch.full((call.keys + 1,), -1, device=tokens.device)  # the last is for -1
+            rank = torch.full((call.keys + 1,), -1, device=tokens.device)  # the last for -1
             rank[tokens] = torch.arange(len(tokens), device=tokens.device)
             ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
             hidden = start - before
