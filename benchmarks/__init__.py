@@ -1,4 +1,4 @@
-"""Speed and memory, measured beside a peer in the same run: python -m benchmarks.<name>.
+"""Measures speed and memory beside a peer in the same run: python -m benchmarks.<name>.
 
-`python -m benchmarks` says which of the results are of the present code.
+`python -m benchmarks` says which results are from the present code.
 """

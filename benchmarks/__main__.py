@@ -1,4 +1,4 @@
-"""Lists the results and whether each is of the present code: python -m benchmarks."""
+"""Lists the results and whether each is from the present code: python -m benchmarks."""
 
 from benchmarks.record import FOLDER, overview
 

@@ -7,8 +7,8 @@
 Writes results/benchmarks/adapter.json and .md. Models have the shapes of roberta-base and of a
 llama with grouped-query attention, but few layers and random weights, in fp32. In paired rounds:
 `Exact` through the adapter, transformers' eager attention, which holds all weights, and "fused",
-its sdpa, which `Exact` uses too. "Text" is one sequence of 512 tokens; "padded" are two, the second
-of 384; "next token" is one query after 512 cached keys.
+its sdpa, which `Exact` uses too. "Text" is one sequence of 512 tokens; "padded" is two sequences,
+the second with 384 tokens; "next token" is one query after 512 cached keys.
 """
 
 from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ def with_own(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 def within(context: Callable[[], AbstractContextManager[Any]], call: Call) -> float:
-    """Returns the seconds of one call, without those of entering the context."""
+    """Returns the seconds of one call, without entering the context."""
     with context():
         return seconds(call)
 

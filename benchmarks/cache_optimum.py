@@ -5,12 +5,12 @@
 
 One key-value head of 16 numbers, 24 observed queries, fp64, one thread. Random queries, keys and
 values; sharp: four times the usual length of queries. Repeated: eight kinds of tokens, whose
-queries, keys and values differ by noise of half their spread. First the number of keys up to which
-a search ends in time, for each part kept; then each method's error over the proved lower bound of
-every set: the share of caches where it is the optimum (1e-6), the median, the largest, and the
-geometric mean with its 95% interval. "SmolLM2": the caches of every third layer of the packaged
-decoder on docstrings, all queries of the prompt observed as "continued", so that heads of one model
-are no independent draws. Writes results/benchmarks/cache_optimum.json and .md.
+queries, keys and values differ by noise of half their spread. The first table has the number of
+keys up to which a search ends in time, for each share kept. The second has each method's error over
+the proved lower bound of every set: the share of caches where it is the optimum (1e-6), the median,
+the largest, and the geometric mean with its 95% interval. "SmolLM2" has the caches of every third
+layer of the packaged decoder on docstrings, with all queries of the prompt observed as "continued".
+Heads of one model are not independent draws. Writes results/benchmarks/cache_optimum.json and .md.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +119,7 @@ def reach(kernel: str, attention: str, divisor: int, keys: range) -> dict[str, A
 def comparison(
     kernel: str, attention: str, divisor: int, keys: int, count: int
 ) -> list[dict[str, Any]]:
-    """Compares every method with the proved lower bound; where it is 0 with nothing."""
+    """Compares every method with the proved lower bound, unless that is 0."""
     observed = [drawn(kernel, attention, keys, seed) for seed in range(count)]
     return compared(observed, {"kernel": kernel, "attention": attention, "r": keys // divisor})
 

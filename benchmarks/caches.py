@@ -1,16 +1,16 @@
-"""Times the choice of a cache's keys: seconds a key-value head, beside exact prefill.
+"""Times the choice of a cache's keys: seconds per key-value head, beside exact prefill.
 
     python -m benchmarks.caches            # some minutes on one core
     python -m benchmarks.caches --quick    # 64 keys; writes nothing
 
 One head of 64 numbers, 128 observed queries, 512 to 8,192 keys of which an eighth is kept, fp32,
 one thread: random queries (twice as long as keys), keys and values. Times are medians of `CALLS`
-calls with their quartiles. Beside each method the error that its set leaves on the observed
-queries, and on as many others, over that of the joint search; refits also with one strength for
-both sets. "Prefill" is exact causal attention of as many tokens by the fused kernel, for one query
-head. Then the choice of all keys of a Llama of 4 layers, 8 heads on 4 key-value heads and width
-512, random weights, 128 queries a head observed as "continued", in processor seconds, beside its
-prefill. Writes results/benchmarks/caches.json and .md.
+calls with their quartiles. Beside each method stands the error of its set on the observed queries,
+and on as many others, over that of the joint search; refits also have one strength for both sets.
+"Prefill" is exact causal attention of as many tokens by the fused kernel, for one query head. A
+second table has the choice of all keys of a Llama of 4 layers, 8 heads on 4 key-value heads and
+width 512, with random weights and 128 queries a head observed as "continued", in CPU seconds,
+beside its prefill. Writes results/benchmarks/caches.json and .md.
 """
 
 from collections.abc import Callable

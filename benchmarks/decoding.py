@@ -5,10 +5,10 @@
 
 A Llama of 4 layers, 8 heads on 4 key-value heads of 64 numbers and width 512, random weights, fp32,
 one thread, one text of random tokens, an eighth of the keys kept. Every cache decodes `TOKENS`
-tokens in turn, in paired rounds, processor seconds; each contender has a copy of the model. "One
-budget": heads of the whole model share the keys, so that they keep different numbers: its attention
-over pages is also timed beside a call of scaled_dot_product_attention for each head. Peak memory is
-of fresh processes that read the prompt, and choose where a cache is compressed. Writes
+tokens in turn, in paired rounds, processor seconds; each contender has a copy of the model. With
+"one budget" all heads of the model share the keys, so they keep different numbers. The attention
+over pages is then also timed beside a call of scaled_dot_product_attention for each head. Peak
+memory is of fresh processes that read the prompt and, for a compressed cache, choose keys. Writes
 results/benchmarks/decoding.json and .md.
 """
 
@@ -142,7 +142,7 @@ def over_pages(cache: Any) -> None:
 
 
 def by_head(cache: Any) -> Callable[[], None]:
-    """Copies the keys of each head; returns what attends once by a call for each of them."""
+    """Copies the keys of each head; returns a function that attends with one call for each head."""
     heads, query = [], torch.ones(1, 2, 1, 64)
     for pages in (layer.pages for layer in paged(cache)):
         for head in range(pages.caches):
@@ -165,7 +165,7 @@ def peak(name: str, tokens: int) -> float:
         with filled(model, name, length):
             pass
 
-    read(64)  # what every process imports and allocates once
+    read(64)  # imports and allocations that every process makes once
     return resident_peak(partial(read, tokens))
 
 

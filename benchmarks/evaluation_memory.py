@@ -3,10 +3,10 @@
     python -m benchmarks.evaluation_memory            # most of an hour on two cores
     python -m benchmarks.evaluation_memory --quick    # one row; writes nothing
 
-Writes results/benchmarks/evaluation_memory.json and .md. A row is a fresh process: whole
-grid cells (end metric, output error of every layer, and what is measured of every layer beside the
-grid) of a random RoBERTa of one layer, and of one as deep and with as many types as roberta-base;
-and methods on one sequence of random queries, keys and values.
+Writes results/benchmarks/evaluation_memory.json and .md. A row is a fresh process. It runs whole
+grid cells (end metric, output error of every layer, and the other measurements of every layer) of a
+random RoBERTa of one layer, or of one with the depth and vocabulary of roberta-base; or methods on
+one sequence of random queries, keys and values.
 """
 
 import os
@@ -100,7 +100,7 @@ def measured(kind: str, name: str, gib: float) -> dict[str, str | float]:
 def method_call(name: str) -> Callable[[], object]:
     inputs = [torch.randn(1, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
     method = METHODS[name]()
-    # An evaluation asks the methods that solve for their weights what they chose.
+    # An evaluation asks methods that solve for their weights for their choice.
     solves = getattr(method, "solves_for_weights", False)
     return lambda: (method.select if solves else method)(*inputs)
 

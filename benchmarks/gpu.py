@@ -22,13 +22,12 @@ solver:   optimal-v-aware-r on the device beside the CPU, L = 4096, 8 heads: tim
 caches:   SmolLM2 in fp32 on docstrings, 2,048 to 8,064 tokens of which a quarter is kept: the time
           of choosing beside that of reading, and of a token beside that of the full cache
 
-Writes results/benchmarks/gpu.json and .md after every part. Each part is a process of its own;
-one that runs out of its minutes keeps the rows it has; --resume leaves out parts that this code
-has completed in the same folder. $PEAK_FLOPS, for example 989e12, gives the
-bf16 peak of a GPU whose name is not known. Caches and
-patterns were run on an H100, the other parts on no GPU yet; results/search/gpu_steps.json has steps
-of pipelines.train_causal and train_masked there, the long model's not, and losses, timed by a
-script. --quick writes to a --folder alone.
+Writes results/benchmarks/gpu.json and .md after every part. Each part is a separate process. A part
+that exceeds its minutes keeps its rows; --resume leaves out parts that this code has completed in
+the same folder. $PEAK_FLOPS, for example 989e12, gives the bf16 peak of a GPU with an unknown name.
+Caches and patterns were run on an H100, the other parts on no GPU yet.
+results/search/gpu_steps.json has losses and steps of pipelines.train_causal and train_masked on it,
+without the long model, timed by a script. --quick only writes to a --folder.
 """
 
 import argparse
@@ -221,7 +220,7 @@ def with_gradients(work: Callable[..., Tensor], inputs: Tensor) -> None:
 
 
 def steps(device: str, quick: bool) -> Rows:
-    """Trains every model of a scale for some steps, as the pipeline does, each in its turn."""
+    """Trains every model of a scale for some steps, as the pipeline does, one after the other."""
     count, scale = (20, "smoke") if quick else (100, "gpu")
     models = [(train_causal, f"kernel={kernel}", "causal") for kernel in KERNELS]
     models += [(train_masked, f"length={name}", f"masked.{name}") for name in ("short", "long")]
@@ -469,7 +468,7 @@ def run_part(name: str, arguments: argparse.Namespace) -> Row:
         rows = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "benchmarks.gpu", "--parts", name, "--rows", str(rows)]
         command += ["--device", arguments.device, *(["--quick"] if arguments.quick else [])]
-        environment = os.environ | {"TMPDIR": folder}  # what a killed part leaves goes with it
+        environment = os.environ | {"TMPDIR": folder}  # the files of a killed part go with it
         process = subprocess.Popen(command, start_new_session=True, env=environment)
         try:
             code = process.wait(60 * arguments.minutes)

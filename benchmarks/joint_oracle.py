@@ -6,7 +6,7 @@
 FILE is a text (docs/pretrained.md says how the published record's was made); `make models` fetches
 the decoders. OVA with the mean chooses 4 vectors for each head alone. Here the heads take turns:
 each is solved again, so that the layer's output after W_o comes nearer to the exact one, while the
-others stay. It goes on where it was stopped. Writes results/benchmarks/joint_oracle.json and .md.
+others stay. A stopped run continues. Writes results/benchmarks/joint_oracle.json and .md.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,7 @@ class Heads:
         self.problem = flatten(replace(call, value=call.value @ self.factor), mean=True)
 
     def solved(self, head: int, others: Float[Tensor, "N E"]) -> Float[Tensor, "N V"]:
-        """Returns the error of a head that makes up for the others' error as well as it can."""
+        """Returns the error of a head that compensates the others' error best."""
         at, problem = slice(head, head + 1), self.problem
         pulled = self.weight[head] @ others.T
         pulled = torch.linalg.solve_triangular(self.factor[head], pulled, upper=False).T
@@ -104,7 +104,7 @@ def alone_after_projection(call: Call, layer: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def together(call: Call, layer: nn.Module, rounds: int) -> Tensor:
-    """Chooses all heads for the layer's output, from OVA with the mean on."""
+    """Chooses all heads for the layer's output, starting from OVA with the mean."""
     heads = Heads(call, layer, alone(call, layer, R, mean=True))
     for _ in range(rounds):
         heads.take_turns()
@@ -132,7 +132,7 @@ def in_all_layers(window: Window, method: Method) -> dict[str, Any]:
 def in_single_layers(window: Window, method: Method) -> dict[str, Any]:
     """Returns KL and errors with a method in one layer at a time, by layer.
 
-    "permuted" is the error after W_o where every query meets its values in a random order.
+    "permuted" is the error after W_o if every query meets its values in a random order.
     """
     rows = []
     for number, layer in enumerate(attention_layers(window.model)):
@@ -147,7 +147,7 @@ def in_single_layers(window: Window, method: Method) -> dict[str, Any]:
 
 
 CONTROLLED = (BASE, f"{BASE}, {R + 1} vectors", "heads together, rounds: 4")
-"""Methods that the first window is read with again: random weights, and a layer at a time"""
+"""Methods that read the first window again: with random weights, and a layer at a time"""
 
 
 def measured(model: nn.Module, task: Task, store: RecordCache) -> dict[str, Any]:

@@ -3,11 +3,11 @@
     python -m benchmarks.llama_cpp FILE smollm2 gemma3 qwen   # minutes
     python -m benchmarks.llama_cpp FILE smollm2 --quick       # one window; writes nothing
 
-A unit for the KL divergences of other tables: what does it change to run the same weights in the
-program that most people run them in? llama.cpp rounds activations to 8 bits, transformers
-dequantises the weights. FILE is a text (docs/pretrained.md says how the published record's was
-made). Of 16 windows of 256 tokens the second halves are scored. llama.cpp comes from the package
-xllamacpp, which pip installs into a temporary folder, and runs in a process of its own. Writes
+This gives a scale for the KL divergences of other tables: how much changes if the same weights run
+in the most common program? llama.cpp rounds activations to 8 bits, transformers dequantises the
+weights. FILE is a text (docs/pretrained.md says how the published record's was made). Of 16 windows
+of 256 tokens the second halves are scored. llama.cpp comes from the package xllamacpp, which pip
+installs into a temporary folder, and runs in a separate process. Writes
 results/benchmarks/llama_cpp.json and .md.
 """
 

@@ -3,10 +3,10 @@
     python -m benchmarks.mean_candidate FILE smollm2 gemma3 qwen    # hours on one core each
     python -m benchmarks.mean_candidate FILE smollm2 --quick        # one window; writes nothing
 
-FILE is a text; the published record is of the test set of WikiText-103, joined as
-docs/pretrained.md says. `make models` fetches the decoders. Of 8 windows of 256 tokens the second
-halves are scored: KL from the exact prediction, with r vectors a query in every layer and head. It
-goes on where it was stopped. Writes results/benchmarks/mean_candidate.json and .md.
+FILE is a text; the published record has the test set of WikiText-103, joined as in
+docs/pretrained.md. `make models` fetches the decoders. Of 8 windows of 256 tokens the second halves
+are scored: KL from the exact prediction, with r vectors a query in every layer and head. A stopped
+run continues. Writes results/benchmarks/mean_candidate.json and .md.
 """
 
 import json
@@ -124,7 +124,7 @@ class MeanOfOthers(approximations.OptimalValueAware):
 
 
 class AttentionWeights(MeanOfOthers):
-    """Keeps the keys of OVA with the mean, with attention's weights; the rest is at the mean."""
+    """Keeps the keys of OVA with the mean, with attention's weights; the mean has the rest."""
 
     @torch.no_grad()
     def approximate(self, call: Call) -> Float[Tensor, "*batch N V"]:

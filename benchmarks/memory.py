@@ -1,4 +1,4 @@
-"""Peak memory of a call, as PyTorch or Linux counts it, and processes in which nothing ran yet."""
+"""Measures peak memory of a call, as PyTorch or Linux counts it, and starts fresh processes."""
 
 import ctypes
 import gc
@@ -28,7 +28,7 @@ def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
 def tensor_peak(work: Callable[[], object], device: str) -> float:
     """Measures the peak MiB of PyTorch's tensors during a call, beyond those held before it.
 
-    A first call, which is not measured, makes what stays, such as the layout of a pattern.
+    A first, unmeasured call makes what stays in memory, such as the layout of a pattern.
     """
     work()
     if device.startswith("cuda"):

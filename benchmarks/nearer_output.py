@@ -7,8 +7,8 @@ FILE is a text (docs/pretrained.md says how the published record's was made); `m
 the decoders. Each method of 4 vectors a query replaces attention in one layer at a time. Several
 errors of that layer stand next to the KL divergence of the model's predictions: of the heads'
 outputs, after the output projection, and of the residual stream. The second halves of 4 windows of
-256 tokens are scored. It goes on where it was stopped. Writes results/benchmarks/nearer_output.json
-and .md.
+256 tokens are scored. A stopped run continues. Writes results/benchmarks/nearer_output.json and
+.md.
 """
 
 import json
@@ -150,7 +150,7 @@ class Window:
         class Everywhere(nn.Module):
             def __init__(self, layer: nn.Module) -> None:
                 super().__init__()
-                self.of = [layer]  # in a list: no child, or the model would hold itself
+                self.of = [layer]  # in a list, not a child: else the model would contain itself
 
             def forward(self, *tensors: Tensor, **arguments: Any) -> Tensor:
                 return method(Call.of(*tensors, **arguments), self.of[0])

@@ -3,11 +3,11 @@
     python -m benchmarks.numerics            # some minutes on one core
     python -m benchmarks.numerics --quick    # 64 keys; writes nothing
 
-Every approximation as its card has it (conf/approximation), the settings of `VARIANTS` beside them,
-and every cache method; 4 heads of 64 numbers (1 of 8,192 keys), the last 32 queries. Inputs are
-rounded to bf16, fp16 or fp32 first, and the reference is the same method on those rounded numbers
-in fp64: what is measured is the arithmetic, not the rounding of inputs. For fp64 there is no
-reference of more digits: there every input moves by its last bit. Writes
+It measures every approximation with the settings of its card (conf/approximation), the settings of
+`VARIANTS`, and every cache method, with 4 heads of 64 numbers (1 head for 8,192 keys) and the last
+32 queries. Inputs are first rounded to bf16, fp16 or fp32. The reference is the same method on
+those rounded numbers in fp64, so the error is that of the arithmetic, not of rounded inputs. For
+fp64 there is no reference with more digits: every input is changed by its last bit instead. Writes
 results/benchmarks/numerics.json and .md.
 """
 
@@ -56,7 +56,7 @@ class MethodCall:
     is_causal: bool = False
 
     def output(self, inputs: Inputs) -> Tensor:
-        """Computes the rows of the last queries, and earlier rows where a method needs them."""
+        """Computes the rows of the last queries, and earlier rows if a method needs them."""
         query, key, value = inputs
         if not (self.is_causal or isinstance(self.method, LSH)):
             query = query[..., -QUERIES:, :]
@@ -96,7 +96,7 @@ class Cell:
 
     @property
     def far(self) -> bool:
-        """Tells whether rounding shows more than ten times as much as in exact attention."""
+        """Tells whether the error is more than ten times that of exact attention."""
         most = FAR * self.exact
         return bool(self.refused or self.non_finite_rows) or (self.largest or 0.0) > most
 
@@ -204,7 +204,7 @@ def moved(inputs: Inputs) -> Inputs:
 
 
 def relative(approximate: Tensor, exact: Tensor) -> Tensor:
-    """Computes ||o - o~|| / ||o||, which compares with rounding as its square would not."""
+    """Computes ||o - o~|| / ||o||, which unlike its square can be compared with rounding."""
     return relative_output_error(approximate.double(), exact).sqrt()
 
 
@@ -228,13 +228,13 @@ def errors(output: Tensor, reference: Tensor, others: Tensor) -> dict[str, Any]:
 
 
 def other_keys(case: MethodCall, rounded: Inputs, reference: Inputs) -> Tensor:
-    """Tells which rows of two calls see different keys; none where a method chooses no keys."""
+    """Tells which rows of two calls see different keys; none if a method chooses no keys."""
     mine, theirs = (chosen(case, inputs) for inputs in (rounded, reference))
     return ((mine - theirs).abs() > 0.5).any(dim=-1).expand(*rounded[0].shape[:2], QUERIES)
 
 
 def chosen(case: MethodCall, inputs: Inputs) -> Tensor:
-    """Returns numbers that differ by more than 1/2 where two calls chose different keys."""
+    """Returns numbers that differ by more than 1/2 if two calls chose different keys."""
     query, key, value = inputs
     last, method = query[..., -QUERIES:, :], case.method
     if isinstance(method, caches.AfterPrefix):

@@ -1,14 +1,14 @@
 """Measures time and memory of optimal-v-aware-r as ratios to exact attention in the same run.
 
     python -m benchmarks.optimal_value_aware                # about ten minutes on two cores
-    python -m benchmarks.optimal_value_aware --seconds 1    # of rounds for each row, but one round
+    python -m benchmarks.optimal_value_aware --seconds 1    # seconds per row, at least one round
     python -m benchmarks.optimal_value_aware --quick        # L = 64, r = 8; writes nothing
 
 Writes results/benchmarks/optimal_value_aware.json and .md. Exact attention is softmax(QK'/sqrt(d))V
 with all weights held (eager), and PyTorch's fused kernel; "solve" is the search alone, given alpha
 and o, "call" the whole module, alpha, o and the weighted sum included. The floor counts the
-multiply-adds no greedy search can do without, over the eager one's: r products of a residual with
-all values, and r insertions into an orthonormal frame.
+multiply-adds that every greedy search needs, over those of eager attention: r products of a
+residual with all values, and r insertions into an orthonormal frame.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from tqdm import tqdm
 
-from benchmarks import optimal_value_aware  # by the name that other processes import it under
+from benchmarks import optimal_value_aware  # the name under which other processes import it
 from benchmarks.memory import in_fresh_process, resident_peak
 from benchmarks.ratio import Ratio
 from benchmarks.record import PAIRED, finish, header, markdown, options, setting

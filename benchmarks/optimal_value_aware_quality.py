@@ -3,9 +3,9 @@
     python -m benchmarks.optimal_value_aware_quality            # some minutes on two cores
     python -m benchmarks.optimal_value_aware_quality --quick    # one kernel; writes nothing
 
-18 keys, at most 5 kept: against brute force over all supports. 512 keys: against the smallest error
-that any of the three searches or a beam of 64 found, and at r = 2 also against the best of all
-pairs. Writes results/benchmarks/optimal_value_aware_quality.json and .md.
+With 18 keys, at most 5 kept, searches are compared with brute force over all supports. With 512
+keys they are compared with the smallest error of the three searches and a beam of 64, and at r = 2
+also with the best of all pairs. Writes results/benchmarks/optimal_value_aware_quality.json and .md.
 """
 
 from pathlib import Path

@@ -4,13 +4,13 @@
     python -m benchmarks.peers --seconds 5    # at most 5 seconds a method, but three rounds
 
 The attention core alone, forward, on the same Gaussian q, k and v (8 heads of 64, L = 2048, fp32);
-where a peer has projections of its own, they are put out of action, and random matrices are ours.
-Both start from the same tensors and end with the same: where a peer takes and gives (1, L, width)
-and splits the heads itself, ours does so too within its time; where a peer overwrites its queries,
-both copy them. PyTorch's fused dense attention is timed in every round too: what is faster than its
-peer need not be faster than computing all pairs.
-Needs requirements-dev.txt; a peer that is not installed is left out and named. Writes
-results/benchmarks/peers.json and .md, or with --only just prints.
+a peer's own projections are disabled, and its random matrices are ours. Both start from the same
+tensors and end with the same. If a peer takes and returns (1, L, width) and splits the heads
+itself, ours does so too within its time; if a peer overwrites its queries, both copy them.
+PyTorch's fused dense attention is timed in every round too: a method that is faster than its peer
+need not be faster than computing all pairs. Needs requirements-dev.txt; a peer that is not
+installed is left out and named. Writes results/benchmarks/peers.json and .md, or with --only just
+prints.
 """
 
 import warnings
@@ -56,7 +56,7 @@ class Pair:
     settings: tuple[str, str]
     """Calls of ours and of the peer, with every argument that matters."""
     compared: str
-    """Outputs whose difference is taken, or the reason why the two compute different things."""
+    """Outputs to compare, or the reason why the two compute different things."""
     same: bool = True
     margin: int = 0
     """Number of queries at either end that the difference leaves out."""
@@ -151,7 +151,7 @@ def longformer(length: int) -> Pair:
     peer = LongformerSelfAttention(config, 0).eval()
     q, k, v = (merged(x) for x in inputs(length))
     for name, hidden in (("query", q), ("key", k), ("value", v)):
-        for projection in (name, f"{name}_global"):  # which have the length in front
+        for projection in (name, f"{name}_global"):  # these have the length first
             standing = Given(hidden.transpose(0, 1), copied=name == "query")
             setattr(peer, projection, standing)
     everywhere = torch.arange(length)[None] == 0
@@ -295,7 +295,7 @@ def main() -> None:
 
 def built(method: str, length: int = LENGTH) -> Pair:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the peers' own imports
+        warnings.simplefilter("ignore")  # warnings of the peers' own imports
         return PEERS[method][1](length)
 
 

@@ -4,8 +4,8 @@
     python -m benchmarks.permuted_values FILE smollm2 --quick       # one window; writes nothing
 
 A control of benchmarks.mean_candidate: in each head the values are permuted among the positions
-that a query sees, anew for every query, so that a weight says nothing of its value. What leads then
-leads by averaging alone. Errors are relative squared output errors, the mean over layers, of some
+that a query sees, anew for every query, so that a weight says nothing about its value. A lead then
+comes from averaging alone. Errors are relative squared output errors, the mean over layers, of some
 queries of 4 windows of 256 tokens; models' own weights and random ones of three seeds. Writes
 results/benchmarks/permuted_values.json and .md.
 """

@@ -25,7 +25,7 @@ class Ratio:
         return cls(median(ratios), low, high, len(ratios))
 
     def within(self, low: float, high: float) -> bool | None:
-        """Tells whether the ratio lies between two bounds; None where its interval holds one."""
+        """Tells whether the ratio lies between two bounds; None if its interval contains one."""
         if self.low is None or self.high is None:
             return None
         if low < self.low and self.high < high:

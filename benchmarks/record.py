@@ -62,7 +62,7 @@ def setting(record: Mapping[str, Any]) -> str:
 
 
 def options(text: str | None, limit: float | None = None) -> argparse.ArgumentParser:
-    """Returns a parser of --quick, and of --seconds where rounds have a `limit`."""
+    """Returns a parser of --quick, and of --seconds if rounds have a `limit`."""
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -101,7 +101,7 @@ def overview(folder: Path) -> str:
     for file in sorted(folder.glob("*.json")):
         record = json.loads(file.read_text())
         source = record.get("source")
-        parts = record.get("parts", {}).values()  # each of its own code
+        parts = record.get("parts", {}).values()  # each has its own code
         sources = {part.get("source", source) for part in parts} | {source}
         state = "current" if sources == {source_of(file.stem)} else "of older code"
         command = record.get("command", f"python -m {module_of(file.stem)}")

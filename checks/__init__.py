@@ -1,4 +1,4 @@
-"""Suites that look for mistakes: python -m checks.<name>.
+"""Holds suites that look for mistakes: python -m checks.<name>.
 
 `kills` kills running stages, `mutants` puts mistakes into the library, and `golden` compares the
 numbers of every stage with those of an earlier run. `values` is a table for tests.

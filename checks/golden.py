@@ -4,9 +4,9 @@
 
 Writes the numbers of each file of the run into FOLDER, under the file's name: sha256 of weights and
 tokens, records and metrics without times, machine and hashes of code, tables of the page and of a
-probe. With BEFORE, the folder of an earlier run, prints every file that differs with its first
-lines that do, and ends with exit code 1 where there is one. A change of structure alone leaves them
-equal. Equal runs need one machine: another processor rounds differently.
+probe. With BEFORE, the folder of an earlier run, it prints every file that differs with its first
+differing lines, and ends with exit code 1 if there is one. A change of structure alone changes no
+number. Equal runs need one machine: another processor rounds differently.
 """
 
 import json
@@ -24,14 +24,14 @@ from checks.processes import REPOSITORY, app_process
 from pipelines.fingerprints import stages
 
 TIMED = {"fingerprints", "evaluate_pretrained", "caches"}
-"""Apps whose outputs hold no number that a second run finds again, or that smoke does not run"""
+"""Apps whose outputs have no number that a second run repeats, or that smoke does not run"""
 LAST = "report"
-"""The app that runs after all others, whose records it reads"""
+"""The app that runs last and reads the records of all others"""
 VOLATILE = {
     *("run_on", "seconds", "prefill_seconds", "tokens_per_second"),
     *("content_sha256", "sha256", "code", "version"),
 }
-"""Keys of records whose values another hour or another version of the code changes"""
+"""Keys of records whose values depend on the time or on the version of the code"""
 COMPUTED = ("outputs", "report")
 SCALE = "smoke"
 
@@ -67,7 +67,7 @@ def commands(root: Path) -> list[tuple[str, list[str]]]:
 
 
 def run(app: str, overrides: list[str], root: Path) -> None:
-    """Runs an app in a process of its own, on one thread. Ends the program where it fails."""
+    """Runs an app in a separate process, on one thread. Ends the program if it fails."""
     output = root.with_name("output")
     output.unlink(missing_ok=True)
     process = app_process(app, overrides, root, output)

@@ -1,14 +1,14 @@
 """Counts how many small mistakes, put into the library one at a time, its tests find.
 
-    python -m checks.mutants            # an hour on two cores; takes up where it was stopped
+    python -m checks.mutants            # an hour on two cores; a stopped run continues
     python -m checks.mutants --again    # the survivors only, once a test was added
     python -m checks.mutants --quick    # five of them; writes nothing
 
-A seeded sample of single changes (a comparison, a sign, a constant, a swapped branch, a lost mask)
-to kernels, approximations, caches, error and masking; each is run against the tests of its file
-alone (checks/mutants.yaml) until one fails. Nothing on disk is changed: a forked process reads
-the changed source in place of the file. Outcomes are appended to --outcomes as they come. Writes
-results/benchmarks/mutants.json and .md.
+It draws a seeded sample of single changes (a comparison, a sign, a constant, a swapped branch, a
+lost mask) to kernels, approximations, caches, error and masking. Each is run against only the tests
+of its file (checks/mutants.yaml) until one fails. Nothing on disk is changed: a forked process
+reads the changed source in place of the file. Outcomes are appended to --outcomes as they come.
+Writes results/benchmarks/mutants.json and .md.
 """
 
 import ast
@@ -168,7 +168,7 @@ def _values(node: Any) -> Iterator[Change]:
         case ast.Constant(value=bool() as value):
             yield "constant", node, repr(not value)
         case ast.Constant(value=int() as value):
-            yield "constant", node, repr(value + 1)  # of dim=-1 too: dim=-2
+            yield "constant", node, repr(value + 1)  # dim=-1 becomes dim=-2 too
         case ast.Constant(value=float() as value):
             yield "constant", node, repr(2 * value or 1.0)
         case ast.Attribute(attr=name) if name in NAMES:
@@ -193,7 +193,7 @@ def _calls(node: ast.Call) -> Iterator[Change]:
 
 
 def tests_of(file: str) -> tuple[str, ...]:
-    """Returns the tests that are to hold a file; () for a file that is not mutated."""
+    """Returns the tests of a file; () for a file that is not mutated."""
     matching = (tests for pattern, tests in TABLE["tests"].items() if fnmatch(file, pattern))
     return tuple(next(matching, ()))
 
@@ -255,7 +255,7 @@ def fork(tests: Iterable[str], mutant: Mutant | None = None) -> tuple[int, int]:
         return child, answer
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    signal.alarm(20 * SECONDS)  # of the clock: a process that waits for ever takes no CPU
+    signal.alarm(20 * SECONDS)  # wall-clock time: a process that waits for ever takes no CPU
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(silence, stream)
@@ -270,7 +270,7 @@ def fork(tests: Iterable[str], mutant: Mutant | None = None) -> tuple[int, int]:
 
 
 def killer(answer: int) -> str:
-    """Returns the test that failed, "" where none did, "died" for a process without an answer."""
+    """Returns the test that failed, "" if none did, "died" for a process without an answer."""
     with os.fdopen(answer) as end:
         code, name = json.loads(end.read() or '[-1, "died"]')
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
@@ -298,7 +298,7 @@ def run(chosen: Sequence[Mutant], outcomes: Path, workers: int) -> None:
 
 
 def check(killers: Iterable[str]) -> None:
-    """Ends unless the tests that killed a mutant pass without one."""
+    """Ends the program unless the tests that killed a mutant pass without it."""
     tests = sorted({test for test in killers if "::" in test})
     if not tests:
         return

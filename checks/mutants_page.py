@@ -63,5 +63,5 @@ def _table(mutants: Sequence[dict[str, Any]], last: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Quotes code for a cell of a table, which a bare | would end."""
+    """Quotes code for a cell of a table, because a bare | would end the cell."""
     return "`" + text.replace("|", "\\|") + "`"

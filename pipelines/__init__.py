@@ -17,7 +17,7 @@ SUCCESSORS = {
 
 
 class Removed:
-    """The last finder of `sys.meta_path`: Python asks it for modules that are in no folder."""
+    """The last finder of `sys.meta_path`: Python asks it for modules that no other finder knows."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -33,15 +33,16 @@ sys.meta_path.append(Removed)
 # installed one.
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-# How long OpenMP's idle threads spin before they sleep; it must be set before torch loads. Left to
-# itself for milliseconds, which stops a machine that has anything else to do (two trainings at once
-# took thirty times as long as one), and with OMP_WAIT_POLICY=PASSIVE not at all, so that a training
-# step alone on two cores took 1.7 times as long. Here tenths of a millisecond: 1.04 and 2.8 times.
+# How long OpenMP's idle threads spin before they sleep; it must be set before torch loads. By
+# default they spin for milliseconds, which slows a machine with other work (two trainings at once
+# took thirty times as long as one). With OMP_WAIT_POLICY=PASSIVE they do not spin, and a training
+# step alone on two cores took 1.7 times as long. Here they spin for tenths of a millisecond: 2.8
+# and 1.04 times.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "6000")
 
-# Elsewhere than on a terminal the bars of libraries are lines between those of DVC; they, too, read
-# this when they are imported.
+# Without a terminal, libraries would print their bars as lines between those of DVC. They read this
+# variable when they are imported.
 if not sys.stderr.isatty():
     for library in ("HF_DATASETS", "HF_HUB"):
         os.environ.setdefault(f"{library}_DISABLE_PROGRESS_BARS", "1")

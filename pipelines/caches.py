@@ -1,4 +1,4 @@
-"""Stage caches: what compressed caches lose of a decoder's predictions, on prompts.
+"""Stage caches: how compressed caches change a decoder's predictions, on prompts.
 
 python -m pipelines.caches [model=PATH_OR_NAME] [text=FILE] [kind=needles|recalled_list] \\
     [length=512] [gaps=true] [decoding=true] ...
@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from pipelines.app import app, file_hash, own_values, plain
 from value_aware_study.data.text import HUB
 
-if TYPE_CHECKING:  # they bring torch
+if TYPE_CHECKING:  # they import torch
     from transformers import PreTrainedTokenizerBase
 
     from value_aware_attention.measurement.caches import Build, Prompt
@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def caches_of_group(cfg: DictConfig) -> "Mapping[str, Build]":
-    """Returns how a group chooses keys, published methods first where it is compared with them."""
+    """Returns a group's choices of keys; published methods come first if it includes them."""
     if cfg.group not in cfg.compared:
         raise ValueError(
             f"caches.group is {cfg.group}; it must be one of {', '.join(cfg.compared)}"
@@ -90,7 +90,7 @@ def caches_of_group(cfg: DictConfig) -> "Mapping[str, Build]":
 def prompts(
     cfg: DictConfig, tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]
 ) -> "list[Prompt]":
-    """Builds the prompts of a kind, each from a passage of its own; ValueError for too few."""
+    """Builds the prompts of a kind, each from another passage; ValueError for too few."""
     from value_aware_study.evaluation import prompts as kinds
 
     build = {

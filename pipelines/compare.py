@@ -1,9 +1,9 @@
-"""What moved between two runs: values and code that differ, and the numbers of the models.
+"""Shows what changed between two runs: values and code, and the numbers of the models.
 
     python -m pipelines.compare outputs/before outputs/laptop
 
 A model has its metric with exact attention, OVO and OVA. The change of its loss, in nats a token or
-a share of wrong predictions, has a paired 95% interval. It is a dash where the text is another.
+a share of wrong predictions, has a paired 95% interval. It is a dash if the texts differ.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter

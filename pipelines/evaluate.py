@@ -21,7 +21,7 @@ from pipelines.app import app, file_hash, plain
 
 @app("evaluate")
 def main(cfg: DictConfig) -> dict[str, object]:
-    """Writes <records>/<model>.json, or returns the row of the one cell asked for."""
+    """Writes <records>/<model>.json, or returns the row of the one requested cell."""
     check_card(cfg)
     from pipelines.app.evaluating import evaluating
 
@@ -69,7 +69,7 @@ def evaluate(cfg: DictConfig, device: str) -> dict[str, object]:
     with evaluating.tracked_by_first(cfg, "evaluate", hashes, str(cell or "")) as run:
         if cell is None:
             record = evaluate_grid(cfg, task, hashes, **named)
-        else:  # a sweep's job, which leaves the outputs alone
+        else:  # a sweep's job, which does not touch the outputs
             record = measure(task, [cell], layers=None, **named)
         tracking.log_record(run, record)
     return {} if cfg.approximation is None else summary.row(record, record.cells[-1])

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from pipelines.app import app, file_hash, own_values, plain
 from value_aware_study.data.text import HUB
 
-if TYPE_CHECKING:  # they bring torch
+if TYPE_CHECKING:  # they import torch
     from value_aware_attention.measurement import Task
     from value_aware_attention.measurement.windows import TextWindows
 

@@ -2,10 +2,11 @@
 
     python -m pipelines.fingerprints
 
-A fingerprint is the app's section of the composed config, all resolved, with hashes of the syntax
-trees of the modules that the app and the classes named there import, and of the report's templates
-and styles. DVC compares these files, so that a stage runs again when one of its own values or the
-code it runs has changed, and not for a comment, a docstring, or a value that another stage reads.
+A fingerprint has the app's section of the composed config, all resolved. It also has hashes of the
+syntax trees of the modules that the app and the classes named there import, and of the report's
+templates and styles. DVC compares these files. So a stage runs again when one of its own values or
+its code has changed, but not after a change of a comment, a docstring, or a value that only another
+stage reads.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -40,8 +41,8 @@ def main() -> None:
 def write_fingerprints(folder: Path) -> None:
     """Writes the fingerprints that have changed, and prints the stages with their changes.
 
-    A stage without a fingerprint is new: DVC runs it, and nothing is printed. A file that stays as
-    it was leaves its stage as it was, and one without a stage is removed.
+    A stage without a fingerprint is new: DVC runs it, and nothing is printed. If a file is
+    unchanged, so is its stage. A file without a stage is removed.
     """
     paths = set()
     for name, app, overrides in stages():
@@ -61,7 +62,7 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
     """Yields name, app and overrides of every other stage of dvc.yaml, as DVC expands them."""
     with refusals_of_dvc():
         expanded = Repo().index.stages
-    if not expanded:  # without dvc.yaml DVC knows of none
+    if not expanded:  # without dvc.yaml DVC has no stages
         raise ValueError("dvc.yaml has no stages, or there is none here: git checkout dvc.yaml")
     for stage in expanded:
         _, _, module, *overrides = stage.cmd.split()
@@ -72,14 +73,14 @@ def stages() -> Iterator[tuple[str, str, list[str]]]:
 def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     """Returns {"values": the section that the app gets, "code": module -> hash}."""
     section = composed(app, [*overrides, *scale_of_params(overrides)])[app]
-    # W&B's changes no result, and a choice is known to a running app alone
+    # W&B's section changes no result, and only a running app knows a choice
     values = {
         key: plain(section[key]) if OmegaConf.is_config(section[key]) else section[key]
         for key in section
         if key not in ("run", "choice")
     }
     if "trainer" in values:
-        trainer = values["trainer"]  # of it what a scale or a user may set, and changes a result
+        trainer = values["trainer"]  # only what a scale or a user may set, and changes a result
         values["trainer"] = {key: trainer[key] for key in ("precision", *TRAINER) if key in trainer}
     classes = {name for name in targets(values) if name.startswith(CODE_PACKAGES)}
     modules = sorted({f"pipelines.{app}", *map(defining_module, classes)})
@@ -87,7 +88,7 @@ def fingerprint(app: str, overrides: list[str]) -> dict[str, Any]:
     for folder in {
         file.parent
         for file in import_closure(*modules, packages=CODE_PACKAGES, without=WITHOUT).values()
-    }:  # with the page's template, styles and script
+    }:  # the page's template, styles and script too
         looks = (file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js"))
         code |= {file.name: sha256(file.read_bytes()).hexdigest() for file in looks}
     return {"values": values, "code": code}
@@ -102,7 +103,7 @@ def targets(config: Any) -> Iterator[str]:
 
 
 def differences(before: Any, after: Any, key: str = "") -> Iterator[str]:
-    """Yields the dotted keys that differ, those of values with what they are and what they were."""
+    """Yields the dotted keys that differ; for values, with the new and the old value."""
     if isinstance(before, dict) and isinstance(after, dict):
         for name in {**before, **after}:
             yield from differences(

@@ -1,4 +1,4 @@
-"""Prints what a scale amounts to: parameters, tokens, steps, operations, and hours on a GPU.
+"""Prints the size of a scale: parameters, tokens, steps, operations, and hours on a GPU.
 
 python -m pipelines.plan scale=paper
 python -m pipelines.plan scale=paper plan.one_step=true   # and one real step of each model

@@ -1,4 +1,4 @@
-"""How many keys the attention of a trained model needs, on a text: any language model or encoder.
+"""Counts the keys that the attention of any trained language model or encoder needs on a text.
 
 python -m pipelines.probe model=PATH_OR_NAME text=FILE_OR_hub:NAME [probe.search=fast] \\
     [probe.windows=16] [probe.length=256] [kernel=elu] [tokenizer=FOLDER] [caches=true]

@@ -6,8 +6,8 @@ No other command changes results/. `page` is results/<scale> with the page and i
 `numbers` the same without the page. The others are below results/records: `trainings` is
 <scale>/records.zip, the records of a run, from which `make page` draws its page again. The rest are
 the records of make decoder, make caches, make survey and pipelines.probe, compressed, with the
-paths that they have below outputs/<scale>/records. The page of every run shows them, unless it has
-its own.
+paths that they have below outputs/<scale>/records. The page of every run shows them, unless the run
+has its own records.
 """
 
 import csv
@@ -54,7 +54,7 @@ def main(cfg: DictConfig) -> None:
 def keep(outputs: Path, folder: Path) -> int:
     """Packs the files of a run's page under their paths in the project; counts them.
 
-    Equal files make equal bytes. Raises FileNotFoundError for a run without a record.
+    Equal files give equal bytes. Raises FileNotFoundError for a run without a record.
     """
     from value_aware_study.report.records import files_of
 
@@ -70,8 +70,8 @@ def keep(outputs: Path, folder: Path) -> int:
 def publish_page(cfg: DictConfig) -> Path:
     """Writes the page of report/ and its numbers to <results>/<scale>, if it is of this scale.
 
-    Of pictures and tables in Markdown, which the page offers to save, `linked` ones are kept.
-    Without `page` only tables and numbers are written. The seconds of the stages stay as they are.
+    The page offers pictures and tables in Markdown to save; only `linked` ones are copied. Without
+    `page` only tables and numbers are written. The seconds of the stages stay as they are.
     """
     from pipelines.app.summary import summary
     from value_aware_study.report.page import PAGE, pack
@@ -112,8 +112,8 @@ def publish_page(cfg: DictConfig) -> Path:
 def publish_records(cfg: DictConfig, what: str) -> Path:
     """Writes the records of this run to <published>, with their paths below <records>.
 
-    Published records with other paths stay, but for those of a survey, which is of one scale.
-    Raises FileNotFoundError for a run without such records.
+    Published records with other paths stay, except those of a survey, which has one scale. Raises
+    FileNotFoundError for a run without such records.
     """
     from value_aware_study.report.records import COMPRESSED
 

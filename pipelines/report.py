@@ -2,7 +2,7 @@
 
 python -m pipelines.report
 
-The survey and probed models are on it where they were measured.
+It has the survey and probed models if they were measured.
 """
 
 from datetime import UTC, datetime

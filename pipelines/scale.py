@@ -4,7 +4,7 @@
     python -m pipelines.scale gpu corpus=local corpus.path=FILE && make repro
 
 DVC and every app read the choice in params.yaml; without arguments it stays. After `--` come the
-stages that `dvc repro --glob` will be given; without them, all are listed.
+stages for `dvc repro --glob`; without them, all are listed.
 """
 
 import json
@@ -34,11 +34,11 @@ STAGE_AXES = (
     *("grid.kernel", "grid.length", "grid.replicates", "survey.trained"),
     *("grid.pretrained", "grid.extent", "grid.prompts", "grid.joint_prompts"),
 )
-"""Lists of params.yaml that dvc.yaml makes stages of."""
+"""Lists of params.yaml from which dvc.yaml makes stages."""
 CELLS = (*("kernel", "length", "replicate", "attention", "model", "pretrained", "extent"),)
 """Config groups in which every stage makes its own choice."""
 ANYWHERE = ("paths.cache", "paths.logs", "paths.results", "paths.published")
-"""Folders that dvc.yaml does not name, so that they may lie outside of the project."""
+"""Folders that dvc.yaml does not name, so they may lie outside of the project."""
 REPLACED = Path(".dvc/tmp/lists.json")
 """Lists that a scale has replaced in params.yaml: key -> [what it wrote, what was there]"""
 
@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def choose(arguments: Sequence[str]) -> DictConfig:
     """Writes a scale, overrides and the lists of the scale into params.yaml; returns the config.
 
-    Without arguments the choice is the one that is there. Raises ValueError, with the file as it
-    was, for a run that cannot be.
+    Without arguments the choice stays. Raises ValueError for a run that is not possible, and then
+    leaves the file unchanged.
     """
     scales = [text.removeprefix("scale=") for text in arguments if _names_scale(text)]
     overrides = [text for text in arguments if not _names_scale(text)]
@@ -63,7 +63,7 @@ def choose(arguments: Sequence[str]) -> DictConfig:
     cfg = chosen(scale, overrides) if arguments else checked()
     check_inside(cfg)
     if cfg.trainer.accelerator == "gpu":
-        from pipelines import plan  # which imports torch
+        from pipelines import plan  # imports torch
         from pipelines.app.training import check_gpu
 
         run = [f"scale={cfg.scale}", *(overrides if arguments else read_params()["overrides"])]
@@ -80,7 +80,7 @@ def _names_scale(argument: str) -> bool:
 
 
 def check_inside(cfg: DictConfig) -> None:
-    """Raises ValueError for a folder of the run to which DVC does not follow."""
+    """Raises ValueError for a folder of the run that DVC cannot reach."""
     folders = [Path(cfg.paths[key]) for key in cfg.paths if f"paths.{key}" not in ANYWHERE]
     outside = [path for path in folders if not path.resolve().is_relative_to(Path.cwd())]
     if outside and not Config(str(Path(".dvc").resolve()))["core"].get("no_scm"):
@@ -94,7 +94,7 @@ def check_inside(cfg: DictConfig) -> None:
 def checked() -> DictConfig:
     """Composes the choice of params.yaml.
 
-    Raises ValueError where apps would have another scale or list than the one that DVC reads.
+    Raises ValueError if apps would have another scale or list than DVC.
     """
     params = OmegaConf.create(read_params())
     cfg = chosen(params.scale, params.overrides)
@@ -114,7 +114,7 @@ def checked() -> DictConfig:
 
 
 def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
-    """Composes the values of all stages. Raises ValueError for what cannot pass through DVC."""
+    """Composes the values of all stages. Raises ValueError for values that DVC cannot pass on."""
     for override in overrides:
         if (key := override.lstrip("+~").partition("=")[0]) in CELLS:
             reason = "every stage makes its own choice: give it to an app alone"
@@ -129,8 +129,8 @@ def chosen(scale: str, overrides: Sequence[str]) -> DictConfig:
 def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
     """Returns the lists that make stages: those of overrides, the scale, or else params.yaml.
 
-    `REPLACED` notes a list of params.yaml that another takes the place of, so that the next choice
-    can put it back.
+    `REPLACED` stores a list of params.yaml that another replaces, so that the next choice can
+    restore it.
     """
     params, of_scale = OmegaConf.create(read_params()), values_of_scale(cfg.scale)
     before: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def lists(cfg: DictConfig, overrides: Sequence[str]) -> dict[str, list[str]]:
 
 
 def write_params(values: Mapping[str, Any]) -> None:
-    """Writes values into params.yaml where they are others, as DVC would, and prints these."""
+    """Writes values that differ into params.yaml, as DVC would, and prints them."""
     params = parse_yaml_for_update(Path(PARAMS_FILE).read_text(encoding="utf-8"), PARAMS_FILE)
     changes = []
     for key, value in values.items():
@@ -171,9 +171,9 @@ def write_params(values: Mapping[str, Any]) -> None:
 def to_run(cfg: DictConfig, targets: Sequence[str]) -> Iterator[str]:
     """Yields a line for each stage that has changed or comes after one that has.
 
-    They have the minutes that the published run of the scale took. DVC first makes the
-    fingerprints, with which it compares all other stages. Raises ValueError for targets without a
-    stage at this scale.
+    The lines have the minutes that the published run of the scale took. DVC first makes the
+    fingerprints, which decide about all other stages. Raises ValueError for targets without a stage
+    at this scale.
     """
     published = Path(cfg.paths.results, cfg.scale, TIMES)
     seconds = load_json(published, remedy="restore it") if published.exists() else {}
@@ -199,7 +199,7 @@ def to_run(cfg: DictConfig, targets: Sequence[str]) -> Iterator[str]:
 
 
 def needed(repo: Repo, targets: Sequence[str]) -> dict[PipelineStage, set[PipelineStage]]:
-    """Returns the stages of targets and all that they need, each with itself and what it needs."""
+    """Returns the stages of targets and all that they need, each with itself and its needs."""
     stages, graph = repo.index.stages, repo.index.graph
     ends = [end for target in targets for end in repo.stage.collect(target, glob=True)]
     needs = {stage: {stage, *descendants(graph, stage)} for stage in stages}
@@ -214,7 +214,7 @@ def refusals_of_dvc() -> Iterator[None]:
         yield
     except NotDvcRepoError:
         raise ValueError(f"{Path.cwd()} has no .dvc: git checkout .dvc, or dvc init") from None
-    except SCMError as error:  # as of a ZIP
+    except SCMError as error:  # as in an unpacked ZIP
         raise ValueError(
             f"{error}: run git init, or dvc config --local core.no_scm true, as make repro does"
         ) from None

@@ -1,4 +1,4 @@
-"""Stage survey: every method on a trained model at equal budgets, and what each attends to.
+"""Stage survey: measures every method on a trained model at equal budgets, and its weights.
 
 python -m pipelines.survey model=masked length=long
 python -m pipelines.survey kernel=elu 'survey.budgets=[32]'

@@ -1,4 +1,4 @@
-"""Stage train_masked: RoBERTa for masked tokens, short, then long from the short one (A.1).
+"""Stage train_masked: trains RoBERTa on masked tokens; the long one starts from the short (A.1).
 
 python -m pipelines.train_masked length=short|long [masked.long.steps=700]
 python -m pipelines.train_masked length=short attention=sliding_window [attention.method.r=8]

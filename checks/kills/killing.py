@@ -1,4 +1,4 @@
-"""Kills stages at random moments and starts them again: outputs must be as undisturbed."""
+"""Kills stages at random moments and starts them again: outputs must equal an undisturbed run's."""
 
 import random
 import signal
@@ -21,7 +21,7 @@ TRAINING = "train_causal"
 
 @dataclass(frozen=True, kw_only=True)
 class KillCase:
-    """The outcome of one case; `wrong` names the mistake, empty where all is right."""
+    """The outcome of one case; `wrong` names the mistake, empty if there is none."""
 
     kind: str = KILLED
     stage: str
@@ -33,9 +33,9 @@ class KillCase:
 def kills(run: Undisturbed, numbers: random.Random, count: int) -> list[partial[KillCase]]:
     """Draws `count` signals at moments uniform over stages' undisturbed seconds.
 
-    Every stage gets its share, every other round over the outputs of an earlier run. After a signal
-    what has its own name must be whole; after the same command again all must be as undisturbed.
-    On top, one training is killed again and again.
+    Every stage gets its share; every other round runs over the outputs of an earlier run. After a
+    signal, files under their final names must be whole. After the same command again, all must
+    equal an undisturbed run. One training is also killed again and again.
     """
     names = list(STAGES)
     shares = names * (count // len(names)) + numbers.sample(names, count % len(names))
@@ -114,7 +114,7 @@ def torn(disturbed: Tree, *whole: Tree) -> str:
 
 def wrong_end(ended: Ended, number: signal.Signals) -> str:
     """Describes an end that is neither by the signal nor a success."""
-    right = (0, -number, 128 + number)  # a training that was asked to end saves its step first
+    right = (0, -number, 128 + number)  # on SIGTERM a training saves its step first
     return "" if ended.code in right else ended.summary
 
 

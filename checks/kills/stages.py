@@ -23,7 +23,7 @@ STAGES = {
     "report": "report",
     "publish": "publish",
 }
-"""Stage -> its command, in an order in which each finds what it reads"""
+"""Stage -> its command, in an order in which the inputs of each exist"""
 LOGS = "logs"
 """Folder that is not compared: Hydra writes times there"""
 PROCESS_LIMIT = 200.0
@@ -48,7 +48,7 @@ class Ended:
 
 
 class Running:
-    """Runs a stage's app in a process of its own, at the repository's root, on one thread."""
+    """Runs a stage's app in a separate process, at the repository's root, on one thread."""
 
     def __init__(self, stage: str, root: Path) -> None:
         self.output = root.with_name(f"output_{time.monotonic_ns()}")
@@ -90,7 +90,7 @@ def tree(root: Path) -> dict[str, str]:
 
 
 def difference(disturbed: Tree, right: Tree) -> str:
-    """Names files that are too many, missing or have other bytes; empty for equal trees."""
+    """Names files that are added, missing or different; empty for equal trees."""
     both = sorted(set(disturbed) & set(right))
     kinds = {
         "left behind": sorted(set(disturbed) - set(right)),
@@ -130,7 +130,7 @@ def undisturbed(folder: Path, stages: Sequence[str] = tuple(STAGES)) -> Undistur
     root, copies, seconds = folder / "run", folder / "copies", {}
     root.mkdir()
     shutil.copytree(root, copies / "0")
-    first = SERVER.Process()  # takes the imports, so that no stage's seconds hold them
+    first = SERVER.Process()  # imports first, so that no stage's seconds include them
     first.start()
     first.join()
     for number, stage in enumerate(stages, start=1):

@@ -17,7 +17,7 @@ from checks.kills.killing import KILLED, KillCase, kills
 from checks.kills.stages import undisturbed
 
 COUNT = 30
-"""Number of signals on top of those of one training"""
+"""Number of signals, not counting those of the one training"""
 QUICK = 6
 """--quick tries one of `QUICK` cases"""
 RIGHT = (

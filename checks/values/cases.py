@@ -1,4 +1,4 @@
-"""Reads cases.tsv, the table of values that people may get wrong and of extremes that are right."""
+"""Reads cases.tsv, the table of values that people may get wrong and of valid extremes."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("cases.tsv")
 PARAMS, LATE = "params.yaml", "while it runs"
-"""Kinds: an edit of the file; what is known only once the app looks at files and devices"""
+"""Kinds: an edit of the file; an error that the app finds only at files and devices"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,8 +16,8 @@ class ValueCase:
 
     `given` may begin with variables of the environment, as in a shell. `setup` is a shell command,
     run before it in the same folder.
-    `found` says what came of a case when somebody found it: data lost, wrong in silence, accepted,
-    a crash, a traceback, a line that did not help; "new" of those that stand for a rule.
+    `found` says what the case did before its fix: data lost, silently wrong, accepted, a crash, a
+    traceback, an unhelpful line; "new" for cases that test a rule.
     """
 
     kind: str

@@ -104,7 +104,7 @@ def run(root: Path, command: str) -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
     text = errors.read_text(errors="replace") if errors.exists() else ""
-    text = text.replace(f"{root}/", "").replace(str(root), "FOLDER")  # of no interest
+    text = text.replace(f"{root}/", "").replace(str(root), "FOLDER")  # not compared
     lines = text.splitlines()
     return {
         "code": process.exitcode if ended else None,
@@ -116,7 +116,7 @@ def start(root: Path, command: str, errors: Path) -> None:
     """Runs a case in its process."""
     os.setsid()
     os.chdir(root)
-    multiprocessing.set_start_method("fork", force=True)  # as of any process that nobody forked
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that was not forked
     for descriptor, file in ((1, os.devnull), (2, str(errors))):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1) for descriptor in (1, 2))
@@ -127,8 +127,8 @@ def start(root: Path, command: str, errors: Path) -> None:
         os.environ[name] = value
     app, *arguments = words
     needed = [*FIXED, *ASKED.get(app, ())] if app != "fingerprints" else []
-    # of two values of a key Hydra takes the later one, of two options of a group none
-    # a packaged model takes the place of a model
+    # Hydra takes the later of two values of a key, but none of two options of a group a packaged
+    # model takes the place of a model
     text = f" {' '.join(arguments)}".replace(" pretrained=", " probe.model= pretrained=")
     needed = [value for value in needed if f"{value.partition('=')[0]}=" not in text]
     sys.argv = [f"pipelines.{app}", *needed, *arguments]

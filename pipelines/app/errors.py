@@ -29,7 +29,7 @@ def tracebacks(in_full: bool) -> AbstractContextManager[None]:
 
 @contextmanager
 def ending_with_one_line() -> Iterator[None]:
-    """Ends the program with one line at an error of the user, unless tracebacks were asked for."""
+    """Ends the program with one line at an error of the user, unless tracebacks are requested."""
     try:
         yield
     except USER_ERRORS as error:
@@ -42,13 +42,13 @@ def ending_with_one_line() -> Iterator[None]:
 def first_speaks() -> Iterator[None]:
     """Lets the first of the processes that torchrun started name what is wrong.
 
-    It ends the others as soon as one of them ends, so that these must not end before.
+    torchrun ends all as soon as one of them ends, so the others must wait.
     """
     try:
         yield
     except USER_ERRORS:
         if os.environ.get("RANK", "0") != "0" and not FULL_ERROR:
-            time.sleep(60.0)  # at most: torchrun ends it with the first one
+            time.sleep(60.0)  # torchrun ends it earlier, with the first one
         raise
 
 
@@ -76,7 +76,7 @@ def result_or_failure(function: Callable[[DictConfig], Any], cfg: DictConfig) ->
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's message on one line: the library's own where Hydra wraps it."""
+    """Returns an error's message on one line; if Hydra wraps an error, that of the library."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     cause = error.__cause__ if isinstance(error, HydraException) else None

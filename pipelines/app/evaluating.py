@@ -44,8 +44,8 @@ TRAIN_AGAIN = "train the model again"
 def evaluating(cfg: DictConfig) -> Iterator[str]:
     """Joins all processes and keeps blocks within cfg.memory_gib; yields this process's device.
 
-    Refuses a checkpoint that cannot be evaluated. Where memory runs out all the same, a ValueError
-    names the values to lower.
+    Refuses a checkpoint that cannot be evaluated. If memory still runs out, a ValueError names the
+    values to lower.
     """
     with started_processes(), chunked(max_elements_within(cfg.memory_gib)):
         inside(cfg.records, cfg.name)
@@ -58,7 +58,7 @@ def evaluating(cfg: DictConfig) -> Iterator[str]:
             yield own_device()
         except (MemoryError, RuntimeError) as error:
             is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            if not is_memory and "DefaultCPUAllocator" not in str(error):  # which has no class
+            if not is_memory and "DefaultCPUAllocator" not in str(error):  # it has no class
                 raise
             raise ValueError(
                 f"out of memory: lower evaluation.memory_gib (it is {cfg.memory_gib}), then "
@@ -75,7 +75,7 @@ def tracked_by_first(
 ) -> "AbstractContextManager[Run | None]":
     """Opens the stage's W&B run in the first process; yields None in the others.
 
-    It is named after the model and, of a sweep, after the one cell that is measured.
+    It is named after the model and, in a sweep, also after the cell that is measured.
     """
     return (
         tracked(cfg, stage, f"{cfg.name} {cell}".strip(), **hashes) if is_first() else nullcontext()
@@ -110,10 +110,10 @@ def curves(record: Record) -> str:
 
 
 def check_checkpoint(cfg: DictConfig) -> None:
-    """Refuses, before any work, a model that is missing, damaged or not of the values in `cfg`.
+    """Refuses, before any work, a model that is missing, damaged or does not match `cfg`.
 
-    These values are its sizes, and the tokens, which its own tokenizer must have made. Raises
-    FileNotFoundError or ValueError.
+    Its sizes must match, and its own tokenizer must have made the tokens. Raises FileNotFoundError
+    or ValueError.
     """
     folder, tokens = Path(cfg.checkpoint), Path(cfg.tokens)
     check_model(folder)

@@ -50,8 +50,8 @@ def app(
 ) -> Callable[[Callable[[DictConfig], Any]], Callable[[], None]]:
     """Makes a Hydra app over conf/<name>.yaml; its function gets the section <name>.
 
-    Values are checked as soon as they are composed: the function imports what takes long, so that
-    a wrong one is refused before that. Errors that the user can act on end the program with one
+    Values are checked as soon as they are composed. Slow imports are inside the function, so a
+    wrong value is refused before them. Errors that the user can act on end the program with one
     line and exit code 1. With HYDRA_FULL_ERROR=1 the full traceback is shown. An argument of
     `short` stands for <name>.<argument>: Hydra would take some for config groups.
     """
@@ -77,8 +77,8 @@ def app(
 def read_arguments(name: str, short: Collection[str]) -> list[str]:
     """Completes sys.argv with the scale and the overrides of params.yaml for Hydra.
 
-    Returns the overrides that were given, with the scale. Raises ValueError for what Hydra would
-    not refuse by its name, and for a sweep of which every job is wrong.
+    Returns the user's overrides, with the scale. Raises ValueError for errors that Hydra would not
+    name, and for a sweep whose jobs are all wrong.
     """
     arguments = [
         f"{name}.{argument}" if argument.partition("=")[0] in short else argument
@@ -86,7 +86,7 @@ def read_arguments(name: str, short: Collection[str]) -> list[str]:
     ]
     parsed = get_args_parser().parse_intermixed_args(arguments)
     overrides = with_group(parse([*scale_of_params(arguments), *parsed.overrides]))
-    # argparse takes overrides from one place alone
+    # argparse takes overrides from one place only
     options = [argument for argument in arguments if argument not in parsed.overrides]
     sys.argv[1:] = [*options, f"hydra.job.name={name}", *overrides]
     register_methods(name)
@@ -104,25 +104,25 @@ def run_job(
     is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
 
     def checked(section: DictConfig) -> Any:
-        # Hydra leaves keys of its own out of the overrides that it names for a job
+        # Hydra leaves its own keys out of the overrides that it names for a job
         own_overrides = HydraConfig.get().overrides.task if is_sweep else overrides
         with first_speaks():
             added = check(cfg, parse(own_overrides), name)
         check_arguments(cfg, added)
         return function(section)
 
-    # what the function starts, such as the other processes of ddp, gets the user's choice
+    # processes that the function starts, such as those of ddp, get the user's choice
     with tracebacks(FULL_ERROR):
         if is_sweep:
             return result_or_failure(checked, cfg[name])
-        with ending_with_one_line():  # ended here, before Hydra adds lines of its own
+        with ending_with_one_line():  # ends here, before Hydra adds its own lines
             return checked(cfg[name])
 
 
 def check_sweep(name: str, overrides: Sequence[str]) -> None:
-    """Raises the error of a sweep's first job where every job has one.
+    """Raises the error of a sweep's first job if every job has one.
 
-    One good job is enough: the others are refused when their turn comes. Raises ValueError where
+    One good job is enough: the others are refused when their turn comes. Raises ValueError if
     torchrun started the sweep several times.
     """
     if (together := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
@@ -143,7 +143,7 @@ def check_sweep(name: str, overrides: Sequence[str]) -> None:
 def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: Any) -> DictConfig:
     """Composes the config of an app as its command line would, within a running app or outside.
 
-    Raises ValueError for a value that is not allowed; with `app` also where one is missing.
+    Raises ValueError for a value that is not allowed; with `app` also for a missing one.
     """
     register_methods(name)
     parsed, conf = parse(overrides), str(CONF_FOLDER)
@@ -155,11 +155,11 @@ def composed(name: str, overrides: Sequence[str], *, app: str = "", **options: A
 
 
 def own_values(cfg: DictConfig, name: str) -> str:
-    """Writes the values that a record has of its own, for its name: "-prompts_4-seed_3".
+    """Writes the values that distinguish a record, for its name: "-prompts_4-seed_3".
 
-    These are values that differ from those of the app's stage in a run of all, and that the name
-    does not have already; many or long ones are a hash. An option with a new name has its values
-    under that name.
+    These values differ from those of the app's stage in a full run, and are not in the name
+    already. Many or long ones become a hash. An option with a new name has its values under that
+    name.
     """
     root: Any = cfg._get_root()
     sections = OmegaConf.masked_copy(root, [name, "pretrained", "extent", "seed"])
@@ -192,7 +192,7 @@ def own_values(cfg: DictConfig, name: str) -> str:
 def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
     """Reads the values that an app has at a scale, by key, from conf/ and params.yaml.
 
-    An option of the user's own is not in conf/, so that whatever is given of it counts as another.
+    A user's own option is not in conf/, so all of its values count as different.
     """
     choices = HydraConfig.get().runtime.choices
     values = dict(leaves(read_params()))
@@ -210,10 +210,10 @@ def usual_values(root: DictConfig, name: str) -> dict[str, Any]:
 
 
 def with_group(overrides: Sequence[Override]) -> list[str]:
-    """Writes overrides as they were given, those of keys of a swept group with ++ before them.
+    """Returns the overrides, with ++ before those of keys of a swept group.
 
-    Hydra composes once without all that is swept, and every job before the first one runs. It would
-    end the sweep for a key that the default option or one of the swept ones lacks.
+    Hydra composes once without the swept values, then every job, before the first one runs. It
+    would end the sweep if the default option or a swept one lacks a key.
     """
     groups = tuple(
         f"{override.package or override.key_or_group}."
@@ -229,7 +229,7 @@ def with_group(overrides: Sequence[Override]) -> list[str]:
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Parses overrides. Raises ValueError for one that Hydra takes, and that nothing reads."""
+    """Parses overrides. Raises ValueError for one that Hydra accepts but nothing reads."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         check_override(override)
@@ -237,10 +237,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def scale_of_params(arguments: Sequence[str]) -> list[str]:
-    """Returns the overrides that params.yaml chooses: its scale, unless one is given, and its own.
+    """Returns the overrides of params.yaml: its scale, unless one is given, and its `overrides`.
 
-    DVC reads the scale and Hydra needs a choice; this keeps it written once. The `overrides` hold
-    for the scale of params.yaml alone.
+    DVC reads the scale and Hydra needs a choice; so it is written only once. The `overrides` apply
+    only to the scale of params.yaml.
     """
     params = OmegaConf.create(read_params())
     scale, overrides = f"scale={params.scale}", list(params.overrides)
@@ -257,7 +257,7 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
 def write_json(path: str | Path, content: Any, *, checksum: bool = False) -> None:
     """Writes sorted, indented JSON as `write_text` does, on request with a checksum in it.
 
-    Raises ValueError for NaN and infinity, and leaves a file that was there as it is.
+    Raises ValueError for NaN and infinity, and leaves an existing file as it is.
     """
     try:
         text = to_json(content, indent=1, sort_keys=True)
@@ -270,7 +270,7 @@ def file_hash(paths: Iterable[Path | str]) -> str:
     """Computes a sha256 over names and sha256 of files and of every file below folders, in order.
 
     A model's card and checksums are left out: no number depends on them. A file whose checksum was
-    compared before is not read again.
+    checked before is not read again.
     """
     digest = sha256()
     for path in map(Path, paths):

@@ -1,4 +1,4 @@
-"""Composes the method cards of conf/ into the configs of apps, and checks what code these call.
+"""Composes the method cards of conf/ into the configs of apps, and checks the code they call.
 
 Hydra finds the stored configs like files of conf/: `<app>_methods`, which an app names in its
 defaults, the options of `attention`, and `scale=laptop`, which sets no value. Two resolvers serve
@@ -38,9 +38,9 @@ TARGETS = (
 
 
 def register_methods(app: str, folder: Path = APPROXIMATIONS) -> None:
-    """Stores an app's part of the cards of a folder, without importing their classes.
+    """Stores the part of a folder's cards that an app uses, without importing their classes.
 
-    Hydra copies all that is stored, for its help once for every group.
+    Hydra copies everything that is stored, for its help once per group.
     """
     methods = cards(folder)
     store = ConfigStore.instance()
@@ -104,10 +104,11 @@ def check_arguments(cfg: DictConfig, added: Iterable[str]) -> None:
 
 
 def check_targets(content: object, key: str = "") -> None:
-    """Raises ValueError for a `_target_`, at any depth, that runs code of neither us nor the user.
+    """Raises ValueError for a `_target_`, at any depth, of code that is neither ours nor the
+    user's.
 
-    The user's own modules lie in the current folder. Hydra 1.3 itself knows only a list of what it
-    refuses, and 1.5 will want one of what is allowed.
+    The user's own modules lie in the current folder. Hydra 1.3 only has a list of refused targets;
+    1.5 will need a list of allowed ones.
     """
     if isinstance(content, list):
         content = dict(enumerate(content))

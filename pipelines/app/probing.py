@@ -1,4 +1,4 @@
-"""Probes a model and writes its page: the part of the app that brings torch."""
+"""Probes a model and writes its page: the part of the app that imports torch."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def probed(
 ) -> dict[str, object]:
     """Measures a checkpoint, writes the record and its page into the folder, returns a row.
 
-    Raises ValueError, before it measures, where the folder holds the page of another checkpoint.
+    Raises ValueError, before it measures, if the folder holds the page of another checkpoint.
     """
     model, tokenizer = loaded(checkpoint, tokenizer=cfg.tokenizer, dtype=cfg.dtype)
     hashes = {"checkpoint": file_hash(checkpoint_files(checkpoint))}
@@ -73,7 +73,7 @@ def probed(
 def check_earlier(
     folder: Path, name: str, model: PreTrainedModel, hashes: Mapping[str, str]
 ) -> None:
-    """Raises ValueError where the folder holds files of somebody else, or another model's record.
+    """Raises ValueError if the folder holds other files or another model's record.
 
     A record from before checkpoints were hashed is this model's if name and architecture are equal.
     """
@@ -89,7 +89,7 @@ def check_earlier(
 
 
 def built_kernel(option: DictConfig) -> Kernel:
-    """Builds the kernel of a config; ValueError where its `_target_` makes none."""
+    """Builds the kernel of a config; ValueError if its `_target_` makes none."""
     if not isinstance((built := instantiate(option)), Kernel):
         raise ValueError(
             f"{option._target_} makes no kernel; value_aware_attention.kernels has Elu and others"
@@ -98,7 +98,7 @@ def built_kernel(option: DictConfig) -> Kernel:
 
 
 def kernel(cfg: DictConfig, model: PreTrainedModel) -> Kernel | None:
-    """Returns the kernel asked for, with a warning; None where it is the model's own."""
+    """Returns the requested kernel, with a warning; None if it is the model's own."""
     if cfg.kernel is None:
         return None
     asked, trained = built_kernel(cfg.kernel.function), own_kernel(model)
@@ -114,7 +114,8 @@ def kernel(cfg: DictConfig, model: PreTrainedModel) -> Kernel | None:
 def methods(cfg: DictConfig, metric: str) -> Mapping[str, Method]:
     """Returns each configured approximation as a function of the number of keys and the layer.
 
-    Of the two windows a causal model, whose metric is a perplexity, has the one with first tokens.
+    There are two windows; a causal model (its metric is a perplexity) gets the one with first
+    tokens.
     """
 
     def build(name: str, r: int, layer: int) -> nn.Module:

@@ -17,7 +17,7 @@ def row(record: Record, cell: Cell) -> dict[str, object]:
 
 
 def summary(record: Record) -> dict[str, float]:
-    """Returns the numbers of a model that runs are compared by.
+    """Returns the numbers of a model for comparing runs.
 
     These are its metric with exact attention and with 1, 4 and d + 1 keys chosen by weight (OVO)
     and for the output (OVA), and `match_4`, the number of keys by weight that match 4 value-aware

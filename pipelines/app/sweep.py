@@ -39,20 +39,20 @@ EXACT_ROW: dict[str, object] = {}
 
 
 class SweepTable(Callback):
-    """Prints and keeps the rows that a multirun's jobs returned; failed ones end it with code 1.
+    """Prints and stores the rows of a multirun's jobs; if a job fails, it ends with code 1.
 
     Jobs may run in other processes, or on other machines (hydra/launcher=submitit_slurm): each
-    leaves a file in a folder of this sweep, at its start already, so that one that dies is named
-    too. A lock keeps other sweeps out of the sweep's folder while this one lasts. Hydra only warns
-    of an error in a callback, so that errors end the program here.
+    writes a file into a folder of this sweep when it starts, so that a job that dies is named too.
+    A lock keeps other sweeps out of the folder meanwhile. Hydra only warns about an error in a
+    callback, so errors end the program here.
     """
 
     def __getstate__(self) -> dict[str, Any]:
         return {"jobs": self.jobs}  # the lock stays in the process that launches the jobs
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Takes the sweep's folder, and forgets the sweep before."""
-        # jobs of a sweep that was killed may still run, and know their own folder alone
+        """Takes the sweep's folder, and removes the previous sweep."""
+        # jobs of a killed sweep may still run, and know only their own folder
         self.jobs = Path(config.hydra.sweep.dir, "jobs", uuid4().hex[:12])
         self.lock, self.lost = ExitStack(), list[str]()
         with ending_with_one_line():
@@ -67,7 +67,7 @@ class SweepTable(Callback):
             wait_for_every_job(self.lost)
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Leaves the outcome of a job that dies, until its end replaces it."""
+        """Writes the outcome of a job that dies; the job's end replaces it."""
         EXACT_ROW.clear()
         self.leave(
             config.hydra,
@@ -75,7 +75,7 @@ class SweepTable(Callback):
         )
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        """Leaves the row that a job returned, its columns in order, or why there is none."""
+        """Writes the row that a job returned, its columns in order, or why there is none."""
         result = job_return.return_value
         self.leave(
             config.hydra,
@@ -93,7 +93,7 @@ class SweepTable(Callback):
                 )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
-        """Prints the table, then a line for every failed job: the overrides of its own, and why."""
+        """Prints the table, then a line for every failed job: its own overrides, and the reason."""
         with self.lock, ending_with_one_line():
             jobs = [
                 json.loads(file.read_text())
@@ -112,9 +112,9 @@ class SweepTable(Callback):
 
 
 def job_rows(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lists the rows of jobs, and before the first that is compared with it exact attention's.
+    """Lists the rows of jobs; exact attention's row comes before the first job compared with it.
 
-    What was swept and no column shows is a column of its own, before the others.
+    Swept keys that no column shows get their own columns, before the others.
     """
     rows: list[dict[str, Any]] = []
     for job, hidden in zip(jobs, hidden_values(jobs), strict=True):
@@ -129,7 +129,7 @@ def job_rows(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def hidden_values(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each job, its values of the keys that jobs differ in and no column shows.
+    """Returns, for each job, its values of the keys that differ between jobs and have no column.
 
     A key that is the name of another column has swept_ before it.
     """
@@ -205,7 +205,7 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
 
 
 def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """Draws the ratio to exact attention against r, a panel a model; None where no row has both."""
+    """Draws the ratio to exact attention against r, a panel per model; None if no row has both."""
     import pandas as pd
 
     from value_aware_study.report import charts, look
@@ -232,7 +232,7 @@ def picture_of(rows: Sequence[Mapping[str, Any]]) -> bytes | None:
 
 
 def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Names the curve of a row: its method, and what tells it from others of its model."""
+    """Names the curve of a row: its method, and what distinguishes it from others of its model."""
     from value_aware_study.cards import cards
     from value_aware_study.report.words import ORACLES, plain_text, series_label
 
@@ -253,16 +253,16 @@ def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
 
 
 def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
-    """Returns the overrides that a job does not share with its sweep; all of a single job."""
+    """Returns the overrides that a job does not share with its sweep; for a single job, all."""
     shared = set(config.hydra.overrides.task)
     overrides = [text.removeprefix("++") for text in job["overrides"] if text not in shared]
     return overrides or job["overrides"]
 
 
 def wait_for_every_job(lost: list[str]) -> None:
-    """Lets submitit's launcher continue after a job whose process died, and adds why to `lost`.
+    """Lets submitit's launcher continue after a job whose process died; adds the reason to `lost`.
 
-    The launcher itself would stop there, without a word on the later jobs.
+    The launcher itself would stop there, without reporting the later jobs.
     """
     jobs: Any = import_module("submitit").Job
     results = jobs.results

@@ -17,7 +17,7 @@ from pipelines.app.summary import SHORT_NAMES, row, summary
 from pipelines.app.sweep import EXACT_ROW
 from value_aware_attention.measurement import Record
 
-if TYPE_CHECKING:  # they bring W&B and what draws
+if TYPE_CHECKING:  # they import W&B and plotting
     from wandb import Run
 
     from value_aware_study.report.exhibit import Page
@@ -38,15 +38,15 @@ LOGGED_NAMES = {
 def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["Run | None"]:
     """Opens a W&B run named <stage>/<name>, with the config and sha256 hashes of what it read.
 
-    Yields None where the logger is `none`, and in every process but the first. The run is finished
-    whatever happens, and as failed after an exception. Its tags are stage, scale and kernel; the
-    cells of a sweep are a group. Online, what was read is linked as artifacts of those hashes, so
-    that the runs that made it are found.
+    Yields None if the logger is `none`, and in every process but the first. The run is always
+    finished; after an exception, as failed. Its tags are stage, scale and kernel; the cells of a
+    sweep are a group. Online, inputs are linked as artifacts with those hashes, so that the runs
+    that made them are found.
     """
     tags = [
         stage,
         OmegaConf.select(cfg._get_root(), "scale"),
-        cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training's is in its card
+        cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training has it in its card
     ]
     is_sweep = "WANDB_SWEEP_ID" in os.environ or (
         HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
@@ -92,8 +92,8 @@ def link(run: "Run", how: str, kind: str, sha256: str) -> None:
 def log_record(run: "Run | None", record: Record) -> None:
     """Logs the curves of every method against its number of keys, the grid, and the summary.
 
-    That number is the cell's budget, where it has one, or its r, where it has no other argument.
-    The table of a multirun gets the row of exact attention.
+    That number is the cell's budget, if it has one, or its r, if it has no other argument. The
+    table of a multirun gets the row of exact attention.
     """
     EXACT_ROW.update(row(record, record.cells[0]), kernel=record.kernel, metric=key(record.metric))
     if run is None:
@@ -102,7 +102,7 @@ def log_record(run: "Run | None", record: Record) -> None:
     import wandb
 
     for prefix in (record.metric, "relative output error"):
-        # the last r is not the finding
+        # W&B would show the last r, which is not the finding
         run.define_metric(f"{key(prefix)}/*", summary="none")
     log_curves(
         run,
@@ -134,15 +134,16 @@ def log_record(run: "Run | None", record: Record) -> None:
 
 
 def key(name: str) -> str:
-    """Returns a name of W&B's: of letters, digits and _ alone, or its tables cannot sort by it."""
+    """Returns a name for W&B of only letters, digits and _, because its tables cannot sort by
+    others."""
     return re.sub(r"\W+", "_", LOGGED_NAMES.get(name, name)).strip("_")
 
 
 def log_curves(run: "Run", points: Iterable[tuple[float, str, Mapping[str, float | None]]]) -> None:
-    """Logs (number of keys, method, its numbers by name) as a curve a number and method.
+    """Logs (number of keys, method, its numbers by name) as one curve per number and method.
 
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
-    of them. The step of a row is the number of keys, by which every reader of W&B draws.
+    of them. The step of a row is the number of keys, the x axis in every W&B reader.
     """
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
@@ -176,8 +177,8 @@ def log_page(run: "Run | None", page: "Page", folder: Path) -> None:
 def wandb_run(*, project: str, group: str, mode: Any, dir: str, **named: Any) -> "Run":
     """Starts a run; with mode "offline" no account and no network are needed.
 
-    What W&B keeps beside a run lies below `dir` too: a home that cannot be written would end a
-    stage after its work. Raises ValueError, in one line, where W&B refuses.
+    W&B's other files are below `dir` too: a home that cannot be written would end a stage after its
+    work. Raises ValueError, in one line, if W&B refuses.
     """
     folder = Path(dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)

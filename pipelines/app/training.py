@@ -54,8 +54,8 @@ def train(
 ) -> None:
     """Trains what `build` makes, writes the model's folder and its metrics.
 
-    `facts` belong to the hyper-parameters. A killed run continues where it was, if nothing that
-    determines it has changed. Of several processes the first one writes.
+    `facts` belong to the hyper-parameters. A killed run continues if nothing that determines it has
+    changed. Only the first of several processes writes.
     """
     check_trainer(cfg)
     first = rank_zero_only.rank == 0  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def numerics(cfg: DictConfig) -> dict[str, object]:
 
 
 class StepLogger(WandbLogger):
-    """Logs with the optimizer step as W&B's own, which every reader of its files draws by."""
+    """Logs the optimizer step as W&B's own step, the x axis in every reader of its files."""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         self.experiment.log(dict(metrics), step=step)
@@ -128,8 +128,7 @@ def write_model(
 ) -> None:
     """Writes the model's folder, whole or not at all, and its metrics.
 
-    The tokenizer and the model's card are beside it, so that the folder alone says how to read text
-    into it, and what it is.
+    It also has the tokenizer and the model's card, so that the folder is complete.
     """
     with new_folder(inside(cfg.models, cfg.name)) as folder:
         save(model, folder)
@@ -139,8 +138,8 @@ def write_model(
 
 
 def check_trainer(cfg: DictConfig) -> None:
-    """Raises ValueError for places and devices that a training cannot have, before any work."""
-    inside(cfg.models, cfg.attention.name)  # which is in paths too
+    """Raises ValueError for folders and devices that a training cannot use, before any work."""
+    inside(cfg.models, cfg.attention.name)  # paths contain it too
     model = inside(cfg.models, cfg.name)
     check_replaceable(model)
     check_apart(model, Path(cfg.tokens))
@@ -160,7 +159,7 @@ def check_trainer(cfg: DictConfig) -> None:
 
 
 def check_gpu(cfg: DictConfig, name: str, training: Callable[[], float]) -> None:
-    """Raises ValueError for a training meant for GPUs where there is none, with its hours on a CPU.
+    """Raises ValueError for a training meant for GPUs if there is none, with its hours on a CPU.
 
     `training` counts the operations of the whole training.
     """
@@ -196,7 +195,7 @@ def metrics(
         "warmup_proportion": schedule.get("warmup_proportion"),
         "schedule": schedule["_target_"].rpartition(".")[2],
         "optimizer": optimizer["_target_"].rpartition(".")[2],
-        # of every optimizer; null where it has none
+        # keys of every optimizer; null if it has none
         **dict.fromkeys(("weight_decay", "adamw_rate", "momentum", "max_grad_norm")),
         **{key: value for key, value in optimizer.items() if key not in left_out},
         "gradient_accumulation": cfg.trainer.accumulate,

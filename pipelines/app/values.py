@@ -1,8 +1,8 @@
-"""The values of params.yaml and command lines: which are allowed, checked once they are composed.
+"""Defines the allowed values of params.yaml and command lines; checks them after composing.
 
 A value must be of the type of the one in conf/. `VALUE_RULES` covers params.yaml, and values whose
 mistakes would cost hours or change a number silently. Everything else is checked by the object that
-receives it. This module imports nothing that takes long.
+receives it. This module imports nothing slow.
 """
 
 import math
@@ -71,7 +71,7 @@ def word(*words: str) -> Rule:
 
 
 def option(group: str) -> Rule:
-    """Allows the options of a config group, those that a user added included."""
+    """Allows the options of a config group, including those that a user added."""
     return word(*sorted(file.stem for file in (CONF_FOLDER / group).glob("*.yaml")))
 
 
@@ -97,7 +97,7 @@ TRAINER = (
 )
 """The Trainer's arguments that may be added: costs, numerics, and their display.
 
-All others say for how long, on which batches and with which files to train, which `fit` decides."""
+All others determine length, batches and files of the training; `fit` sets them."""
 
 VALUE_RULES = {
     pattern: rule
@@ -123,7 +123,7 @@ VALUE_RULES = {
         ("tokens.training_characters", "training.*"): COUNT,
         ("causal.length", "masked.*.length", "*.steps"): COUNT,
         ("masked.block",): whole(3),  # two of its tokens say where it starts and ends
-        ("*.batch_size",): whole(1, 2**16),  # a slip would fill the memory
+        ("*.batch_size",): whole(1, 2**16),  # a typing error would fill the memory
         ("*.layers", "*.width", "*.heads", "*.feedforward", "*.recorded_units"): COUNT,
         ("trainer.devices", "trainer.nodes", "trainer.accumulate"): COUNT,
         ("*_units", "*_units.*", "*_instances", "plan.vocabulary.*"): null_or(COUNT),
@@ -163,7 +163,7 @@ ADDED = (
 
 @cache
 def rule_of(key: str) -> Rule:
-    """Returns the rule of a key; `ANYTHING` where its type is all that is asked for."""
+    """Returns the rule of a key; `ANYTHING` if only its type is checked."""
     return next(
         (rule for pattern, rule in VALUE_RULES.items() if fnmatchcase(key, pattern)), ANYTHING
     )
@@ -173,8 +173,8 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
     """Raises ValueError for the first value of a composed config that is not allowed.
 
     Checked are the values of params.yaml, those that overrides give, and every `_target_`. `app` is
-    the section in which nothing may be missing. Returns the keys that overrides add to arguments of
-    code.
+    the section in which no value may be missing. Returns the keys that overrides add to arguments
+    of code.
     """
     is_new: dict[str, bool] = {}
     for override in overrides:
@@ -187,7 +187,7 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
     for key, value in leaves(OmegaConf.to_container(cfg[app]), app) if app else ():
         if value == "???":
             raise ValueError(f"{key} is missing: give {key}=<value>")
-    if cfg.causal.context >= cfg.causal.length:  # else refused once the trained model is evaluated
+    if cfg.causal.context >= cfg.causal.length:  # else only its evaluation refuses it
         raise ValueError(
             f"causal.context is {cfg.causal.context}; it must be below causal.length, which is "
             f"{cfg.causal.length}"
@@ -197,10 +197,10 @@ def check(cfg: DictConfig, overrides: Sequence[Override], app: str = "") -> list
 
 
 def check_params(cfg: DictConfig, given: Collection[str]) -> None:
-    """Checks the values of params.yaml that are used; none that was edited may be replaced.
+    """Checks the values of params.yaml that are used; no edited value may be replaced.
 
-    The scale's file replaces values that are not given. Raises ValueError for one that differs from
-    git's HEAD.
+    The scale's file replaces values that are not given. Raises ValueError if a replaced value
+    differs from git's HEAD.
     """
     params, of_scale = dict(leaves(read_params())), values_of_scale(cfg.scale)
     for key in params.keys() - {"scale", "overrides"}:
@@ -208,7 +208,7 @@ def check_params(cfg: DictConfig, given: Collection[str]) -> None:
     replaced = [key for key in of_scale.keys() - given if params.get(key) != of_scale[key]]
     file = f"conf/scale/{cfg.scale}.yaml"
     head = committed(Path.cwd(), file, len(replaced)) if replaced else {}
-    by_command = values_of_scale(params["scale"])  # lists of the scale that was run last
+    by_command = values_of_scale(params["scale"])  # lists of the last scale that was run
     for key in sorted(replaced if head else ()):
         if params[key] not in (head.get(key), by_command.get(key, head.get(key))):
             raise ValueError(
@@ -240,7 +240,7 @@ def committed(folder: Path, file: str, count: int) -> dict[str, object]:
 
 
 def check_given(cfg: DictConfig, key: str, is_new: bool) -> bool:
-    """Checks a value that was given; returns whether it is an argument of code.
+    """Checks a given value; returns whether it is an argument of code.
 
     Raises ValueError for one that its rule or type does not allow, and for a new key that nothing
     reads: users may add arguments of code, and keys of the patterns `ADDED`.
@@ -253,7 +253,7 @@ def check_given(cfg: DictConfig, key: str, is_new: bool) -> bool:
     if below and not isinstance(value, dict):
         raise ValueError(f"{key} is {shown(value)}; it must hold {', '.join(below[:4])}")
     rule_of(key).check(key, value)
-    # an option may stand below another key, as that of optimizer in causal.optimizer.betas
+    # an option may be below another key, as optimizer's in causal.optimizer.betas
     options = (written(name).get(".".join(names[at:])) for at, name in enumerate(names) if at)
     if before := conf.get(key) or next(filter(None, options), None):
         check_written(cfg, key, value, before)
@@ -264,13 +264,13 @@ def check_given(cfg: DictConfig, key: str, is_new: bool) -> bool:
 
 
 def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[object]) -> None:
-    """Raises ValueError for a value of another type than conf/ has, or for another one's name.
+    """Raises ValueError for a value of another type than in conf/, or with the name of another.
 
-    A record would else say that it is of another scale, kernel or model. Amounts may vary.
+    Otherwise a record would name the wrong scale, kernel or model. Amounts may vary.
     """
     section, _, name = key.rpartition(".")
     first: Any = next((other for other in before if other is not None), value)
-    # a value that is that of another key; the folders of an app are its own
+    # a value that equals another key's; the folders of an app are its own
     if reference := re.fullmatch(r"\$\{((?!paths\.)\w[\w.]*)\}", str(first)):
         first = value_of(cfg, reference[1])
         if value != first and isinstance(first, (str, dict)):
@@ -300,7 +300,7 @@ def check_written(cfg: DictConfig, key: str, value: object, before: Sequence[obj
 
 
 def check_override(override: Override) -> None:
-    """Raises ValueError for an override that Hydra takes, and fails at without naming it."""
+    """Raises ValueError for an override that Hydra accepts, and fails at without naming it."""
     if (key := str(override.key_or_group)).startswith("hydra.sweeper.params"):
         raise ValueError(
             f"{key} is read from a config file alone; on the command line each key has its values, "
@@ -337,7 +337,7 @@ def leaves(content: object, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_params() -> dict[str, Any]:
-    """Reads params.yaml; ValueError where it is missing, no YAML, or has an unknown key."""
+    """Reads params.yaml; ValueError if it is missing, not YAML, or has an unknown key."""
     try:
         return params_of(Path(PARAMS_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -369,8 +369,9 @@ def params_of(text: str) -> dict[str, Any]:
 def check_plain(text: str) -> None:
     """Raises ValueError for a number or a switch that DVC and Hydra read as different values.
 
-    12:30 is 750 to one of them, 017 is 15, and `on` is true. So does an alias, of which a few
-    lines can stand for more than a machine holds, and `${}`, which DVC would paste into a command.
+    One of them reads 12:30 as 750, 017 as 15, and `on` as true. Aliases are refused too, because a
+    few lines can expand to more than a machine holds, and so is `${}`, which DVC would paste into a
+    command.
     """
     for token in yaml.scan(text):
         alias = "the alias *" if isinstance(token, yaml.AliasToken) else ""
@@ -405,9 +406,9 @@ def written(group: str = "") -> dict[str, list[object]]:
 
 
 def unknown(key: str, keys: Iterable[str] = ()) -> str:
-    """Words the refusal of a key that nothing reads, with the keys that may have been meant.
+    """Writes the error for a key that nothing reads, with similar keys.
 
-    These have its name, or else the right name in another place.
+    These have a similar name, or else the same name in another section.
     """
     written_keys = (
         other
@@ -427,7 +428,7 @@ def asked(near: Sequence[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Writes a value as it is typed, in quotes where it could be taken for another type."""
+    """Writes a value as a user types it, in quotes if it could be read as another type."""
     if isinstance(value, str) and (not value[:1].isalpha() or value in ("true", "false", "null")):
         return repr(value)
     text = str(value)

@@ -27,8 +27,8 @@ def check_at_least(minimum: int, **arguments: int) -> int:
 def check_keep(keep: float) -> float:
     """Returns a share of keys as a float, or a number of keys as an int.
 
-    Numbers of Python and numpy and tensors of one are taken. Raises ValueError for all but a number
-    above 0 and at most 1 and an integer >= 2.
+    Python's and numpy's numbers are accepted, and tensors with one element. Raises ValueError
+    except for a number above 0 and at most 1, or an integer >= 2.
     """
     is_number = isinstance(keep, Real) or (isinstance(keep, Tensor) and keep.ndim == 0)
     if is_number and is_integer(keep) and keep >= 2:

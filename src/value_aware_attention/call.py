@@ -303,7 +303,7 @@ Collected = list[tuple[Bool[Tensor, ""], Callable[[], str]]]
 
 @contextmanager
 def collecting(refusals: Collected) -> Iterator[None]:
-    """Lets `refuse` collect its conditions within the context: reading one waits for a GPU."""
+    """Lets `refuse` collect conditions within the context, since reading each waits for a GPU."""
     token = _COLLECTED.set(refusals)
     try:
         yield
@@ -347,7 +347,7 @@ class Stopwatch:
 
 
 def _now() -> Any:
-    """Returns the time on the clock of what computes: an event of a GPU, or seconds."""
+    """Returns the time on the device's clock: an event of a GPU, or seconds."""
     if not torch.accelerator.is_available():
         return perf_counter()
     event = torch.Event(enable_timing=True)

@@ -22,8 +22,8 @@ def relative_output_error(
 ) -> Float[Tensor, "*batch"]:
     """Computes ||o - o~||^2 / ||o||^2 per query, for outputs of any size; 0 where both are zero.
 
-    Infinite where only o is zero. NaN where an output holds NaN, so that NaN never counts as exact.
-    Raises ValueError unless both are floating-point tensors of one shape.
+    It is infinite where only o is zero, and NaN where an output holds NaN, so NaN never counts as
+    exact. Raises ValueError unless both are floating-point tensors of one shape.
 
     The reports pool queries as a ratio of sums. Queries with a short output would dominate the mean
     of these ratios.

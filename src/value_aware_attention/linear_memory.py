@@ -8,8 +8,8 @@ a chunk are multiplied directly; sums of Phi(k) v and of Phi(k) stand for all ea
 (Katharopoulos et al., 2020, section 3.3).
 
 The polynomial kernel is PyTorch's `flex_attention` with the log-similarity as its score. It is
-linear attention too, but a square has head_dim (head_dim + 1) / 2 features. These are 2,080 at
-head_dim 64, and fewer than 2,080 keys are less work by themselves.
+linear attention too, but a square has head_dim (head_dim + 1) / 2 features. These are 2,080
+features at head_dim 64; fewer than 2,080 keys are less work directly.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ FLEX_WIDTH = 16
 class LinearMemory(Exact):
     """Computes Eq. 1 with all keys, in memory linear in the length for causal calls on a GPU.
 
-    The elu kernel is always served. The polynomial kernel is served in fp32 and bf16 within
-    torch.compile. `attention` computes the exponential kernel, which its fused code serves, and all
+    This holds for the elu kernel, and for the polynomial kernel in fp32 and bf16 within
+    torch.compile. `attention` computes the exponential kernel, for which it has fused code, and all
     other calls: on a CPU, with `attn_mask`, or without `is_causal`.
     """
 

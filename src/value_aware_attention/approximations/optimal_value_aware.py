@@ -45,7 +45,7 @@ class OptimalValueAware(SparseApproximation):
 
     `mean` makes the mean of the visible values one more candidate, counted in r (not in the paper,
     whose set C_r has values alone). Every search then runs twice, without and with it, and the
-    better result is kept, so the error is never above that without it.
+    better result is kept, so the error is never above the error without the mean.
 
     `search` is the effort. "fast" adds the key of steepest descent and solves for all weights
     again. "default" evaluates several steep keys and removes keys that no longer help. "best" also

@@ -22,7 +22,7 @@ from value_aware_attention.weights import (
 class SparseWeights:
     """Holds at most R keys per query with their weights: a point of C_r (section 3).
 
-    Methods that may also use the mean of the visible values give it a weight of its own.
+    Methods that may also use the mean of the visible values give it a separate weight.
 
     Attributes:
         indices: Keys, each in range; an unused slot has weight 0.

@@ -107,10 +107,11 @@ class Heads:
     ) -> tuple[Float[Tensor, "C r V"], Float[Tensor, "C r 1"], Float[Tensor, "C M 1"]]:  # fmt: skip
         """Joins a query's key of the largest weight, its other keys and what is beside them.
 
-        `number`: the first among the keys of its cache. `of_top`, `mass`: weights of the first and
-        of the last. `others`, `changed`: the sums of the other keys' weights and weighted values.
+        `number`: the index of the first in its cache. `of_top`: its weight. `mass`: the weight of
+        what is beside the keys. `others`, `changed`: the sums of the other keys' weights and
+        weighted values.
         Returns the centred output, the sum of all weights, above 0, and the sum over queries of the
-        losses where the key of the largest weight is dropped.
+        losses from dropping the key of the largest weight.
         """
         others = others + mass
         if self.beside is not None:

@@ -21,11 +21,12 @@ LOSSES_SOURCE = Path(__file__).with_name("single_losses.cpp")
 BLOCK = 2**16
 """Weights of a block: in fp32 a quarter of a MiB, half of a small L2 cache"""
 ROWS_OF_TILE = 12
-"""The rows of a block are a multiple of this, so that the compiled product has no rest"""
+"""The rows of a block are a multiple of this, so that the compiled product has no remainder"""
 
 
 class _Call(ctypes.Structure):
-    """Mirrors `Call` of single_losses.cpp, which does not compile unless both have one size."""
+    """Mirrors `Call` of single_losses.cpp, which does not compile unless both have the same
+    size."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key", "value", "columns", "centre")),
@@ -119,7 +120,7 @@ def centred(
 def _features(
     observed: Observed,
 ) -> tuple[Float[Tensor, "C G W D"], Float[Tensor, "C M D"], int]:
-    """Returns vectors and an exponent; a weight is that power of a product, or its exp (-1)."""
+    """Returns vectors and an exponent: a weight is this power of their product; -1 means exp."""
     kernel: Kernel = observed.kernel
     query = _by_cache(working_precision(observed.query), 3)
     key = _by_cache(working_precision(observed.key), 2)

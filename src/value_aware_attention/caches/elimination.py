@@ -86,7 +86,7 @@ def _followed(
 
 
 def measured_in_order(rows: Rows, order: Int[Tensor, "B M"], first: int) -> Float[Tensor, "B K"]:
-    """Computes the costs of dropping the keys after the `first` in this order, equal between cuts.
+    """Computes the costs of dropping the keys after the `first`, in order; equal between cuts.
 
     Each cut drops a fifth of the keys, and errors are computed at the cuts.
     """

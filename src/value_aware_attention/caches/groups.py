@@ -37,7 +37,7 @@ class Groups:
 
     @property
     def _has_last(self) -> bool:
-        """Returns whether the last dimension alone is shared, so that nothing is to be moved."""
+        """Returns whether only the last dimension is shared, so that no dimension has to move."""
         return self.shared == (len(self.leading) - 1,)
 
     def call(self, call: Call) -> Call:

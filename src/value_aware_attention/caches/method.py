@@ -24,7 +24,7 @@ class CacheMethod(nn.Module):
         refits: Whether keys get new weights and values, so that no later choice can be made among
             them.
         is_nested: Whether the order of the keys is the same for every r.
-        scale_free: False: the choice changes where all values are multiplied by one number.
+        scale_free: Whether the choice stays the same if all values are multiplied by one number.
     """
 
     kernels: tuple[type, ...] = ()
@@ -45,8 +45,8 @@ class CacheMethod(nn.Module):
     def keep(self, observed: Observed) -> KeptKeys:
         """Chooses the keys to keep: the protected ones, then those with the largest scores.
 
-        Raises ValueError if r exceeds the number of keys or is below that of protected keys, and
-        for an unsupported kernel.
+        Raises ValueError if r exceeds the number of keys or is below the number of protected keys,
+        and for an unsupported kernel.
         """
         self.check(observed)
         order = self.leading(observed, self.scores(observed), self.r)
@@ -167,7 +167,7 @@ class Refinement(CacheMethod):
 
 
 def _refuse_large(observed: Observed) -> None:
-    """Raises ValueError for values of which as many as there are keys have no finite sum."""
+    """Raises ValueError for values so large that a sum over all keys may not be finite."""
     if not observed.value.numel():
         return
     keys, largest = observed.keys, working_precision(observed.value.abs().max())
@@ -184,7 +184,7 @@ def first_kept(
     observed: Observed, order: Int[Tensor, "*batch K"], counts: int | Int[Tensor, "*batch 1"],
     sizes: list[int],
 ) -> KeptKeys:  # fmt: skip
-    """Keeps the first `counts` keys of each order, unchanged; `sizes` are these on the host.
+    """Keeps the first `counts` keys of each order, unchanged; `sizes` are the counts on the host.
 
     Slots of padding are unused, as are surplus slots of a cache that keeps fewer keys.
     """

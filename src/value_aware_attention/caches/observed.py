@@ -155,7 +155,7 @@ class Observed:
         output = self.output if output is None else output
         if self.projection is not None:  # for all heads at once
             projection, rows = working_precision(self.projection), output.movedim(-2, 1).flatten(2)
-            is_shared = projection.shape[:-1].numel() == rows.shape[-1]  # by all texts
+            is_shared = projection.shape[:-1].numel() == rows.shape[-1]  # shared by all texts
             by_text = projection if is_shared else projection.expand(*output.shape[:-2], -1, -1)
             output = rows @ by_text.flatten(0 if is_shared else 1, -2)
         norm = vector_norm(output.flatten(1), dim=-1, dtype=torch.float64).square()

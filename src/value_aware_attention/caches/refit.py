@@ -77,7 +77,7 @@ def refitted(observed: Observed, choice: KeptKeys) -> KeptKeys:
     )
     count = fit.weights.shape[1]
     dtype = choice.log_weight.dtype
-    if count < 2 * HELD_OUT:  # with values, because texts with more rows have them
+    if count < 2 * HELD_OUT:  # values are returned, because texts with more rows have them
         value = observed.value.take_along_dim(choice.indices[..., None], dim=-2)
         return KeptKeys(choice.indices, choice.log_weight, value.to(dtype))
     held_out = torch.arange(count, device=rows.value.device) % HELD_OUT == 0

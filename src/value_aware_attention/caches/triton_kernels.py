@@ -22,8 +22,8 @@ def states(
 ):  # fmt: skip
     """Sums the weights and the weighted values of a tile of queries, without their largest.
 
-    Weights are relative to the largest. A key that has it loses it to a larger one, and then joins
-    the sums.
+    Weights are relative to the largest so far. When a larger one appears, the key of the former
+    largest joins the sums.
     """
     head = tl.program_id(1)
     cache = head // groups

@@ -71,7 +71,7 @@ def _difference(observed: Observed, scores: str) -> str:
     """Describes how the kernels fail; empty if they do not."""
     try:
         losses, outputs = triton_losses(observed, scores=scores)
-    except Exception as error:  # a compiler's or a driver's, of any kind
+    except Exception as error:  # a compiler or a driver may raise any kind
         return f"{type(error).__name__}: {str(error).splitlines()[:1]}"
     exact, exact_outputs = batched_losses(observed)
     largest = max(

@@ -126,7 +126,7 @@ def own_past(
     for number, (block, at) in enumerate(
         zip(heads.split(at_once, dim=2), rows.split(at_once), strict=True)
     ):
-        if len(at) < len(rows):  # they ascend; where they are all rows, nothing asks the device
+        if len(at) < len(rows):  # they ascend; if they are all rows, no call waits for the device
             last_row = number * at_once + len(at) - 1 if len(rows) == most else int(at[-1])
             near = key[:, : last_row + 1], value[:, : last_row + 1]
         scores = choice.call.kernel.log_similarity(block.flatten(1, 2), near[0])
@@ -164,7 +164,8 @@ def repeat(choice: Choice) -> Arguments:
 def hindsight(choice: Choice) -> Arguments:
     """Takes the future queries, and the later keys that they see as `beside`.
 
-    They are evenly spaced from the first query; for an encoder, among those that `noncausal` omits.
+    They are evenly spaced from the first query. For an encoder, they are queries that `noncausal`
+    omits.
     """
     # a text that ends with the prefix has no future queries
     served = torch.tensor(choice.served or choice.past[-1:], device=choice.pool.device)

@@ -315,7 +315,7 @@ class AfterPrefix(Approximation):
         return torch.cat(parts, dim=-2)
 
     def starts(self, keys: int) -> range:
-        """Returns the first row after each choice in a text of so many keys."""
+        """Returns the first row after each choice in a text with this many keys."""
         return range(self.prefix or 0, keys, self.every or max(1, keys))
 
     @torch.no_grad()
@@ -324,8 +324,8 @@ class AfterPrefix(Approximation):
     ) -> KeptKeys:
         """Lets the method make choice `number` from a pool of keys; indices are those of the call.
 
-        Choices that were made for all layers come first. Where later ones are still to be made,
-        the last one stands for them: no output of theirs is used.
+        Choices already made for all layers come first. The last one stands in for choices that are
+        still to be made, because their output is not used.
         """
         if call.layer.kept is not None:
             return call.layer.kept[min(number, len(call.layer.kept) - 1)]
@@ -459,7 +459,7 @@ class AfterPrefix(Approximation):
         rankings: Sequence[Ranking],
         counts: Sequence[Int[Tensor, "B H"]],
     ) -> list[KeptKeys]:
-        """Keeps so many keys of each layer's heads; the numbers are read all at once."""
+        """Keeps `counts` keys of each layer's heads; all numbers are read at once."""
         triples = [
             (observed, ranking, count.to(ranking.keys.device).view(*ranking.keys.shape[:-1], 1))
             for observed, ranking, count in zip(layers, rankings, counts, strict=True)
@@ -525,7 +525,8 @@ class AfterPrefix(Approximation):
         )
 
     def multiply_adds(self, sizes: Sizes) -> float:
-        """Counts kept keys, keys after the prefix and the choice, averaged over all queries."""
+        """Counts multiply-adds for kept keys, later keys and the choice, averaged over all
+        queries."""
         rows = min(self.rows, sizes.queries)
         if self.prefix is None:
             chosen = self.method.multiply_adds(rows, sizes.keys, sizes.head_dim, sizes.value_dim)

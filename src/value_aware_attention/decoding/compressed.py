@@ -90,7 +90,8 @@ def compressed_cache(
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
-            >= 2. Sinks and recent keys are kept even if they exceed it; for a prompt it warns.
+            >= 2. Sinks and recent keys are kept even if they exceed it; a warning says so if they do in a
+            whole prompt.
         bits: 8 rounds kept keys and values to int8, with a scale for each; later keys keep all
             bits. None: none is rounded. Not with `every` or gradients.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
@@ -256,7 +257,7 @@ class Compression(Context):
         kernel = self.kernel(module, scaling)
         if isinstance(layer, KeptLayer) and layer.is_filled:
             check_unchanged(module, layer, key, value)
-            # An identity is told by the object, which the third entry keeps from being freed.
+            # Objects are compared by identity; the third entry keeps them from being freed.
             call = layer.later, dropout, id(attention_mask), *options, *map(id, options.values())
             if self.last is None or self.last[0] != call:  # else another layer of this pass did it
                 check_call(dropout, options)

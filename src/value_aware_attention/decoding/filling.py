@@ -171,7 +171,7 @@ class Choices:
         return f"{name}, {', '.join(f'{x}={option!r}' for x, option in options.items())}"
 
     def kept_of(self, tokens: int) -> int:
-        """Returns r for a text with this many tokens, without what is always kept."""
+        """Returns r for a text with this many tokens, if no key were always kept."""
         return min(self.keep, tokens) if isinstance(self.keep, int) else round(self.keep * tokens)
 
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
@@ -221,7 +221,7 @@ class Context:
     """Holds the state that a model's layers share within a `compressed_cache`.
 
     Attributes:
-        asked: The choices to make; for a loaded cache, the text of those that were made.
+        asked: The choices to make; for a loaded cache, the text of the choices that were made.
         numbers: The index of each layer in the model.
         filling: The cache that a pass is filling or has filled; None between passes.
         is_chunked: True while `generate` reads a prompt in chunks.
@@ -245,7 +245,7 @@ class Context:
 
     @property
     def choices(self) -> Choices:
-        """Returns how keys are chosen; ValueError for a loaded cache, beside which none is made."""
+        """Returns how keys are chosen; ValueError for a loaded cache, within which none can be."""
         if isinstance(self.asked, str):
             raise ValueError(
                 "within load_compressed a model reads the loaded cache alone; give it as "
@@ -319,8 +319,8 @@ class Prompt:
 
 
 Prepared = tuple[Parts, list[tuple[AfterPrefix, Tensor, Any]]]
-"""A layer's texts without padding; for each part who chooses, the pool of keys, and the choice, or
-only the keys' ranking if those of all layers are chosen together"""
+"""A layer's texts without padding; for each part its `AfterPrefix`, the pool of keys, and the
+choice, or only the ranking if the keys of all layers are chosen together"""
 
 
 def prepared(
@@ -357,7 +357,7 @@ def choose_again(prompts: Sequence[Prompt], layers: Sequence[GrowingLayer]) -> l
     """Makes the next choice of layers that choose together, before the next token is read."""
     begun, first, choices = seconds_now(), layers[0], prompts[0].context.choices
     start, floor = first.prefix + first.every, choices.options["floor"]
-    number = choices.keep if isinstance(choices.keep, int) else 0  # which a short text grows to
+    number = choices.keep if isinstance(choices.keep, int) else 0  # a short text grows to this r
     share = first.share.clamp_min(min(number, start))
     after = {r: choices.after(start, r, floor=min(floor, r)) for r in share.unique().tolist()}
     pools, ranked = joined_pools([x.at for x in layers], range(first.prefix, start)), []
@@ -385,12 +385,12 @@ class Filling:
         self.prompts: dict[int, Prompt] = {}  # by layer index in the cache
         self.kept: dict[int, KeptLayer] = {}
         self.after: dict[int, AfterPrefix] = {}  # by number of tokens in a text
-        self.prepared: dict[int, Prepared] = {}  # by layer, as are
+        self.prepared: dict[int, Prepared] = {}  # by layer, like the queries
         self.queries: dict[int, Tensor] = {}  # if keys are chosen again
-        self.lengths: list[int] = []  # of the texts
+        self.lengths: list[int] = []  # lengths of the texts
         self.bytes_before, self.watch = 0, Stopwatch()
         self.refusals: Collected = []
-        self.shared: dict[Hashable, Tensor] = {}  # by the layers, while they choose
+        self.shared: dict[Hashable, Tensor] = {}  # shared by the layers while they choose
 
     def observe(self, place: int) -> None:
         """Chooses a layer's keys, or only ranks them if those of all layers are chosen together."""

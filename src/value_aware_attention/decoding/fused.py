@@ -26,9 +26,9 @@ _TRUSTED: dict[torch.device, bool] = {}
 def trusted(
     device: torch.device, compute: Callable[[], Tensor | None], reference: Callable[[], Tensor]
 ) -> Tensor | None:
-    """Returns what `compute` does, unless its first result on a device was not the reference's.
+    """Returns the result of `compute`, unless its first result on a device was wrong.
 
-    It then returns None ever after, with one warning. Half precision may differ by 5%.
+    It then warns once, and returns None from then on. Half precision may differ by 5%.
     """
     if not _TRUSTED.get(device, True):
         return None
@@ -74,7 +74,7 @@ def padded(
     heads, shape = key.shape[1], query.shape[:3]
     rows, mask = query.unflatten(1, (heads, -1)).flatten(2, 3), None
     if bias is not None or pairs is not None:
-        hidden = torch.finfo(query.dtype).min  # of -inf alone fused attention would make NaN
+        hidden = torch.finfo(query.dtype).min  # fused attention gives NaN for a row of -inf
         mask = query.new_zeros(*shape, key.shape[2])
         if bias is not None:
             of_group = bias.clamp_min(hidden).repeat_interleave(shape[1] // heads, dim=1)
@@ -92,9 +92,9 @@ def of_sequences(
 ) -> Float[Tensor, "B heads 1 V"] | None:
     """Computes attention over the pages and the first `later` later keys of a room, in one call.
 
-    The two places of each cache are two sequences for the same queries, the query heads of its
-    group; their outputs are averaged by their sums of weights. Returns None where `varlen_attn`
-    does not run, for keys with log-weights, and for several tokens.
+    The pages and the later keys of each cache are two sequences for the same queries, the query
+    heads of its group. Their outputs are averaged by their sums of weights. Returns None where
+    `varlen_attn` does not run, for keys with log-weights, and for several tokens.
     """
     if (
         type(kernel) is not Exponential

@@ -66,9 +66,9 @@ class KeptLayer(DynamicLayer):
             self.keys, self.values = (x[:, :, :0].clone() for x in (held.key, held.value))
 
     def is_even(self, counts: Sequence[int], slots: int) -> bool:
-        """Returns whether `keys` stores the kept keys: no cache has an unused slot, or few have.
+        """Returns whether `keys` stores the kept keys, because no slots or only few are unused.
 
-        The few are padding for the fused attention of a GPU.
+        The few pad the heads for the fused attention of a GPU.
         """
         waste = fused.WASTE if fused.is_fused(self.counts) else 0.0
         return sum(counts) >= (1 - waste) * len(counts) * slots
@@ -100,7 +100,7 @@ class KeptLayer(DynamicLayer):
                 "another model; a model can read it only within that context"
             )
         if not self.is_filled or torch.is_grad_enabled() or key_states.dtype != self.dtype:
-            self.room = None  # of keys with gradients none may be overwritten
+            self.room = None  # keys with gradients may not be overwritten
             return super().update(key_states, value_states, *args, **options)
         key, value = filled(self)
         length, tokens = key.shape[2], key_states.shape[2]
@@ -257,8 +257,8 @@ class GrowingLayer(KeptLayer):
 
     It makes the same choices as `caches.AfterPrefix` with this `every`, each before the first query
     after the `every` tokens. Layers that share a budget choose together, before the first of them
-    reads the next call. A call that brings tokens on both sides of a choice is then read over the
-    older keys; with a budget of its own a layer chooses within the call. So a layer holds at most
+    reads the next call. If a call has tokens on both sides of a choice, they then attend to the
+    older keys. A layer with its own budget chooses within the call. So a layer holds at most
     `every` later keys, plus those of one call.
 
     Attributes:
@@ -351,7 +351,7 @@ class GrowingLayer(KeptLayer):
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries, keys and values before the next choice, at their positions.
 
-        Zeros are in the place of those that are not held.
+        Those that are not held are zeros.
         """
         start, rest = self.prefix + self.every, self.later - self.every
         query = self.query[:, :, : self.query.shape[2] - rest]

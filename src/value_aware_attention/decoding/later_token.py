@@ -1,7 +1,7 @@
 """Computes attention of a few later tokens with later_token.cpp, compiled on first use.
 
 It serves the exponential kernel in fp32 on a CPU, without gradients, on as many threads as torch
-uses. Everything else, and a machine without a compiler, is served in torch.
+uses. Everything else is computed in torch, as is everything on a machine without a compiler.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ def attend(
     bias: Float[Tensor, "B H R"] | None,
     slots: int,
 ) -> Float[Tensor, "B heads N V"] | None:
-    """Computes `KeptLayer.attend`; returns None where torch has to."""
+    """Computes `KeptLayer.attend`; returns None if torch has to compute it."""
     stored = () if pages is None or pages.scale is not None else (pages.key, pages.value)
     if (
         not _is_served(kernel, query, key, value, *stored)

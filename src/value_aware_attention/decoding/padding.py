@@ -32,9 +32,9 @@ class Parts:
         """Splits by padding and, if `share` is passed, by the number of keys that a text keeps.
 
         A key that no query of a text sees is padding. Texts without tokens before `start` have no
-        keys to keep and are left out. The device is waited for once.
+        keys to keep and are left out. This waits for the device once.
         """
-        if call.attn_mask is None and share is None:  # asks a GPU nothing
+        if call.attn_mask is None and share is None:  # does not wait for a GPU
             return cls(None, None)
         visible = (
             call.key.new_ones(1, 1, call.keys, dtype=torch.bool)
@@ -65,17 +65,17 @@ class Parts:
     ) -> Iterator[Part]:
         """Yields each part, with its keys from a pool before `start`.
 
-        Places of -1 in a pool are no key. Those that all caches of a part have are left out, unless
-        the layer is not alone: pools of several layers stay equally wide.
+        A place of -1 in a pool has no key. Places without a key in all caches of a part are left
+        out, unless several layers choose together: their pools stay equally wide.
         """
         if self.places is None:
             yield call, pool, start
         for texts, tokens, before in self.places or ():
-            rank = torch.full((call.keys + 1,), -1, device=tokens.device)  # the last is of -1
+            rank = torch.full((call.keys + 1,), -1, device=tokens.device)  # the last for -1
             rank[tokens] = torch.arange(len(tokens), device=tokens.device)
             ranks = rank[_of_texts(pool, texts, call)].sort(dim=-1).values
             hidden = start - before
-            if pool.shape[-1] < start:  # it lacks the keys that were dropped
+            if pool.shape[-1] < start:  # the pool lacks dropped keys
                 hidden = int((ranks < 0).sum(dim=-1).min()) if is_alone else 0
             yield _cut(call, texts, tokens), ranks[..., hidden:], before
 
@@ -130,7 +130,7 @@ def _cut(call: Call, texts: Int[Tensor, " T"], tokens: Int[Tensor, " n"]) -> Cal
         layer = replace(layer, repeated=(query_again, key_again, value_again))
     if layer.projection is not None:
         layer = replace(layer, projection=_of_texts(layer.projection, texts, call))
-    # a mask of each text's keys alone is what the parts come from
+    # the parts come from a mask of this kind, of each text's keys alone
     is_of_keys = mask is not None and call.key.ndim > 3 and mask.shape[1:-1].numel() == 1
     is_open = mask is None or is_of_keys or bool(mask.all())
     return replace(

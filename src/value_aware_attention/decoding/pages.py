@@ -1,4 +1,4 @@
-"""Holds the kept keys of a layer's caches, of which each may keep another number."""
+"""Holds the kept keys of a layer's caches, which may keep different numbers of keys."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -250,7 +250,7 @@ class Slots:
     def on_host(self) -> tuple[list[int], bool]:
         """Returns the number of keys of each cache, and whether one has a log-weight other than 0.
 
-        Where the choice does not tell, the device is waited for once.
+        If the choice does not say, this waits for the device once.
         """
         if self.sizes is not None:
             return self.sizes, False

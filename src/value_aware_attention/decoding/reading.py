@@ -131,7 +131,7 @@ class SharedReading:
 
     @contextmanager
     def _over(self, choices: Sequence[KeptKeys]) -> Iterator[Callable[[Tensor], Tensor]]:
-        """Yields what reads further tokens after the kept keys of each layer, and gives logits."""
+        """Yields a function that reads further tokens over the kept keys, and returns logits."""
         cache = DynamicCache()
         for call in self.all_calls:
             cache.layers.append(layer := DynamicLayer())
@@ -173,13 +173,13 @@ def logits_after(
     *,
     attention_mask: Int[Tensor, "B N"] | None = None,
 ) -> Float[Tensor, "B n E"]:
-    """Computes the logits of the tokens after `prefix`, which read it from a cache.
+    """Computes the logits of the tokens after `prefix`, which attend to it through a cache.
 
-    Within `compressed_cache` they read the keys that it kept of the first `prefix` tokens, where
-    one pass over all tokens would be exact; elsewhere they equal those of that pass. To score a
-    continuation, let the last token of its context be the first after `prefix`, since its logits
-    predict the continuation's first token. Texts of unequal length are padded on the left. Raises
-    ValueError unless 0 < prefix < N.
+    Within `compressed_cache` these tokens see the keys that it kept of the first `prefix` tokens; a
+    single pass over all tokens would be exact. Elsewhere the logits equal those of a single pass.
+    To score a continuation, let the last token of its context be the first after `prefix`, since
+    its logits predict the continuation's first token. Texts of unequal length are padded on the
+    left. Raises ValueError unless 0 < prefix < N.
     """
     tokens = input_ids.shape[1]
     if not 0 < prefix < tokens:

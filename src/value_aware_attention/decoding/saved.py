@@ -26,7 +26,7 @@ from value_aware_attention.hugging_face.layers import layer_kernel
 
 FORMAT = 2  # version of the file format; keys in int8 came with 2
 HEADER = "value_aware_attention"  # a single entry of metadata, since several have no fixed order
-# what makes a layer, and pages, which some layers have
+# what a layer consists of, and the pages of some layers
 LAYER_STATE: dict[type, tuple[str, ...]] = {
     KeptLayer: ("prefix", "slots", "keys", "values", "counts", "bias", "indices", "visible"),
     DynamicSlidingWindowLayer: ("keys", "values", "cumulative_length"),
@@ -46,9 +46,9 @@ def save_compressed(cache: Cache, path: Path | str) -> None:
     identifies the model by its config, its dtype and the sha256 of its weights. The same cache
     gives the same bytes. The file appears whole or not at all.
 
-    Raises ValueError for a cache without compressed layers, with `every`, whose later choices need
-    the method, with other layers than those of full attention and of windows, and for one that a
-    call has left half read; DiskFull if there is no space left.
+    Raises ValueError for a cache without compressed layers; with `every`, whose later choices need
+    the method; with layers other than full attention and windows; and after an interrupted call.
+    Raises DiskFull if there is no space left.
     """
     prompt = _prompt_of(cache)
     states = [_state(place, layer) for place, layer in enumerate(cache.layers)]
@@ -80,15 +80,15 @@ def load_compressed(path: Path | str, model: PreTrainedModel) -> Iterator[Dynami
         with hugging_face.load_compressed("context.safetensors", model) as cache:
             model(question, past_key_values=copy.deepcopy(cache))
 
-    Logits are those of the cache that was saved. The prompt is not read, and no code that the file
+    The logits equal those of the saved cache. The prompt is not read, and no code that the file
     names is run. A call adds its tokens to the cache, so each question starts from a copy; a batch
-    of questions needs `batch_repeat_interleave` of a copy. Two attributes come with the cache:
+    of questions needs `batch_repeat_interleave` of a copy. The cache has two more attributes:
     `asked`, the method and its options as text, and `attention_mask` (texts, tokens seen), 0 for
     padding, to which the mask of a call adds a column for each new token.
 
     Raises ValueError for a model with another config, dtype or other weights, for a file that is
-    damaged, foreign or of a newer format, and where `compressed_cache` cannot be opened. Within the
-    context it is raised for any other cache.
+    damaged, foreign or of a newer format, and if `compressed_cache` cannot be opened. Within the
+    context, any other cache raises it too.
     """
     header, tensors = _read(path)
     context = Compression(model, header["asked"])
@@ -124,7 +124,7 @@ def _prompt_of(cache: Cache) -> Prompt:
 
 
 def _state(place: int, layer: object) -> dict[str, Any]:
-    """Returns what makes a layer; ValueError for a kind of layer that is not saved."""
+    """Returns the parts of a layer; ValueError for a kind of layer that is not saved."""
     if type(layer) not in LAYER_STATE:
         raise ValueError(
             f"layer {place} is a {type(layer).__name__}; compressed layers and layers with windows "

@@ -37,7 +37,7 @@ class SharingMethod(Protocol):
     def __call__(self, **call: object) -> Tensor: ...
 
     def starts(self, keys: int) -> Sequence[int]:
-        """Returns the first row after each choice in a text of so many keys."""
+        """Returns the first row after each choice in a text with this many keys."""
 
     def choose_ways(self, calls: Collection[Arguments]) -> Sequence[Sequence[Kept]]:
         """Makes the next choice for every layer, in one or two ways to be compared by the model's

@@ -41,10 +41,10 @@ Numbers = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """Holds a prompt and its continuation, of which the last tokens are predicted.
+    """Holds a prompt and its continuation, whose last tokens are predicted.
 
     Attributes:
-        tokens: Of both.
+        tokens: Tokens of both.
         prefix: Tokens of the prompt.
         answer: Place of the first token that is predicted, above `prefix`.
     """
@@ -59,7 +59,7 @@ class CacheSetting:
     """A cache to be measured.
 
     Attributes:
-        keep: Share of the keys that it is said to keep. None: r of the keys it chooses from.
+        keep: Share of the keys, for records. None: r divided by the number of keys to choose from.
         gaps: True: its four gaps are measured, by layer and head.
     """
 
@@ -70,7 +70,7 @@ class CacheSetting:
 
     @property
     def named(self) -> dict[str, Any]:
-        """Names it in a record; a method that looks at no query observes 0 rows of nothing."""
+        """Names it in a record; a method that looks at no query has 0 rows of "nothing"."""
         method, rows, observed = self.after.method, self.after.rows, self.after.observed
         if not method.observes:
             rows, observed = 0, "nothing"
@@ -88,9 +88,9 @@ def cache_settings(
 ) -> list[CacheSetting]:
     """Lists every method at every size with every way to observe; `options` are `AfterPrefix`'s.
 
-    A way is what `AfterPrefix` observes, with a number of rows where it has one of its own: "last
-    32". A method that chooses alike whatever the queries is listed once, as observing "nothing".
-    `pools` adds a method with other budgets, such as "layer" or "model", each with its ways.
+    A way is a value of `observed`, which may have its own number of rows: "last 32". A method that
+    ignores the queries is listed once, as observing "nothing". `pools` adds methods with other
+    budgets, such as "layer" or "model", each with its ways.
     """
     settings = []
     for r, (name, build) in product(sizes, methods.items()):
@@ -117,11 +117,11 @@ def measure_caches(
 ) -> CacheRecord:
     """Measures every setting on the texts of a task: losses of the model, errors of its layers.
 
-    Errors are those of each layer on the exact model's queries; losses have the method in all
-    layers: KL(exact || compressed) of the tokens in nats a served position, or without a
-    language-model head 1 - cosine of the last hidden states. A query is served that comes after the
-    prefix; of an encoder, one not observed. Settings may observe different numbers of rows, those
-    of an encoder equal ones. Raises ValueError for others, and for different prefixes.
+    Errors are measured in each layer, on the exact model's queries. Losses are measured with the
+    method in all layers: KL(exact || compressed) in nats per served position, or, without a
+    language-model head, 1 - cosine of the last hidden states. Served queries come after the prefix;
+    in an encoder, they are those not observed. Settings may observe different numbers of rows, but
+    not for an encoder. Raises ValueError otherwise, and for different prefixes.
     """
     first = settings[0].after
     if any(s.after.prefix != first.prefix for s in settings):
@@ -194,10 +194,10 @@ def measure_prompts(
 
 
 class _Reading:
-    """A text that the exact model read once, with which caches are compared.
+    """A text that the exact model read once, for comparing caches with it.
 
-    With `layers` a cache is served by one pass over the whole text, and its errors are measured in
-    every layer; else the continuation alone is read, over the kept keys.
+    With `layers`, one pass over the whole text uses a cache, and its errors are measured in every
+    layer. Otherwise only the continuation is read, over the kept keys.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class _Reading:
     ) -> dict[str, Tensor]:
         """Measures the losses of one pass with the cache, and errors (texts, layers, heads)."""
         after = setting.after
-        # a growing cache chooses again as it is served, an encoder as its layers change
+        # a growing cache chooses again during a pass, an encoder as its layers change
         grows, is_fixed = after.every, after.prefix is not None or after.pool == "model"
         once = {"sinks": 0, "recent": 0, "pool": None}
         methods = [after if grows else after.like(Given(choice), **once) for choice in choices]
@@ -268,7 +268,7 @@ class _Reading:
         """Compares predictions, or hidden states, with the exact model's, for each text."""
         if output.shape[-1] != vocabulary_size(self.shared.model):
             return {"cosine_distance": 1 - cosine_similarity(output, self.exact, dim=-1).mean(-1)}
-        # below 1e-12 nats caches are not told apart
+        # caches below 1e-12 nats count as equal
         losses = {"kl": kl_from_exact(output, self.exact).mean(-1).clamp_min(1e-12)}
         if self.labels is not None:
             logs = output.log_softmax(dim=-1)
@@ -277,7 +277,7 @@ class _Reading:
         return losses
 
     def _decoding(self, choices: Sequence[KeptKeys]) -> dict[str, Tensor]:
-        """Decodes in the answer's place; the first time with the full cache, for the others."""
+        """Decodes in place of the answer; the first call has the full cache, as the reference."""
         assert self.answer is not None
         tokens, seconds = self.shared.decoded(choices, self.answer, self.decoded)
         if self.full_tokens is None:

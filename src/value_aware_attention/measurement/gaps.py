@@ -23,7 +23,7 @@ from value_aware_attention.records.cache_record import CacheGaps
 from value_aware_attention.records.estimate import Array, estimate
 
 SERVED = 64
-"""Queries of each head and text, after a prefix, that errors are measured on, at most"""
+"""Most queries after a prefix, per head and text, on which errors are measured"""
 Sums = Float[Tensor, "B L H"]
 """Squared errors or norms by text, layer and key-value head"""
 REFERENCES = ("observed", "served", "alone", "refitted")
@@ -74,7 +74,7 @@ class ServedQueries:
         )
 
     def best_errors(self, after: AfterPrefix) -> dict[str, Sums]:
-        """Measures each of `REFERENCES` once, searched as the method is or by default."""
+        """Measures each of `REFERENCES` once, with the method's search or the default one."""
         r = after.method.r
         best = ValueAware(r, search=getattr(after.method, "search", "default"))
         methods = {
@@ -96,9 +96,9 @@ class ServedQueries:
 
 @torch.inference_mode()
 def alone_errors(measured: ExactRows, like: AfterPrefix) -> Float[Tensor, "B H"]:
-    """Computes the errors that a set of r keys for each served query alone leaves on it.
+    """Computes the error of each served query with a set of r keys for it alone.
 
-    `like` tells r and which keys are protected.
+    `like` has r and the protected keys.
     """
     best = ValueAware(like.method.r)
     rows = like.rows if like.prefix is None else measured.rows.query.shape[-2]
@@ -109,7 +109,7 @@ def alone_errors(measured: ExactRows, like: AfterPrefix) -> Float[Tensor, "B H"]
 
 
 def _by_query(observed: Observed) -> Observed:
-    """Gives every observed query a cache of its own."""
+    """Gives every observed query its own cache."""
     rows = (*observed.batch, observed.query[..., 0].flatten(-2).shape[-1])
     visible, beside = observed.visible, observed.beside
 

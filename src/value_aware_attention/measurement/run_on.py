@@ -17,7 +17,7 @@ from value_aware_attention.records.record import RunOn
 def run_on(device: str = "cpu") -> RunOn:
     """Describes hardware and versions, without naming a machine or a time.
 
-    `device` is the one that computes; its solver's engine is named.
+    `device` is the one that computes; the description names its solver's engine.
     """
     used = processor()
     versions = {"python": platform.python_version()}

@@ -45,7 +45,7 @@ def code_hashes(
 
 @cache
 def _tree(source: bytes) -> ast.Module:
-    """Parses source without what runs nothing: texts, dots of stubs, imports for types alone."""
+    """Parses source, without docstrings, dots of stubs and imports for types alone."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
@@ -163,7 +163,7 @@ class RecordCache:
         A file that changed after writing is removed, with a line in the log, and its record is
         computed again. Raises ValueError, storing nothing, for a record with NaN or infinity.
         """
-        # it brings torch, which the hashes of code do without
+        # imports torch, which hashes of code do not need
         from value_aware_attention.distributed import broadcast, is_first
 
         name = sha256(json.dumps(self.identity | dict(key), sort_keys=True).encode()).hexdigest()

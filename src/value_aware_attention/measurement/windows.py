@@ -73,8 +73,9 @@ def text_windows(
     """Takes at most `windows` windows of `length` tokens, evenly spaced or drawn with `seed`.
 
     The tokens of all `texts` are cut one after the other; a rest shorter than a window is left out.
-    Each window gets the tokenizer's special tokens around it. Not `closed` leaves out those at its
-    end, for models that continue a text. Raises ValueError if the text is empty or fills no window.
+    Each window gets the tokenizer's special tokens around it. `closed` False leaves out those at
+    its end, for models that continue a text. Raises ValueError if the text is empty or fills no
+    window.
     """
     if windows is not None:
         check_at_least(1, windows=windows)
@@ -115,8 +116,8 @@ def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Finds the special tokens that the tokenizer puts before and after a text.
 
-    It tokenizes a word, if need be one of the vocabulary: a tokenizer may drop the text, and then
-    tokens before and after it look alike.
+    It tokenizes a word, if necessary one of the vocabulary: if a tokenizer drops the text, tokens
+    before and after it look alike.
     """
     for word in chain("aA0", islice(tokenizer.get_vocab(), 1000)):
         with suppress(Exception):  # from Rust, for a tokenizer without a token for unknown words

@@ -52,7 +52,7 @@ def value_aware() -> None:
         "model need on a text; models: fetches models that have names here; explain: which keys "
         "heads keep for each token of a sentence, as a page",
     )  # fmt: skip
-    made.add_argument("options", nargs=REMAINDER, metavar="...", help="of the command")
+    made.add_argument("options", nargs=REMAINDER, metavar="...", help="options of the command")
     given = made.parse_args()
     if given.command not in commands:
         made.error(
@@ -100,25 +100,25 @@ def parser(prog: str) -> ArgumentParser:
         "an installed package, a name on the Hugging Face hub, or a probe's record (.json)",
     )  # fmt: skip
     made.add_argument("--text", metavar="FILE", help="texts in UTF-8: a file, a folder or a glob")
-    made.add_argument("--tokenizer", metavar="FOLDER", help="where the model's own has none")
+    made.add_argument("--tokenizer", metavar="FOLDER", help="if the model's folder has none")
     made.add_argument(
         "--windows", type=int, default=8, help="number of windows, evenly spaced in the text (8)"
     )
     made.add_argument("--length", type=int, help="tokens of a window (512, or all positions)")
     made.add_argument("--rows", type=int, default=32, help="queries of a head and window (32)")
-    made.add_argument("--search", choices=SEARCHES, default="default", help="of value-aware keys")
+    made.add_argument("--search", choices=SEARCHES, default="default", help="effort of searching")
     made.add_argument("--sizes", type=int, nargs="+", help="numbers of keys (1, 2, 4, ...)")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"),
-        help="of the weights (the checkpoint's own)",
+        help="type of the weights (the checkpoint's own)",
     )  # fmt: skip
     made.add_argument("--no-control", action="store_true", help="leave out random weights")
-    made.add_argument("--caches", action="store_true", help="also methods that compress a cache")
+    made.add_argument("--caches", action="store_true", help="also measure cache methods")
     made.add_argument(
         "--cache", metavar="FOLDER", help="intermediate results, to resume a stopped probe"
     )
-    made.add_argument("--json", metavar="FILE", help="write the record of the one model there")
+    made.add_argument("--json", metavar="FILE", help="write the record of the model here")
     return made
 
 

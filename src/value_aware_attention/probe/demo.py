@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None, prog: str = "value-aware demo") -> 
         "What is lost, by how these are chosen? Random weights are the control.",
         epilog="The encoder is all-MiniLM-L6-v2, of an installed package. Nothing is downloaded.",
     ).parse_args(arguments)
-    from value_aware_attention import measurement, probe  # they bring torch
+    from value_aware_attention import measurement, probe  # they import torch
     from value_aware_attention.approximations import OptimalValueOblivious
     from value_aware_attention.measurement.control import random_weights
 

@@ -112,8 +112,8 @@ class CacheRecord(JsonRecord):
         text: Name of the text that they are cut from; `description` has its title and licence.
         prefix: Tokens of a prompt, whose keys are chosen from. None: all keys of an encoder.
         length: Tokens of a window, where there are no prompts.
-        begins_with_bos: True: each prompt begins with BOS, a key that may be kept or given up.
-        gaps: Of caches that keep equally many keys in every head, where they were asked for.
+        begins_with_bos: True: each prompt begins with BOS, a key that may be kept or dropped.
+        gaps: Gaps of caches that keep equally many keys in every head, if requested.
     """
 
     version: ClassVar[int] = 1

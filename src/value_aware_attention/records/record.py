@@ -67,7 +67,7 @@ class JsonRecord:
 
 
 def _written(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    # without these, which say nothing, records stay as they were before there were such fields
+    # leaves out values without information, so that records equal those of older versions
     return dict(x for x in items if x not in [("begins_with_bos", False), ("bits_a_weight", None)])
 
 

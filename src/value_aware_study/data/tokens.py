@@ -47,12 +47,13 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenizes `sources` of a corpus once; returns the counts per source and split.
 
-    `sources` has the most instances of each by split; None, or no such split, is all. `build` makes
-    the tokenizer from the training texts, or loads one. `stream_folder` gets one stream per split,
-    <split>.npy, for a causal LM. Its evaluation text stays in order; with `score_first` it starts
-    with `</s>`, as fairseq's does, so that its first token is a target too. `instance_folder` gets
-    <length>/<source>/<split>.npy for a masked LM, and <length>/validation.npy of all sources. Both
-    get tokenizer/, a Hugging Face folder. Temporary Arrow files lie in `scratch`.
+    `sources` has the largest number of instances of each by split; None, or a missing split, is
+    all. `build` makes the tokenizer from the training texts, or loads one. `stream_folder` gets one
+    stream per split, <split>.npy, for a causal LM. Its evaluation text stays in order; with
+    `score_first` it starts with `</s>`, as fairseq's does, so that its first token is a target too.
+    `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
+    <length>/validation.npy of all sources. Both get tokenizer/, a Hugging Face folder. Temporary
+    Arrow files lie in `scratch`.
     """
     _check_written(corpus, sources)
     tokenizer = build(

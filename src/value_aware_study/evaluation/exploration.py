@@ -14,7 +14,7 @@ WHOLE = 100
 
 
 class Kept(NamedTuple):
-    """The vectors that a method keeps for one query: keys, and the mean where it may be one.
+    """The vectors that a method keeps for one query: keys, and the mean if it may be one.
 
     In JSON it is an array of four, or of three in records from before the mean.
 
@@ -69,7 +69,7 @@ class Model:
     def median_errors(self, size: int) -> list[float]:
         """Returns the median error over all queries, by method; `size` is an index of `sizes`.
 
-        There are as many as the model was recorded with.
+        The result has the methods that the model was recorded with.
         """
         queries = [query.kept[size] for head in self.heads for query in head.queries]
         errors = (
@@ -104,7 +104,7 @@ class Exploration:
         )
 
     def joins(self, other: "Exploration") -> bool:
-        """Tells whether sizes are equal, and one has the other's methods or more behind them."""
+        """Tells whether sizes are equal, and the methods of one begin with the other's."""
         common = min(len(self.methods), len(other.methods))
         return (self.sizes, self.methods[:common]) == (other.sizes, other.methods[:common])
 
@@ -113,7 +113,7 @@ class Exploration:
 
     @classmethod
     def of(cls, explorations: Sequence["Exploration"]) -> "Exploration":
-        """Joins explorations. Raises ValueError for two of which neither `joins` the other."""
+        """Joins explorations. Raises ValueError if neither of two `joins` the other."""
         longest = max(explorations, key=lambda exploration: len(exploration.methods))
         for other in explorations:
             if not longest.joins(other):

@@ -11,19 +11,19 @@ from value_aware_study.report.words import grouped, plain_text, plural
 
 NOT_THE_SAME_EXPERIMENT = "Compare the order of the methods and the ratios, not the levels."
 INTERVAL = (
-    "95% intervals cover text and training; of one training, and of a pretrained model, text alone."
+    "95% intervals cover text and training; for one training or a pretrained model, text alone."
 )
 OPTIMAL = (
     "OVO keeps the r largest attention weights, renormalised; OVA is the mixture of at most r "
     "values that is nearest to the exact output."
 )
 BEST_FOUND = (
-    "OVA is proved optimal at r = 1 and from head size + 1 on; between, its error is the best "
-    "found, an upper bound."
+    "OVA is proved optimal at r = 1 and from head size + 1 on; between the two, its error is an "
+    "upper bound."
 )
 BASELINES = (
-    "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step. "
-    "α|v| and CAOTE score keys by weight and value."
+    "OVO keys + optimal weights and OVA keys + attention weights are the two halves of the step "
+    "from OVO to OVA. α|v| and CAOTE score keys by weight and value."
 )
 OUTPUT_ERROR = "Output error: |o − õ|² over |o|², each summed over queries, heads and layers."
 DIRECTION = "Cosine of õ and o, and the length of õ over that of o, are means over layers."
@@ -31,9 +31,9 @@ MATCH = (
     "Matching keys: the fewest keys by weight (OVO) whose pooled output error is at most that of r "
     "value-aware keys (OVA). Intervals are over windows or sequences."
 )
-MATCH_OF_QUERIES = "Median and quartiles are over queries, each matched by itself."
+MATCH_OF_QUERIES = "Median and quartiles are over queries, each matched alone."
 CONSERVATIVE = "So the counts are conservative."
-DRAWS = "Random methods are means over seeds; the range over seeds is given apart."
+DRAWS = "Random methods are means over seeds; the range over seeds stands beside."
 PALE = "; pale: single trainings"
 SEEDS = f"LSH and ORF are random. {DRAWS}"
 NOT_JOINED = "Curves of fewer than three settings are not joined."
@@ -117,8 +117,8 @@ def probed_on(record: Record) -> str:
     text, errors = record.text, record.attention[0].output_error
     rows = errors.rows // (errors.heads * errors.units)
     causal = (
-        " A causal query sees its past alone: rows at all positions count alike, and one that sees "
-        "no more keys than are kept is exact with either method."
+        " A causal query sees only its past. All positions count alike; a query that sees no more "
+        "keys than are kept is exact with either method."
     )
     return (
         f"{record.model} ({record.architecture}, {errors.layers} layers of {errors.heads} heads of "

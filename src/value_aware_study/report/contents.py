@@ -29,7 +29,7 @@ from value_aware_study.report.page import write_page
 
 READ = (
     "At one number of keys, the distance between the two choices is what choosing by weight loses. "
-    "In the maps a bright cell is a head that needs many keys, or that few keys serve badly."
+    "In the maps, a bright cell is a head that needs many keys, or has a large error with few."
 )
 HOW_LEAD, HOW_TITLE = (
     "The models, the text and the machine of this run. A row is one model with exact attention, "
@@ -85,7 +85,7 @@ def report_page(results: Results, origin: str = "") -> Page:
         f"{FOR.get(results.records[0].scale, '')}Keys are chosen by attention weight (OVO: the r "
         "largest, renormalised) or for the attention output (OVA: the convex combination of at "
         "most r values closest to it). Both choices are oracles that look at exact attention: they "
-        "measure what a method could reach, not what it costs.",
+        "show what is possible, not what it costs.",
         [
             _answer(results),
             *before_the_paper,
@@ -206,7 +206,7 @@ def _every_r(results: Results) -> Section:
         "Every r",
         "What is not in the paper: every number of keys, in the model's loss and in the layers' "
         "output. At one number of keys, the distance between OVO and OVA is what choosing for the "
-        "output gains; the further right the two curves meet, the more keys the gain lasts for.",
+        "output gains. The further right the two curves meet, the longer the gain lasts.",
         exhibits,
     )
 
@@ -236,12 +236,12 @@ def survey_section(results: Results) -> Section:
         "Every method of the survey at equal budgets, beside keys chosen by weight (OVO) and the "
         "best keys found for the output (OVA); a mark further left is closer to exact attention.",
         exhibits,
-        f"Left out, of other checkpoints than the evaluation's: {names}."
+        f"Left out, because their checkpoints were not evaluated: {names}."
         * bool(names)
         + f"Its models are those of the published run of scale {results.survey_of}. "
         f"{FOR.get(results.survey_of, '')}"
         * bool(results.survey_of)
-        + " All are of the first training of a model."
+        + " All models are from their first training."
         * bool(results.replicates and not results.survey_of),
         machines,
     )
@@ -268,9 +268,9 @@ def model_section(
     lead = [f"{headline(record).rstrip('.')}.", READ]
     if record.attention[0].post_hoc:
         lead.append(
-            "The model was trained with another kernel than the one measured (post hoc): exact "
-            "attention here is exact attention with that kernel, and the end metric is that of a "
-            "model that never met it."
+            "The model was trained with another kernel than the one measured (post hoc). Exact "
+            "attention here is exact attention with the measured kernel, which the model has never "
+            "met."
         )
     return _section(
         name,
@@ -333,7 +333,7 @@ def write_probe(
         Page(
             f"{record.model}: how many keys its attention needs",
             "Both choices of keys, by attention weight (OVO) and for the output (OVA), look at "
-            "exact attention: they measure what a method could reach, not what it costs.",
+            "exact attention: they show what is possible, not what it costs.",
             [section, Section("how", HOW_TITLE, "; ".join(*section.machines), [])],
         ),
         Path(folder),

@@ -302,7 +302,7 @@ def _mean_of_seeds(rows: Sequence[Row]) -> Row:
 
 
 def _mean_of_trainings(means: Mapping[str, Row], added: Estimate) -> Row:
-    """Averages trainings; the interval is that of the mean added loss over exact attention."""
+    """Averages trainings; the interval is for the mean loss added to exact attention's."""
     row = _mean([*means.values()])
     value, (mean, *ends) = row["value"], vars(added).values()
     low, high = (

@@ -159,7 +159,7 @@ CACHE_COLOURS = {
     "recent": "green",
     "KVzip": "teal",
 }
-"""What chooses a cache's keys, as its name begins -> the colour of that choice; others are grey"""
+"""Beginning of a cache's name, which says what chooses its keys -> colour; others are grey"""
 SHORT_MARK, LONG_MARK = Mark.of("grey", "square"), Mark("var(--ink)", "cross")
 OTHER = Mark.of("grey")
 """The mark of a series without its own"""

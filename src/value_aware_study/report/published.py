@@ -13,7 +13,7 @@ class PublishedCell:
     error: float
 
 
-# Table 1: masked-LM error (percent) of RoBERTa-4096. Its ORF is that of A.1: scaling "paper".
+# Table 1: masked-LM error (percent) of RoBERTa-4096. Its ORF is as in A.1: scaling "paper".
 TABLE_1 = (
     PublishedCell("exact", {}, 24.2),
     PublishedCell("optimal_v_oblivious", {"r": 1}, 96.6),

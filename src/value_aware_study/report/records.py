@@ -27,7 +27,7 @@ REPRODUCE, RESTORE_RESULTS = (
     "restore it (git restore results), or remove it",
 )
 COMPRESSED = ".xz"
-"""What a published record has at the end of its name, after the name of a run's own"""
+"""The suffix of a published record, after the name of a run's own"""
 Numbers = Mapping[str, float | None]
 CURVE_KINDS = {"model": str, "curve": tuple[Numbers, ...], "hyperparameters": Mapping[str, Any]}
 """Kinds of the entries that a report shows of a training."""
@@ -38,9 +38,9 @@ TOKEN_KINDS = {"vocabulary_size": int, "sources": Mapping[str, Mapping[str, Numb
 def read(places: Mapping[str, Path]) -> Results:
     """Reads every record of a run from the folders and files that conf/report.yaml names.
 
-    Evaluations, trainings and the counts of the text are required, other records are read where
-    they are. Raises FileNotFoundError where a required one is missing, and ValueError, naming the
-    file, for a damaged one.
+    Evaluations, trainings and the counts of the text are required, other records are read if they
+    exist. Raises FileNotFoundError if a required one is missing, and ValueError, naming the file,
+    for a damaged one.
     """
     metrics, roots = places["metrics"], (places["records"], places["published"])
     training = [_checked(file, CURVE_KINDS) for file in files_of(metrics / "train")]
@@ -73,9 +73,9 @@ def links_of(citation: Path) -> dict[str, str]:
 
 
 def pretrained(*roots: Path) -> list[Record]:
-    """Reads the records of pretrained models below roots, of which `matching` says the order.
+    """Reads the records of pretrained models below roots, in the order of `matching`.
 
-    Decoders come first, then shorter windows. A small cut is shown where nothing else is there.
+    Decoders come first, then shorter windows. A small cut is shown if there is nothing else.
     """
     records = read_all(Record.from_json, "pretrained/*.json", *roots)
     models = {record.model for name, record in records.items() if not name.endswith("-cut.json")}
@@ -99,7 +99,7 @@ def explorations(explored: Path, *roots: Path) -> list[Exploration]:
     """Reads the tokens that probes and evaluations left for the token explorer.
 
     Evaluations come last, so that they replace probes in `Exploration.labelled`. Published tokens
-    are left out if the run's own do not join them, having other sizes or methods.
+    are left out if the run's own have other sizes or methods and do not join them.
     """
     probes, evaluations = matching("probe/*/explorer.json", *roots), matching("*.json", explored)
     by_file = {
@@ -148,9 +148,9 @@ def matching(pattern: str, *roots: Path) -> dict[str, Path]:
 def read_folder(folder: Path | str) -> list[Record]:
     """Reads the evaluation records of a folder, in the order of their files' names.
 
-    Raises FileNotFoundError for a folder without records; ValueError, naming the files, where
-    their scales or corpora differ, where one is of another schema version or damaged, or where two
-    are of one model.
+    Raises FileNotFoundError for a folder without records; ValueError, naming the files, if their
+    scales or corpora differ, if one has another schema version or is damaged, or if two have one
+    model.
     """
     records = {str(file): _parsed(Record.from_json, file) for file in files_of(folder)}
     _check_alike("scales", {name: record.scale for name, record in records.items()})
@@ -164,14 +164,14 @@ def read_folder(folder: Path | str) -> list[Record]:
 
 
 def files_of(folder: Path | str) -> list[Path]:
-    """Returns a folder's JSON files by name; raises FileNotFoundError where there are none."""
+    """Returns a folder's JSON files by name; raises FileNotFoundError if there are none."""
     if files := [*matching("*.json", Path(folder)).values()]:
         return files
     raise FileNotFoundError(f"{folder} holds no records; run dvc repro first")
 
 
 def _parsed(parse: Callable[[str, str], Parsed], file: Path) -> Parsed:
-    """Parses a file; raises ValueError, with the file's name and a remedy, where it is damaged."""
+    """Parses a file; raises ValueError, with the file's name and a remedy, if it is damaged."""
     is_published = file.suffix == COMPRESSED
     with reading(file, RESTORE_RESULTS if is_published else REPRODUCE):
         content = file.read_bytes()
@@ -216,7 +216,7 @@ def _checked(file: Path, kinds: Mapping[str, Any]) -> Row:
 
 
 def _check_alike(what: str, values: Mapping[str, str]) -> None:
-    """Raises ValueError, naming the files, where they do not all have the same value."""
+    """Raises ValueError, naming the files, if they do not all have the same value."""
     if len(names := grouped((value, name) for name, value in values.items())) > 1:
         different = "; ".join(f"{value!r}: {', '.join(files)}" for value, files in names.items())
         raise ValueError(f"the records of a report have one of its {what}, these have {different}")

@@ -33,7 +33,7 @@ UNHELPFUL = "|".join(
     (
         r".*does not have many workers.*",
         r".*is smaller than the logging interval.*",
-        r".*your dataloader is not resumable.*",  # it is: `_Items` starts after the steps taken
+        r".*your dataloader is not resumable.*",  # `_Items` starts after the steps taken
         r".*`isinstance\(treespec, LeafSpec\)` is deprecated.*",
     )
 )
@@ -119,8 +119,8 @@ def _trainer(
 ) -> Trainer:
     """Builds Lightning's Trainer, without what this module does itself.
 
-    Raises ValueError for an argument that it does not have, or that is not the user's to choose,
-    and for devices that are not there.
+    Raises ValueError for an argument that it lacks or that users may not set, and for missing
+    devices.
     """
     for name in ("pytorch_lightning", "lightning.pytorch", "lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -132,8 +132,8 @@ def _trainer(
     logger = options.pop("logger", None) or False  # Lightning takes None for a logger of its own
     plugins: list[Any] = [checkpoint.files]
     if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
-        # by itself it would queue the job again and continue from a file of its own, whose step
-        # and settings nobody compares; here a restarted run finds its last checkpoint
+        # Lightning would queue the job again and continue from its own file, without comparing step
+        # and settings; here a restarted run finds its last checkpoint
         plugins.append(SLURMEnvironment(auto_requeue=False))
     try:
         lightning = Trainer(

@@ -224,7 +224,7 @@ class LanguageModeling(LightningModule):
     def _log_values(self, values: dict[str, float]) -> None:
         for logger in self.loggers:
             logger.log_metrics(values, step=self.trainer.global_step)
-        ends = ("/loss", "/perplexity", "/error", "/tokens_per_second")  # of what the progress has
+        ends = ("/loss", "/perplexity", "/error", "/tokens_per_second")  # kinds of progress numbers
         self.latest |= {name: value for name, value in values.items() if name.endswith(ends)}
 
 

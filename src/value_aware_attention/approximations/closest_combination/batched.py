@@ -13,9 +13,9 @@ same operations on tensors of the same shape, so that a GPU never waits for the 
 for the number of live rows once in several rounds. Once finished rows exceed three tenths of the
 batch, the others are gathered into a smaller batch.
 
-Where the keys are given, a row begins with all of them at once. The Cholesky factor of their Gram
-matrix in fp64 shows which weights are negative. Rounds follow only where there are some, or where
-atoms nearly depend on each other.
+If the keys are given, a row begins with all of them at once. The Cholesky factor of their Gram
+matrix in fp64 shows which weights are negative. Rounds follow only if there are some, or if atoms
+nearly depend on each other.
 """
 
 from collections.abc import Iterator
@@ -136,8 +136,9 @@ class _ActiveSets:
     ) -> Bool[Tensor, "B 1 1"]:
         """Takes all usable atoms in place of the first set, less those of negative weight.
 
-        Rows keep their set if atoms nearly depend on each other. The Gram matrix is one of fp64, as
-        its factor has half the digits. Returns the rows that use all these atoms, which is optimal.
+        Rows keep their set if atoms nearly depend on each other. The Gram matrix is in fp64,
+        because its factor has half the digits. Returns the rows that use all these atoms, which is
+        optimal.
         """
         # in units of the lift, or the squares of atoms that are all almost 0 would underflow
         lifted = pad(atoms.double() / self.lift.double(), (0, 1), value=1.0)
@@ -261,7 +262,7 @@ def _each(x: Tensor) -> Int[Tensor, " B"]:
 class _BestSets:
     """Holds the best set of every size, or, if `sizes` is 1, the best of all sizes up to r.
 
-    The last column and the last size take what is to be forgotten.
+    Sets to discard are written to the last column and the last size.
     """
 
     def __init__(self, rows: int, sizes: int, r: int, slots: int, like: Tensor) -> None:
@@ -352,7 +353,7 @@ class _Rows:
     def with_mean(self, mean: Float[Tensor, "B 1 V"]) -> "_Rows":
         """Returns two rows of each query, as neighbours, so that one search serves both.
 
-        The second has a vector of its own as last candidate.
+        The second has its own vector as last candidate.
         """
         rows = copy(self)
         distance = (mean - self.output).square().sum(-1, keepdim=True)
@@ -411,7 +412,7 @@ class _Rows:
     def steepest(self, descent: Float[Tensor, "B 1 P"]) -> tuple[Tensor, Tensor]:
         """Finds slope (B, 1, C), descent / ||v - o||, and key of the steepest of every group.
 
-        The mean is a group of its own.
+        The mean is a separate group.
         """
         slope = (descent * self.inverse).clamp_min_(0)
         last = self.transposed.shape[-1]

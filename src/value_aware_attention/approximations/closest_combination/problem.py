@@ -39,7 +39,7 @@ class Problem:
         weights: alpha; 0 where hidden.
         unit: The unit of the values; input errors are unit^2 times the problem's.
         original: The input values, with all their digits; None means `value` times `unit`.
-        mean: The mean of the values that each query sees, one more candidate; None: it is none.
+        mean: The mean of the values that each query sees, if it is a candidate too; else None.
     """
 
     value: Float[Tensor, "H M V"]
@@ -74,7 +74,7 @@ class Problem:
     def in_fp64(
         self, rows: Bool[Tensor, "H N"]
     ) -> Iterator[tuple[tuple[Int[Tensor, "G 1"], Int[Tensor, "G K"]], "Problem"]]:
-        """Collects such rows of all heads; yields their places and one problem, if there are any.
+        """Collects these rows of all heads; yields their places and one problem, if there are any.
 
         K is the largest number in a head. Heads with fewer are filled up with rows of weight 0.
         """

@@ -157,7 +157,7 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
     full, prompts = data.iloc[0], int(data["prompts"][0])
     notes = [
         f"{prompts} prompts of {record.text}; 95% intervals over prompts. Published methods have "
-        "their authors' settings. Later queries are an oracle.",
+        "their authors' settings. A cache that sees later queries is an oracle.",
     ]
     caption = "KL from its exact prediction, in nats a token. Lower is better."
     if record.task != "running_text":

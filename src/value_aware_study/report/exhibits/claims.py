@@ -1,8 +1,8 @@
 """The paper's claims, each answered from our records alone, with the comparisons behind it.
 
-A comparison of two settings of a model on the same targets is a finding no firmer than its
-interval: their difference in mean loss, paired over units of text, becomes a ratio of
-perplexities, or a difference in points of error, with the 95% interval over text and trainings.
+A finding compares two settings of a model on the same targets. Their difference in mean loss,
+paired over units of text, becomes a ratio of perplexities, or a difference in points of error, with
+the 95% interval over text and trainings.
 """
 
 from collections import Counter
@@ -108,7 +108,7 @@ class Model:
     record: Record
 
     def sums(self, setting: Setting) -> Sums | None:
-        """Returns the sums of one setting, averaged over seeds; None where it was not measured."""
+        """Returns the sums of one setting, averaged over seeds; None if it was not measured."""
         cells = [
             cell
             for cell in self.record.cells
@@ -123,7 +123,7 @@ class Model:
 
     @property
     def flatness(self) -> float | None:
-        """Averages the effective keys over layers; None where they were not measured."""
+        """Averages the effective keys over layers; None if they were not measured."""
         layers = self.record.attention[0].skewness if self.record.attention else ()
         return fmean(layer.effective_keys for layer in layers) if layers else None
 
@@ -207,7 +207,7 @@ def order_of_kernels(results: Results) -> Iterator[Effect | Finding]:
 def flatter_kernels_gap(results: Results) -> Iterator[Effect | Finding]:
     """Compares the gap of OVO over OVA, for each two kernels: wider where attention is flatter.
 
-    Pairs are named alike in every training, whichever of the two is flatter there.
+    A pair has the same name in every training, whichever of the two is flatter there.
     """
     measured = [model for model in _by_kernel(results) if model.flatness]
     for r, (first, second) in product(CLAIM_SIZES["gap"][0], combinations(measured, 2)):
@@ -268,7 +268,7 @@ def longer_is_better(results: Results) -> Iterator[Effect | Finding]:
 
 
 def further_training(results: Results) -> str:
-    """Says how much longer than the short model the long one, which starts from it, was trained."""
+    """Says how much longer the long model was trained than the short one, from which it starts."""
     long, before = (
         results.training.get(f"masked_{name}", {}).get("tokens", 0) for name in ("long", "short")
     )
@@ -320,7 +320,7 @@ def lsh_against_oblivious(
 ) -> Iterator[Effect | Finding]:
     """Compares OVO-65 with LSH of the paper's keys and rounds, or with our closest setting.
 
-    That has the most keys and rounds, up to the paper's, that leave keys out.
+    The closest has the most keys and rounds, up to the paper's, with which keys are left out.
     """
     for model in models(results, "long"):
         fitting = [
@@ -389,9 +389,9 @@ class Claim:
     """A sentence of the paper, its numbers, and the comparisons that answer it here.
 
     Attributes:
-        expected: Comparisons that it takes to say that the claim holds.
+        expected: Comparisons needed to say that the claim holds.
         remark: Says what the verdict does not.
-        premise: A comparison that it presupposes; where it is not decided, the claim is untestable.
+        premise: A comparison that it presupposes; if it is not decided, the claim is untestable.
     """
 
     text: str
@@ -494,7 +494,7 @@ def answers(results: Results) -> list[Answer]:
 
 
 def answer(results: Results, claim: Claim, findings: Sequence[Finding]) -> Answer:
-    """Answers a claim, which cannot be tested where its premise is not decided."""
+    """Answers a claim, which cannot be tested if its premise is not decided."""
     remark, testable = claim.remark(results) if findings else "", True
     for premise in joint(results, [claim.premise] if claim.premise and findings else []):
         testable = bool(premise.holds)
@@ -572,7 +572,7 @@ def _verdicts(answered: Sequence[Answer], published: Mapping[str, Mapping[str, s
 
 
 def _told(answer: Answer) -> str:
-    """Says what the paper has for a claim, what each model has, and what the verdict does not."""
+    """Lists the paper's numbers for a claim, each model's, and what the verdict leaves out."""
     models = words.grouped((finding.label, finding) for finding in answer.findings)
     each = (f"{model}: {decided(some)} ({agreeing(some)})" for model, some in models.items())
     ours = f"Here: {'; '.join(each)}." if len(models) > 1 else ""
@@ -631,7 +631,7 @@ def _strength(findings: Sequence[Finding]) -> Exhibit:
 
 
 def _numbers(finding: Finding) -> Row:
-    """Returns what the files hold of a finding, for later runs to be compared with."""
+    """Returns the fields of a finding in the files, for comparison with later runs."""
     spread = finding.spread
     columns = ("what", "estimate", "low", "high", "unit", "trainings", "agree", "p", "p_holm")
     return {

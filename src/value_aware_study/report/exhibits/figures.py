@@ -155,8 +155,8 @@ def figure_1(results: Results) -> Exhibit | None:
         "of the length; hollow: the paper."
         f"{captions.seeds(results, captions.PALE, ['masked'])}",
         [
-            "Differences from exact attention, ours from ours and the paper's (Table 1, hollow) "
-            "from the paper's; the axis is even up to one point and logarithmic beyond. LSH of "
+            "Differences are from our exact attention for ours, from the paper's for the paper's "
+            "(Table 1, hollow). The axis is linear up to one point, logarithmic beyond. LSH of "
             "more than one round sees more keys than r.",
             "OVO: chosen by weight; OVA: chosen for the output; ORF as written in the paper's A.1 "
             f"and with Performer's scaling. {captions.BEST_FOUND}",
@@ -208,10 +208,10 @@ def figure_2(results: Results) -> Exhibit | None:
         "share of the length; hollow: the paper."
         f"{captions.seeds(results, captions.PALE, ['causal'])}",
         [
-            "Top r keys by attention weight, up to all keys. Differences of the loss from exact "
-            "attention, ours from ours and the paper's (Table 2, hollow) from the paper's; the "
-            "axis is even up to 0.1 nats and logarithmic beyond. The paper's order of loss is "
-            "polynomial, elu, exponential; whether ours is the same is among the claims.",
+            "Top r keys by attention weight, up to all keys. Differences are from our exact "
+            "attention's loss for ours, from the paper's for the paper's (Table 2, hollow). The "
+            "axis is linear up to 0.1 nats, logarithmic beyond. The paper's order of loss is "
+            "polynomial, elu, exponential; a claim compares it with ours.",
             *([pretrained.TEXT_NOTE] if "" in set(ours["scale"]) else []),
             captions.INTERVAL,
             *captions.not_evaluated(results, [f"causal_{kernel}" for kernel in KERNEL_NAMES]),

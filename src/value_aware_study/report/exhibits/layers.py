@@ -104,8 +104,8 @@ def control(record: Record, name: str, setting: str) -> Exhibit | None:
         name,
         f"{measured.label} at {record.length:,} tokens: {sentence}",
         f"{first} chosen by weight that have the output error of r chosen for the output, all "
-        f"layers pooled. Of single queries, {titled.r} match {titled.median:,} in the median "
-        f"({titled.lower_quartile:,} to {titled.upper_quartile:,} in the quartiles)."
+        f"layers pooled. Query by query, {titled.r} match {titled.median:,} in the median "
+        f"(quartiles {titled.lower_quartile:,} to {titled.upper_quartile:,})."
         f" {matches_at_random(record)}".rstrip(),
         [
             f"{captions.MATCH} {captions.MATCH_OF_QUERIES}",
@@ -435,8 +435,8 @@ def skewness_gap(measured: Sequence[Measured], name: str, setting: str = "") -> 
         name,
         "Skewness of the attention and what choosing for the output gains",
         f"The error of {SIZE} keys chosen by weight over that of {SIZE} chosen for the output. "
-        "Polynomials of a degree are put in the place of a layer's kernel, on the same queries, "
-        "keys and values: the higher the degree, the more skewed are the weights.",
+        "Polynomials replace a layer's kernel, on the same queries, keys and values: the higher "
+        "the degree, the more skewed are the weights.",
         [setting] if setting else [],
         table=Table(
             frame,

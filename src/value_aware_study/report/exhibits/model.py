@@ -192,7 +192,7 @@ def keys_of_layers(record: Record, name: str, setting: str) -> Exhibit:
         name,
         "Keys that each layer needs",
         "The fewest keys whose relative squared output error, over the layer's heads, is at most "
-        "the share of a panel's title.",
+        "the share in the panel's title.",
         [
             *filter(None, [by_layer(record)]),
             f"Bars: 95% intervals, over windows. {captions.BEST_FOUND}",
@@ -375,18 +375,18 @@ def explorer(
     return Exhibit(
         "explorer",
         "Token by token: which keys each choice keeps",
-        "Pick a word: what its query attends to, the r keys that each choice keeps, and the error "
-        f"left in its output. With {r} keys the median error in {first.label} is "
+        "Pick a word to see what its query attends to, the r keys that each choice keeps, and the "
+        f"error of its output. With {r} keys the median error in {first.label} is "
         f"{', '.join(medians[:-1])} and {medians[-1]}."
-        f"{' Models trained here are of the first training.' if is_first else ''}",
+        f"{' Models trained here are from the first training.' if is_first else ''}",
         [
             "A model reads this text alone. Under every token is its weight in hundredths; a "
             f"token without one is not kept, or not seen. {captions.OPTIMAL} {captions.BEST_FOUND}",
             *[MEAN_IS_ONE] * any(mean is not None for mean in of_means),
             "The hardest tokens are, for each head, the query with the largest difference between "
-            "the error by weight and the error for the output. An error above 100%, which an "
-            "output of zeros has, counts as 100%. The page opens on the first of them, which is "
-            "no typical query: the median over all queries is shown next to it.",
+            "the error by weight and the error for the output. An error above 100%, which is that "
+            "of an output of zeros, counts as 100%. The page opens on the first of them, which is "
+            "not a typical query: the median over all queries is shown next to it.",
             "The address of the page names what is shown, and can be copied.",
         ],
         exploration=selected,

@@ -93,7 +93,7 @@ def label(record: Record) -> str:
 
 
 def origins(records: Sequence[Record]) -> str:
-    """Describes the weights of the models that the library has a card of."""
+    """Describes the weights of the models for which the library has a card."""
     models = {record.model for record in records}
     return " ".join(origin(card) for card in named_models().values() if card["model"] in models)
 
@@ -141,7 +141,7 @@ def row_of(record: Record, cell: Cell) -> Row:
 
 
 def decoders(records: Sequence[Record]) -> list[Record]:
-    """Selects a record of each decoder: on the paper's text where there is one, the shortest."""
+    """Selects a record of each decoder: the shortest, on the paper's text if there is one."""
     causal = [record for record in records if record.metric == "perplexity"]
     by_model = words.grouped((record.model, record) for record in causal)
     return [
@@ -181,7 +181,7 @@ def few_keys(records: Sequence[Record]) -> Exhibit | None:
         "an encoder the cosine of its states to exact ones.",
         [
             f"{captions.BEST_FOUND} {SCORED} A slot holds the mean of the values left out; "
-            "its mass is that of the mean of their keys, or all that is missing. Intervals are "
+            "its mass comes from the mean of their keys, or is all that is missing. Intervals are "
             f"paired, over windows. Exact attention: {'; '.join(exact)}.",
             *searched(shortest),
         ],
@@ -298,7 +298,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
         "pretrained_cells",
         "Every cell of the pretrained models",
         "Perplexity over exact attention's (a cosine as it is), with its paired 95% interval. "
-        "Random weights: the same network as its training starts, on the first windows, by seed.",
+        "Random weights: the same network before training, on the first windows, by seed.",
         table=Table(
             data,
             data.astype(str)
@@ -315,7 +315,7 @@ def every_setting(records: Sequence[Record]) -> Exhibit:
 
 
 def gap_closed(records: Sequence[Record]) -> Exhibit | None:
-    """Tabulates how much of the loss gap between the optimal choices cheap rules close."""
+    """Tabulates the share of the loss gap between the optimal choices that cheap rules close."""
     rows = [row for record in records for row in _shares(record)]
     if not rows:
         return None

@@ -69,11 +69,11 @@ def table_1(results: Results) -> Exhibit | None:
         [
             "OVO: optimal value-oblivious with r keys a query; OVA: optimal value-aware; in LSH a "
             "query sees r keys in each hash round. The paper's model is RoBERTa-4096, and "
-            "RoBERTa-512 in the row of the short model; its ORF is ours as written in A.1. "
+            "RoBERTa-512 in the row of the short model; its ORF is as written in A.1. "
             f"{captions.keys(results.models('masked_long'), MASKED_LENGTH)} A row of the "
             "paper's share of keys stands beside its number for r = 65. LSH with as many keys as "
             "the sequence sees all of them.",
-            f"The last rows need no attention: {ALONE} lets each token see nothing else, and "
+            f"The last rows need no attention: {ALONE} lets each token see only itself, and "
             "counts of all training tokens choose the most frequent token, the likeliest given the "
             "token shown in its place (masking leaves one token in ten as it is), the likeliest "
             "between both neighbours, and the likeliest between three tokens on each side, by "
@@ -226,7 +226,7 @@ def _masked_text(row: Row) -> dict[str, str]:
 
 TRAINED_WITH_EACH = (
     "Ours are trained with each kernel, then evaluated with their attention replaced. "
-    f"Rows that need no attention: {ALONE} lets each token see nothing else; n-grams are counts of "
+    f"Rows that need no attention: {ALONE} lets each token see only itself; n-grams are counts of "
     "all training tokens, or of the tokens that the model read, smoothed by modified Kneser-Ney "
     "(Chen and Goodman, 1998). A model above the 5-gram of the tokens read has learned less than "
     "these counts."
