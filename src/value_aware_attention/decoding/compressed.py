@@ -90,8 +90,8 @@ def compressed_cache(
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
-            >= 2. Sinks and recent keys are kept even if they exceed it; a warning says so if they do in a
-            whole prompt.
+            >= 2. Sinks and recent keys are kept even if they exceed it; a warning says so if they
+            exceed it in a whole prompt.
         bits: 8 rounds kept keys and values to int8, with a scale for each; later keys keep all
             bits. None: none is rounded. Not with `every` or gradients.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
