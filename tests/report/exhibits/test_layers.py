@@ -107,7 +107,7 @@ def test_the_control_shows_trained_and_random_weights_in_both_panels():
     assert bars["by weight", "random weights"] == pytest.approx(30.0025 / 30, abs=1e-3)
     assert (bars["r = 4", "trained"], bars["r = 4", "random weights"]) == (8, 6)
     assert "With random weights they match 6" in exhibit.caption
-    assert "(4 to 8 in the quartiles)" in exhibit.caption
+    assert "(quartiles 4 to 8)" in exhibit.caption
 
 
 def test_a_loss_of_zero_with_exact_attention_has_no_panel_of_losses():
