@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipelines.app.errors import Failure, ending_with_one_line
-from pipelines.app.hydra_app import write_json
+from pipelines.app.hydra_app import EXACT_ROW, SWEPT, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +33,6 @@ SWEEP_COLUMNS = {
     "relative_output_error": "output_error",
 }
 """Key of a row -> its column; {} is the metric's name, which has the unit."""
-EXACT_ROW: dict[str, object] = {}
-"""Row of exact attention that the job of this process was compared with"""
 
 
 class SweepTable(Callback):
@@ -47,7 +45,8 @@ class SweepTable(Callback):
     """
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"jobs": self.jobs}  # the lock stays in the process that launches the jobs
+        # the lock stays in the process that launches the jobs
+        return {"jobs": self.jobs, "shared": self.shared}
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Takes the sweep's folder, and forgets the sweep before."""
@@ -57,6 +56,7 @@ class SweepTable(Callback):
         # jobs of a sweep that was killed may still run, and know their own folder alone
         self.jobs = Path(config.hydra.sweep.dir, "jobs", uuid4().hex[:12])
         self.lock, self.lost = ExitStack(), list[str]()
+        self.shared = set(config.hydra.overrides.task)
         with ending_with_one_line():
             self.lock.enter_context(
                 held(self.jobs.parent, "a sweep", "give this one a folder: hydra.sweep.dir=FOLDER")
@@ -71,6 +71,11 @@ class SweepTable(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Leaves the outcome of a job that dies, until its end replaces it."""
         EXACT_ROW.clear()
+        SWEPT[:] = [
+            text.lstrip("+")
+            for text in config.hydra.overrides.task
+            if config.hydra.mode == RunMode.MULTIRUN and text not in self.shared
+        ]
         self.leave(
             config.hydra,
             failure=f"its process died; its log is in {config.hydra.sweep.dir}/.submitit",
@@ -91,11 +96,12 @@ class SweepTable(Callback):
             with ending_with_one_line():
                 write_json(
                     self.jobs / f"{hydra.job.num}.json",
-                    {"overrides": list(hydra.overrides.task), **outcome},
+                    {"overrides": list(hydra.overrides.task), "swept": SWEPT, **outcome},
                 )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the table, then a line for every failed job: the overrides of its own, and why."""
+        SWEPT.clear()
         with self.lock, ending_with_one_line():
             jobs = [
                 json.loads(file.read_text())
@@ -103,8 +109,9 @@ class SweepTable(Callback):
             ]
             if rows := job_rows(jobs):
                 keep(rows, Path(config.hydra.sweep.dir))
+                track(rows, config)
         failed = [
-            f"{' '.join(own_overrides(job, config))}: {job['failure']}"
+            f"{' '.join(job['swept'] or job['overrides'])}: {job['failure']}"
             for job in jobs
             if job.get("failure")
         ]
@@ -195,6 +202,19 @@ def keep(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     print(folder / TABLE_FILE, *([folder / PICTURE_FILE] if drawn else []), sep="\n")
 
 
+def track(rows: Sequence[Mapping[str, Any]], config: DictConfig) -> None:
+    """Logs the curves of the picture to W&B: a run for each model and each swept value but r."""
+    from pipelines.app.tracking import log_sweep
+
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.get("r") and row.get("times_exact"):
+            varied = [f"{name}={value}" for name, value in varied_values(row, rows)]
+            runs.setdefault(" ".join([row["model"], *varied]), []).append(row)
+    for name, of_run in runs.items():
+        log_sweep(config, name, of_run, Path(config.hydra.sweep.dir, PICTURE_FILE))
+
+
 def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     """Tabulates rows, the metric under its name, which has the unit."""
     import pandas as pd
@@ -240,27 +260,28 @@ def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
     from value_aware_study.cards import cards
     from value_aware_study.report.words import ORACLES, plain_text, series_label
 
-    model, method, label = row["model"], row["approximation"], series_label(row)
-    alike = [other for other in rows if (other["model"], other["approximation"]) == (model, method)]
-    in_label = {
-        *SWEEP_COLUMNS,
-        "r",
-        "times_exact",
-        *(cards()[method].curves if method in cards() else ()),
-    }
+    method, label = row["approximation"], series_label(row)
+    in_label = cards()[method].curves if method in cards() else ()
     words = [
-        f"{plain_text(name.rpartition('.')[2])} {value}"
-        for name, value in row.items()
-        if name not in in_label and {repr(other.get(name)) for other in alike} != {repr(value)}
+        f"{plain_text(name)} {value}"
+        for name, value in varied_values(row, rows)
+        if name not in in_label
     ]
     return ", ".join([label, *words]) if words else ORACLES.get(method, label)
 
 
-def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
-    """Returns the overrides that a job does not share with its sweep; all of a single job."""
-    shared = set(config.hydra.overrides.task)
-    overrides = [text.removeprefix("++") for text in job["overrides"] if text not in shared]
-    return overrides or job["overrides"]
+def varied_values(
+    row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, object]]:
+    """Lists the values but r that tell a row from others of its model and method, by name."""
+    same = ("model", "approximation")
+    alike = [other for other in rows if all(other.get(key) == row[key] for key in same)]
+    return [
+        (name.rpartition(".")[2], value)
+        for name, value in row.items()
+        if name not in {*SWEEP_COLUMNS, "r", "times_exact"}
+        and {repr(other.get(name)) for other in alike} != {repr(value)}
+    ]
 
 
 def wait_for_every_job(lost: list[str]) -> None:
