@@ -291,29 +291,6 @@ def test_an_evaluation_logs_its_curves_against_r_and_a_summary(
     assert len(run.facts["checkpoint_sha256"]) == len(run.facts["data_sha256"]) == 64
 
 
-def test_offline_files_hold_every_row_and_the_curves_of_a_sweep(tmp_path: Path) -> None:
-    write_run(tmp_path)
-    offline = "logger=wandb logger.mode=offline"
-    run_app(" ".join(["evaluate", "kernel=elu", offline, *FEW]), tmp_path)
-    run_app(f"{SWEEP}1,4 {offline}", tmp_path)
-    record = json.loads((tmp_path / "outputs/smoke/records/causal_elu.json").read_text())
-    runs, folder = tmp_path / "logs/wandb", tmp_path / "logs/hydra/evaluate"
-    tables = [
-        json.loads(file.read_text()) for file in runs.glob("offline-run-*/files/media/table/*")
-    ]
-    assert sorted(len(table["data"]) for table in tables) == [2, 2, len(record["cells"])]
-    (image,) = runs.glob("offline-run-*/files/media/images/sweep*.png")
-    assert image.read_bytes() == (folder / "sweep.png").read_bytes()
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(runs / "latest-run")]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    records = [json.loads(line) for line in lines.splitlines()]
-    assert {r["run"]["display_name"] for r in records if "run" in r} == {"sweep/causal_elu"}
-    logged = [record["history"] for record in records if "history" in record]
-    curve = {step["step"]["num"]: step["item"]["perplexity/OVO"] for step in logged}
-    cells = pd.read_csv(folder / "sweep.csv").iloc[1:].set_index("r")
-    assert curve == pytest.approx(cells["perplexity"].to_dict()) and set(curve) == {1, 4}
-
-
 def sweep_axes() -> dict[str, list[Any]]:
     sweep = plain(OmegaConf.create((ROOT / "sweep.yaml").read_text().replace("${", "$\\{")))
     return {name: axis["values"] for name, axis in sweep["parameters"].items()}
@@ -554,6 +531,29 @@ def test_runs_are_tagged_with_their_scale_and_kernel(
     (run,) = runs
     assert run.tags == tags
     assert run.name == "train/masked_short_sliding_window"  # a model's own name
+
+
+def test_offline_files_hold_every_row_and_the_curves_of_a_sweep(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    offline = "logger=wandb logger.mode=offline"
+    run_app(" ".join(["evaluate", "kernel=elu", offline, *FEW]), tmp_path)
+    run_app(f"{SWEEP}1,4 {offline}", tmp_path)
+    record = json.loads((tmp_path / "outputs/smoke/records/causal_elu.json").read_text())
+    runs, folder = tmp_path / "logs/wandb", tmp_path / "logs/hydra/evaluate"
+    tables = [
+        json.loads(file.read_text()) for file in runs.glob("offline-run-*/files/media/table/*")
+    ]
+    assert sorted(len(table["data"]) for table in tables) == [2, 2, len(record["cells"])]
+    (image,) = runs.glob("offline-run-*/files/media/images/sweep*.png")
+    assert image.read_bytes() == (folder / "sweep.png").read_bytes()
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(runs / "latest-run")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    records = [json.loads(line) for line in lines.splitlines()]
+    assert {r["run"]["display_name"] for r in records if "run" in r} == {"sweep/causal_elu"}
+    logged = [record["history"] for record in records if "history" in record]
+    curve = {step["step"]["num"]: step["item"]["perplexity/OVO"] for step in logged}
+    cells = pd.read_csv(folder / "sweep.csv").iloc[1:].set_index("r")
+    assert curve == pytest.approx(cells["perplexity"].to_dict()) and set(curve) == {1, 4}
 
 
 def test_the_page_is_logged_offline_as_images_and_tables(tmp_path: Path) -> None:
