@@ -476,7 +476,7 @@ def test_a_cell_of_a_sweep_is_named_after_it(
     [
         (
             "train_causal -m kernel=exponential,polynomial optimizer@causal.optimizer=adamw,muon "
-            "causal.schedule.peak=0.5,1.5 seed=3",
+            "causal.schedule.peak=0.5,1.5 causal.dropout=0.10",
             [
                 f"train/causal_{kernel} optimizer={optimizer} peak={peak}"
                 for kernel in ("exponential", "polynomial")

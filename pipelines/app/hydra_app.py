@@ -37,11 +37,6 @@ from pipelines.app.values import (
     values_of_scale,
 )
 
-EXACT_ROW: dict[str, object] = {}
-"""Row of exact attention that the job of this process was compared with"""
-SWEPT: list[str] = []
-"""Overrides of the job of this process that other jobs of its sweep do not have"""
-
 
 def app(
     name: str, *, short: Collection[str] = ()

@@ -18,7 +18,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipelines.app.errors import Failure, ending_with_one_line
-from pipelines.app.hydra_app import EXACT_ROW, SWEPT, write_json
+from pipelines.app.hydra_app import parse, write_json
+from pipelines.app.job import EXACT_ROW, SWEPT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +57,11 @@ class SweepTable(Callback):
         # jobs of a sweep that was killed may still run, and know their own folder alone
         self.jobs = Path(config.hydra.sweep.dir, "jobs", uuid4().hex[:12])
         self.lock, self.lost = ExitStack(), list[str]()
-        self.shared = set(config.hydra.overrides.task)
+        self.shared = {
+            override.get_key_element()
+            for override in parse(config.hydra.overrides.task)
+            if not override.is_sweep_override()
+        }
         with ending_with_one_line():
             self.lock.enter_context(
                 held(self.jobs.parent, "a sweep", "give this one a folder: hydra.sweep.dir=FOLDER")
@@ -74,7 +79,7 @@ class SweepTable(Callback):
         SWEPT[:] = [
             text.lstrip("+")
             for text in config.hydra.overrides.task
-            if config.hydra.mode == RunMode.MULTIRUN and text not in self.shared
+            if config.hydra.mode == RunMode.MULTIRUN and text.partition("=")[0] not in self.shared
         ]
         self.leave(
             config.hydra,
@@ -274,8 +279,11 @@ def varied_values(
     row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, object]]:
     """Lists the values but r that tell a row from others of its model and method, by name."""
-    same = ("model", "approximation")
-    alike = [other for other in rows if all(other.get(key) == row[key] for key in same)]
+    alike = [
+        other
+        for other in rows
+        if all(other.get(name) == row[name] for name in ("model", "approximation"))
+    ]
     return [
         (name.rpartition(".")[2], value)
         for name, value in row.items()

@@ -12,7 +12,8 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from pipelines.app.hydra_app import EXACT_ROW, SWEPT, plain
+from pipelines.app.hydra_app import plain
+from pipelines.app.job import EXACT_ROW, SWEPT
 from pipelines.app.summary import SHORT_NAMES, row, summary
 from value_aware_attention.measurement import Record
 
