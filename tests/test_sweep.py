@@ -247,9 +247,10 @@ class Run:
         self.summary: dict[str, Any] = {}
         self.facts: dict[str, Any] = {}
 
-    def log(self, values: dict[str, Any], step: int) -> None:
-        assert step > max(self.history, default=0)  # W&B drops what goes back
-        self.history[step] = values
+    def log(self, values: dict[str, Any], step: int | None = None) -> None:
+        last = max(self.history, default=0)
+        assert step is None or step > last  # W&B drops what goes back
+        self.history.setdefault(step or last, {}).update(values)
 
 
 @pytest.fixture
@@ -465,8 +466,52 @@ def test_a_cell_of_a_sweep_is_named_after_it(
         ("evaluate/causal_elu OVO r=4", "smoke"),
         ("evaluate/causal_elu OVO r=1", "smoke sweep"),
         ("evaluate/causal_elu OVO r=4", "smoke sweep"),
+        ("sweep/causal_elu", "smoke sweep"),
         ("evaluate/causal_elu OVO r=4", "smoke sweep"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (
+            "train_causal -m kernel=exponential,polynomial optimizer@causal.optimizer=adamw,muon "
+            "causal.schedule.peak=0.5,1.5 causal.dropout=0.10",
+            [
+                f"train/causal_{kernel} optimizer={optimizer} peak={peak}"
+                for kernel in ("exponential", "polynomial")
+                for optimizer in ("adamw", "muon")
+                for peak in (0.5, 1.5)
+            ],
+        ),
+        (
+            "evaluate -m kernel=elu approximation=random_keys approximation.r=1,2 "
+            "evaluation.batch_size=2,4",
+            [
+                *(
+                    f"evaluate/causal_elu random_keys r={r} seed=0 batch_size={size}"
+                    for r in (1, 2)
+                    for size in (2, 4)
+                ),
+                *(f"sweep/causal_elu batch_size={size}" for size in (2, 4)),
+            ],
+        ),
+    ],
+)
+def test_jobs_of_a_sweep_are_named_after_what_it_varies(
+    runs: list[Run],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    names: list[str],
+) -> None:
+    training = import_module("pipelines.app.training")
+    monkeypatch.setattr(training, "fit", lambda *_, **__: None)
+    monkeypatch.setattr(training, "StepLogger", lambda **_: None)
+    monkeypatch.setattr(training, "file_hash", lambda *_: "")
+    run_app(f"{command} logger=wandb", tmp_path)
+    assert [run.name for run in runs] == names
+    assert {run.group for run in runs} == {"smoke sweep"}
 
 
 @pytest.mark.parametrize(
@@ -486,6 +531,29 @@ def test_runs_are_tagged_with_their_scale_and_kernel(
     (run,) = runs
     assert run.tags == tags
     assert run.name == "train/masked_short_sliding_window"  # a model's own name
+
+
+def test_offline_files_hold_every_row_and_the_curves_of_a_sweep(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    offline = "logger=wandb logger.mode=offline"
+    run_app(" ".join(["evaluate", "kernel=elu", offline, *FEW]), tmp_path)
+    run_app(f"{SWEEP}1,4 {offline}", tmp_path)
+    record = json.loads((tmp_path / "outputs/smoke/records/causal_elu.json").read_text())
+    runs, folder = tmp_path / "logs/wandb", tmp_path / "logs/hydra/evaluate"
+    tables = [
+        json.loads(file.read_text()) for file in runs.glob("offline-run-*/files/media/table/*")
+    ]
+    assert sorted(len(table["data"]) for table in tables) == [2, 2, len(record["cells"])]
+    (image,) = runs.glob("offline-run-*/files/media/images/sweep*.png")
+    assert image.read_bytes() == (folder / "sweep.png").read_bytes()
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(runs / "latest-run")]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    records = [json.loads(line) for line in lines.splitlines()]
+    assert {r["run"]["display_name"] for r in records if "run" in r} == {"sweep/causal_elu"}
+    logged = [record["history"] for record in records if "history" in record]
+    curve = {step["step"]["num"]: step["item"]["perplexity/OVO"] for step in logged}
+    cells = pd.read_csv(folder / "sweep.csv").iloc[1:].set_index("r")
+    assert curve == pytest.approx(cells["perplexity"].to_dict()) and set(curve) == {1, 4}
 
 
 def test_the_page_is_logged_offline_as_images_and_tables(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from pipelines.app.errors import Failure, ending_with_one_line
-from pipelines.app.hydra_app import write_json
+from pipelines.app.hydra_app import parse, write_json
+from pipelines.app.job import EXACT_ROW, SWEPT
 from value_aware_attention.files import held, new_files
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ SWEEP_COLUMNS = {
     "relative_output_error": "output_error",
 }
 """Key of a row -> its column; {} is the metric's name, which has the unit."""
-EXACT_ROW: dict[str, object] = {}
-"""Row of exact attention that the job of this process was compared with"""
 
 
 class SweepTable(Callback):
@@ -48,13 +47,19 @@ class SweepTable(Callback):
     """
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"jobs": self.jobs}  # the lock stays in the process that launches the jobs
+        # the lock stays in the process that launches the jobs
+        return {"jobs": self.jobs, "shared": self.shared}
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Takes the sweep's folder, and removes the previous sweep."""
         # jobs of a killed sweep may still run, and know only their own folder
         self.jobs = Path(config.hydra.sweep.dir, "jobs", uuid4().hex[:12])
         self.lock, self.lost = ExitStack(), list[str]()
+        self.shared = {
+            override.get_key_element()
+            for override in parse(config.hydra.overrides.task)
+            if not override.is_sweep_override()
+        }
         with ending_with_one_line():
             self.lock.enter_context(
                 held(self.jobs.parent, "a sweep", "give this one a folder: hydra.sweep.dir=FOLDER")
@@ -69,6 +74,11 @@ class SweepTable(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Writes the outcome of a job that dies; the job's end replaces it."""
         EXACT_ROW.clear()
+        SWEPT[:] = [
+            text.lstrip("+")
+            for text in config.hydra.overrides.task
+            if config.hydra.mode == RunMode.MULTIRUN and text.partition("=")[0] not in self.shared
+        ]
         self.leave(
             config.hydra,
             failure=f"its process died; its log is in {config.hydra.sweep.dir}/.submitit",
@@ -89,11 +99,12 @@ class SweepTable(Callback):
             with ending_with_one_line():
                 write_json(
                     self.jobs / f"{hydra.job.num}.json",
-                    {"overrides": list(hydra.overrides.task), **outcome},
+                    {"overrides": list(hydra.overrides.task), "swept": SWEPT, **outcome},
                 )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the table, then a line for every failed job: its own overrides, and the reason."""
+        SWEPT.clear()
         with self.lock, ending_with_one_line():
             jobs = [
                 json.loads(file.read_text())
@@ -101,8 +112,9 @@ class SweepTable(Callback):
             ]
             if rows := job_rows(jobs):
                 keep(rows, Path(config.hydra.sweep.dir))
+                track(rows, config)
         failed = [
-            f"{' '.join(own_overrides(job, config))}: {job['failure']}"
+            f"{' '.join(job['swept'] or job['overrides'])}: {job['failure']}"
             for job in jobs
             if job.get("failure")
         ]
@@ -191,6 +203,19 @@ def keep(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     print(folder / TABLE_FILE, *([folder / PICTURE_FILE] if drawn else []), sep="\n")
 
 
+def track(rows: Sequence[Mapping[str, Any]], config: DictConfig) -> None:
+    """Logs the curves of the picture to W&B: a run for each model and each swept value but r."""
+    from pipelines.app.tracking import log_sweep
+
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row.get("r") and row.get("times_exact"):
+            varied = [f"{name}={value}" for name, value in varied_values(row, rows)]
+            runs.setdefault(" ".join([row["model"], *varied]), []).append(row)
+    for name, of_run in runs.items():
+        log_sweep(config, name, of_run, Path(config.hydra.sweep.dir, PICTURE_FILE))
+
+
 def table_of(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     """Tabulates rows, the metric under its name, which has the unit."""
     import pandas as pd
@@ -236,27 +261,31 @@ def curve_name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str
     from value_aware_study.cards import cards
     from value_aware_study.report.words import ORACLES, plain_text, series_label
 
-    model, method, label = row["model"], row["approximation"], series_label(row)
-    alike = [other for other in rows if (other["model"], other["approximation"]) == (model, method)]
-    in_label = {
-        *SWEEP_COLUMNS,
-        "r",
-        "times_exact",
-        *(cards()[method].curves if method in cards() else ()),
-    }
+    method, label = row["approximation"], series_label(row)
+    in_label = cards()[method].curves if method in cards() else ()
     words = [
-        f"{plain_text(name.rpartition('.')[2])} {value}"
-        for name, value in row.items()
-        if name not in in_label and {repr(other.get(name)) for other in alike} != {repr(value)}
+        f"{plain_text(name)} {value}"
+        for name, value in varied_values(row, rows)
+        if name not in in_label
     ]
     return ", ".join([label, *words]) if words else ORACLES.get(method, label)
 
 
-def own_overrides(job: dict[str, Any], config: DictConfig) -> list[str]:
-    """Returns the overrides that a job does not share with its sweep; for a single job, all."""
-    shared = set(config.hydra.overrides.task)
-    overrides = [text.removeprefix("++") for text in job["overrides"] if text not in shared]
-    return overrides or job["overrides"]
+def varied_values(
+    row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, object]]:
+    """Lists the values but r that tell a row from others of its model and method, by name."""
+    alike = [
+        other
+        for other in rows
+        if all(other.get(name) == row[name] for name in ("model", "approximation"))
+    ]
+    return [
+        (name.rpartition(".")[2], value)
+        for name, value in row.items()
+        if name not in {*SWEEP_COLUMNS, "r", "times_exact"}
+        and {repr(other.get(name)) for other in alike} != {repr(value)}
+    ]
 
 
 def wait_for_every_job(lost: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from pipelines.app.hydra_app import plain
+from pipelines.app.job import EXACT_ROW, SWEPT
 from pipelines.app.summary import SHORT_NAMES, row, summary
-from pipelines.app.sweep import EXACT_ROW
 from value_aware_attention.measurement import Record
 
 if TYPE_CHECKING:  # they import W&B and plotting
@@ -39,21 +39,24 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
     """Opens a W&B run named <stage>/<name>, with the config and sha256 hashes of what it read.
 
     Yields None if the logger is `none`, and in every process but the first. The run is always
-    finished; after an exception, as failed. Its tags are stage, scale and kernel; the cells of a
-    sweep are a group. Online, inputs are linked as artifacts with those hashes, so that the runs
-    that made them are found.
+    finished; after an exception, as failed. Its tags are stage, scale and kernel. The jobs of a
+    sweep are a group, and the name of each has the swept values. Online, inputs are linked as
+    artifacts with those hashes, so that the runs that made them are found.
     """
     tags = [
         stage,
         OmegaConf.select(cfg._get_root(), "scale"),
         cfg.get("kernel") or cfg.get("card", {}).get("kernel"),  # a training has it in its card
     ]
-    is_sweep = "WANDB_SWEEP_ID" in os.environ or (
-        HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    is_sweep = (
+        stage == "sweep"
+        or "WANDB_SWEEP_ID" in os.environ
+        or (HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN)
     )
+    words = [*name.split(), *unnamed_values(name)]
     named = {
         "job_type": stage,
-        "name": f"{stage}/{' '.join(LOGGED_NAMES.get(word, word) for word in name.split())}",
+        "name": f"{stage}/{' '.join(LOGGED_NAMES.get(word, word) for word in words)}",
         "tags": [tag for tag in tags if isinstance(tag, str)],
         **({"group": f"{cfg.run.get('group')} sweep"} if is_sweep else {}),
     }
@@ -72,6 +75,19 @@ def tracked(cfg: DictConfig, stage: str, name: str, **hashes: str) -> Iterator["
         run.finish(exit_code=1)
         raise
     run.finish()
+
+
+def unnamed_values(name: str) -> list[str]:
+    """Lists the swept values of this process's job that its name lacks: "steps=400"."""
+    within = f"_{name.replace(' ', '_')}_"
+    pairs = [
+        (key.rpartition(".")[2], value) for key, _, value in (text.partition("=") for text in SWEPT)
+    ]
+    return [
+        f"{option}={value}"
+        for option, value in pairs
+        if f"_{value}_" not in within and f"_{option}={value}_" not in within
+    ]
 
 
 def link(run: "Run", how: str, kind: str, sha256: str) -> None:
@@ -101,9 +117,6 @@ def log_record(run: "Run | None", record: Record) -> None:
     import pandas as pd
     import wandb
 
-    for prefix in (record.metric, "relative output error"):
-        # W&B would show the last r, which is not the finding
-        run.define_metric(f"{key(prefix)}/*", summary="none")
     log_curves(
         run,
         (
@@ -133,6 +146,47 @@ def log_record(run: "Run | None", record: Record) -> None:
     )
 
 
+def log_sweep(cfg: DictConfig, name: str, rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
+    """Logs rows of a sweep as a run with a curve against r for each method, and the picture.
+
+    The run of a cell has one point alone. In a panel of W&B this run is a line. Its config has what
+    the rows share, and its summary their metric.
+    """
+    import wandb
+
+    metric, exact = rows[0]["metric"], rows[0]["value"] / rows[0]["times_exact"]
+    section = {
+        "scale": cfg.scale,
+        "run": plain(cfg.logger),
+        **{
+            column: value
+            for column, value in rows[0].items()
+            if all(cell.get(column) == value for cell in rows)
+        },
+    }
+    with tracked(OmegaConf.create(section), "sweep", name) as run:
+        if run:
+            log_curves(
+                run,
+                (
+                    (
+                        cell["r"],
+                        cell["approximation"],
+                        {metric: cell["value"], "output_error": cell.get("relative_output_error")},
+                    )
+                    for cell in rows
+                ),
+            )
+            run.log({"sweep": wandb.Image(str(picture))})
+            run.summary.update(
+                {f"{metric}_exact": exact}
+                | {
+                    f"{metric}_{key(cell['approximation'])}_{cell['r']}": cell["value"]
+                    for cell in rows
+                }
+            )
+
+
 def key(name: str) -> str:
     """Returns a name for W&B of only letters, digits and _, because its tables cannot sort by
     others."""
@@ -143,7 +197,8 @@ def log_curves(run: "Run", points: Iterable[tuple[float, str, Mapping[str, float
     """Logs (number of keys, method, its numbers by name) as one curve per number and method.
 
     The curves of a number are one section of W&B, `<number>/<method>`, so that a panel can draw all
-    of them. The step of a row is the number of keys, the x axis in every W&B reader.
+    of them. The step of a row is the number of keys, the x axis in every W&B reader. The summary
+    has none of them: the last number of keys is not the finding.
     """
     by_keys: dict[int, dict[str, float]] = {}
     for keys, method, numbers in points:
@@ -151,6 +206,8 @@ def log_curves(run: "Run", points: Iterable[tuple[float, str, Mapping[str, float
         for name, value in numbers.items():
             if value is not None:
                 logged[f"{key(name)}/{key(method)}"] = value
+    for number in {name.partition("/")[0] for logged in by_keys.values() for name in logged}:
+        run.define_metric(f"{number}/*", summary="none")
     for keys in sorted(by_keys):
         run.log(by_keys[keys], step=keys)
 
