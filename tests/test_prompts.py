@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from value_aware_attention.measurement.prompted import Prompt
+from value_aware_attention.measurement.caches import Prompt
 from value_aware_study.evaluation.prompts import (
     NEEDLES,
     needles,
