@@ -214,23 +214,23 @@ def searched(records: Sequence[Record]) -> list[str]:
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Writes the finding on the first decoder, over all its texts, as a title."""
-    named = next((record.model for record in records if record.metric == "perplexity"), "")
-    decoders = [record for record in records if record.model == named]
-    ratios = []
+    """Writes the finding on each decoder, over all its texts, as a title."""
+    decoders = words.grouped((r.model, r) for r in records if r.metric == "perplexity")
     rules: list[tuple[str, Row]] = [(AWARE, {"r": FOUR}), SLOT_ROWS[0], (OBLIVIOUS, {"r": FOUR})]
+    ratios = []
     for rule in rules:
-        cells = [(record, find(record, rule)) for record in decoders]
-        values = [row_of(record, cell)["value"] for record, cell in cells if cell]
-        ends = (
-            dict.fromkeys(words.times(end) for end in (min(values), max(values))) if values else {}
-        )
-        ratios.append(" to ".join(ends))
+        ranges = []
+        for several in decoders.values():
+            cells = [(record, find(record, rule)) for record in several]
+            values = [row_of(record, cell)["value"] for record, cell in cells if cell]
+            ends = (min(values), max(values)) if values else ()
+            ranges.append(" to ".join(dict.fromkeys(map(words.times, ends))))
+        ratios.append(", ".join(ranges) if all(ranges) else "")
     if not all(ratios):
         return f"{FOUR} keys in every layer of a pretrained model"
     aware, slot, oblivious = ratios
     return (
-        f"{named} with {FOUR} keys in every layer: perplexity {aware} of exact "
+        f"{', '.join(decoders)} with {FOUR} keys in every layer: perplexity {aware} of exact "
         f"attention's with keys chosen for the output, {oblivious} by weight, {slot} by weight "
         f"with a slot for the rest"
     )
