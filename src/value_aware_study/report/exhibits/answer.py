@@ -13,6 +13,14 @@ from value_aware_study.report.exhibits import caches, pretrained
 
 MOST_TIMES = 22  # times exact: what lies above is cut off
 NOT_DRAWN = "by weight + mean slot, exact mass"
+SHORT = {
+    "chosen for the output (OVA)": "OVA",
+    "output, the mean a candidate": "OVA + mean",
+    "by weight + mean slot": "mean slot",
+    "chosen by weight (OVO)": "OVO",
+    "first 4 + window": "window",
+}
+"""Names of curves on their lines: a long name would hide other lines"""
 FACTS = [
     caches.DEFAULT_CACHE,
     "KVzip",
@@ -77,10 +85,8 @@ def _perplexity_panel(data: pd.DataFrame, name: str) -> look.Panel:
     )
     drawn = data[["series", "count", "value", "low", "high"]]
     sentences = words.sentences(drawn, "{series}, r = {count:.0f}, perplexity over exact")
-    # "chosen for the output (OVA)" is OVA: a long name would hide other lines
-    short = {name: name.rpartition("(")[2].rstrip(")") for name in pretrained.CURVE_MARKS}
-    marks = {short[name]: mark for name, mark in pretrained.CURVE_MARKS.items()}
-    drawn = drawn.assign(said=sentences, series=drawn["series"].map(short))
+    marks = {SHORT.get(name, name): mark for name, mark in pretrained.CURVE_MARKS.items()}
+    drawn = drawn.assign(said=sentences, series=drawn["series"].replace(SHORT))
     lines = charts.on_lines(drawn, marks, x, y)
     model, _, rest = name.partition(", ")
     return charts.figure([*charts.level(1.0), *lines], [f"{model}: perplexity over exact's", rest])

@@ -214,23 +214,24 @@ def searched(records: Sequence[Record]) -> list[str]:
 
 
 def finding(records: Sequence[Record]) -> str:
-    """Writes the finding on each decoder, over all its texts, as a title."""
-    decoders = words.grouped((r.model, r) for r in records if r.metric == "perplexity")
-    rules: list[tuple[str, Row]] = [(AWARE, {"r": FOUR}), SLOT_ROWS[0], (OBLIVIOUS, {"r": FOUR})]
+    """Writes the finding on all decoders and their texts, as a title."""
+    decoders = [record for record in records if record.metric == "perplexity"]
+    names = list(dict.fromkeys(record.model for record in decoders))
     ratios = []
+    rules: list[tuple[str, Row]] = [(AWARE, {"r": FOUR}), SLOT_ROWS[0], (OBLIVIOUS, {"r": FOUR})]
     for rule in rules:
-        ranges = []
-        for several in decoders.values():
-            cells = [(record, find(record, rule)) for record in several]
-            values = [row_of(record, cell)["value"] for record, cell in cells if cell]
-            ends = (min(values), max(values)) if values else ()
-            ranges.append(" to ".join(dict.fromkeys(map(words.times, ends))))
-        ratios.append(", ".join(ranges) if all(ranges) else "")
+        cells = [(record, find(record, rule)) for record in decoders]
+        values = [row_of(record, cell)["value"] for record, cell in cells if cell]
+        ends = (
+            dict.fromkeys(words.times(end) for end in (min(values), max(values))) if values else {}
+        )
+        ratios.append(" to ".join(ends))
     if not all(ratios):
         return f"{FOUR} keys in every layer of a pretrained model"
     aware, slot, oblivious = ratios
+    named = names[0] if len(names) == 1 else f"{len(names)} decoders"
     return (
-        f"{', '.join(decoders)} with {FOUR} keys in every layer: perplexity {aware} of exact "
+        f"{named} with {FOUR} keys in every layer: perplexity {aware} of exact "
         f"attention's with keys chosen for the output, {oblivious} by weight, {slot} by weight "
         f"with a slot for the rest"
     )
