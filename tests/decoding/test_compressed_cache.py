@@ -790,7 +790,7 @@ def test_an_integer_is_the_number_of_keys_of_a_head_in_every_text(
         cut, inputs = [PREFIX, PREFIX + 2], text(padding=padding)
         logits, _, report = through(llama, Uneven, inputs, cut, keep=r, **budget)
         (one,) = report.caches
-        assert f"asked for: Uneven, keep={int(r)}, observed=" in str(one)
+        assert f"asked for: Uneven, keep={int(r)}, bits=None, observed=" in str(one)
         counts = torch.stack([(x >= 0).sum(dim=-1) for x in one.indices]).float()
         shorter = min(int(r), PREFIX - padding)
         expected = [shorter, min(int(r), PREFIX), min(int(r), PREFIX)]
@@ -932,7 +932,9 @@ def test_kept_keys_in_int8_take_a_byte_a_number_and_have_no_gradients() -> None:
     )
     assert 0 < (logits - exact).abs().max() < 0.05 * exact.abs().max()
     with compressed_cache(model, LeaveOneOut, keep=KEEP, bits=8):
-        assert_refused("bits is 8, and rounded keys have no gradients", model, **part(text(), 0, 9))
+        assert_refused(
+            "bits is 8, and rounded keys have no gradients", model, **part(text(), 0, PREFIX)
+        )
 
 
 def test_refitted_values_have_no_gradients() -> None:
