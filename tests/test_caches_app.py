@@ -216,8 +216,10 @@ def check_exhibits(record: Record, measured: Path, published: Path) -> None:
     cells = [replace(worst, approximation=aware.approximation) if c == aware else c
              for c in record.cells]  # fmt: skip
     others = replace(record, model="another", cells=tuple(cells))
-    title = pretrained.few_keys([record, others]).title  # of the first decoder alone
-    assert title == few.title != pretrained.few_keys([others, record]).title
+    several = pretrained.few_keys([others, record]).title
+    ends = (f"× {cell.value / exact.value:.2f}" for cell in (aware, worst))
+    assert several.startswith("2 decoders with 4 keys") and " to ".join(ends) in several
+    assert few.title.startswith("tiny with 4 keys")
     unnamed = replace(record, text=replace(record.text, description=""))
     assert pretrained.label(unnamed) == f"{record.model}, {record.length} tokens"
     shares = [sum(cell.unit_totals) for cell in (worst, between, aware)]
