@@ -82,25 +82,21 @@ def compressed_cache(
     (padding not counted) that `method(r)` chooses; later tokens see these and all later keys.
     Logits equal those of one pass of `caches.AfterPrefix` with the same options, and gradients flow
     through the kept keys. A cache can be read and copied only within the context; `save_compressed`
-    writes it to a file. If no cache was read or saved, the context ends with a warning, because a
-    single pass is exact: `logits_after` reads in two. docs/decoding.md explains padding, windows,
-    memory and several turns, and lists the models, caches and calls that raise ValueError.
+    writes it to a file. If none was read or saved, a warning says that a single pass is exact
+    (`logits_after` reads in two). docs/decoding.md explains the rest, and lists what is refused.
 
     Args:
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
-            >= 2. Sinks and recent keys are kept even if they exceed it; a warning says so if they
-            exceed it in a whole prompt.
-        bits: 8 rounds kept keys and values to int8, with a scale for each; later keys keep all
-            bits. None: none is rounded. Not with `every` or gradients.
+            >= 2. Sinks and recent keys stay even beyond it; for a whole prompt a warning says so.
+        bits: 8 rounds kept keys and values to int8. Not with `every` or gradients.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
-        rows: Most observed queries per head. None: all with "continued", else 32. Few rows with a
-            `pool` cause a warning, because heads that they do not use lose their keys.
+        rows: Most observed queries per head; few with a `pool` cause a warning. None: all with
+            "continued", else 32.
         sinks: Number of first keys of the prompt that are always kept, included in r.
         recent: Number of last keys of the prompt that are always kept, included in r.
-        every: Number of later tokens after which the method chooses r keys again, with `pool`
-            "model" between calls; not with "continued". None: it chooses once.
+        every: Number of later tokens after which r keys are chosen again; not with "continued".
         pool: Heads that share a budget of keys: "layer" or "model". None: each head keeps r.
         floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
@@ -109,8 +105,7 @@ def compressed_cache(
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
-    choices = Choices(method, check_keep(keep), options, bits)
-    with Compression(model, choices).opened() as report:
+    with Compression(model, Choices(method, check_keep(keep), options, bits)).opened() as report:
         yield report
 
 

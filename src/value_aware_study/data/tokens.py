@@ -52,8 +52,7 @@ def write_tokens(
     stream per split, <split>.npy, for a causal LM. Its evaluation text stays in order; with
     `score_first` it starts with `</s>`, as fairseq's does, so that its first token is a target too.
     `instance_folder` gets <length>/<source>/<split>.npy for a masked LM, and
-    <length>/validation.npy of all sources. Both get tokenizer/, a Hugging Face folder. Temporary
-    Arrow files lie in `scratch`.
+    <length>/validation.npy of all sources. Both get tokenizer/. Temporary files lie in `scratch`.
     """
     _check_written(corpus, sources)
     tokenizer = build(
