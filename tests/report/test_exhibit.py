@@ -133,11 +133,14 @@ def test_names_on_lines_stand_in_the_panel_and_off_all_other_lines() -> None:
     frame = pd.DataFrame(places | {"value": [50.0, 50, 50, 52, 52, 52, 900, 95, 2]})
     x = alt.X("count:Q", scale=alt.Scale(type="log", domain=[0.9, 70]))
     y = alt.Y("value:Q", scale=alt.Scale(type="linear", domain=[0, 100]))
-    named = charts.name_places(frame, x, y).set_index("series")
+    named = charts.name_places(frame, x, y, 30.0).set_index("series")
     assert named.loc["low", "dy"] > 0 > named.loc["high", "dy"]  # the two are 6 pixels apart
+    other = charts.name_places(frame, x, y, 47.0).set_index("series")
+    assert other.loc["low", "dy"] < 0  # the dashed line is under it
     assert named.loc["steep", "count"] != 1  # its first point is above the panel
-    layers = charts.on_lines(frame, {name: MARKS["by output"] for name in named.index}, x, y)
+    marks = {name: MARKS["by output"] for name in named.index}
+    layers = charts.on_lines(frame, marks, x, y, 30.0)
     texts = [row["series"] for layer in layers[-2:] for row in layer.data.to_dict("records")]
-    assert texts and charts.figure(layers).to_dict()["layer"][0]["mark"]["clip"]
+    assert texts and charts.figure(layers).to_dict()["layer"][2]["mark"]["clip"]
     svg = vl_convert.vegalite_to_svg(look.specification(charts.figure(layers)))
     assert all(f">{name}<" in svg for name in named.index) and "legend-label" not in svg

@@ -291,8 +291,13 @@ def against_keys(frame: pd.DataFrame, metric: str) -> list[Panel]:
     ]
 
 
-def on_lines(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y) -> Drawn:
-    """Draws curves with their names on the lines; what lies beyond the axes is cut off."""
+def on_lines(
+    frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y, exact: float
+) -> Drawn:
+    """Draws curves with their names on the lines, and a dashed line at exact attention's value.
+
+    What lies beyond the axes is cut off.
+    """
     layers = curves(frame, marks, x, y)
     colours = layers[0].encoding.color
     for layer in layers:
@@ -300,16 +305,18 @@ def on_lines(frame: pd.DataFrame, marks: Mapping[str, Mark], x: alt.X, y: alt.Y)
         for channel in (layer.encoding.color, layer.encoding.shape):
             if channel is not alt.Undefined:
                 channel["legend"] = None
-    for (dx, dy), names in name_places(frame, x, y).groupby(["dx", "dy"]):
+    for (dx, dy), names in name_places(frame, x, y, exact).groupby(["dx", "dy"]):
         base = alt.Chart(names[["series", "count", "value"]]).encode(x=x, y=y, text="series:N")
         place: Any = {"align": "left" if dx > 0 else "right", "dx": dx, "dy": dy}
         halo = base.mark_text(**place, stroke="var(--ground)", strokeWidth=4)
         layers += [halo, base.mark_text(**place, fontWeight="bold").encode(color=colours)]
-    return layers
+    return [*level(exact), *layers]
 
 
-def name_places(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> pd.DataFrame:
+def name_places(frame: pd.DataFrame, x: alt.X, y: alt.Y, exact: float) -> pd.DataFrame:
     """Chooses the point of each curve, and its corner, where the name is furthest from others.
+
+    The name also keeps away from the horizontal line at the value `exact`.
 
     `dx` and `dy` are pixels from the point, in a panel of `SIDE` by `SIDE` pixels.
     """
@@ -318,6 +325,7 @@ def name_places(frame: pd.DataFrame, x: alt.X, y: alt.Y) -> pd.DataFrame:
     beyond, rows = np.array([[6.0], [0.0]]), []  # a mark is wider than its point
     lines = [curve[["across", "up"]].to_numpy(float).T for curve in of_series]
     lines = [np.hstack([at[:, :1] - beyond, at, at[:, -1:] + beyond]) for at in lines]
+    lines.append(np.array([[0.0, SIDE], [*_pixels(y, pd.Series([exact] * 2))]]))
     for curve in of_series:
         width, places = LETTER * len(curve["series"].iloc[0]), []
         for dx, dy, point in product((9, -9), (-9, 9), curve.to_dict("records")):

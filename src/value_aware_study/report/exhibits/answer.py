@@ -87,9 +87,9 @@ def _perplexity_panel(data: pd.DataFrame, name: str) -> look.Panel:
     sentences = words.sentences(drawn, "{series}, r = {count:.0f}, perplexity over exact")
     marks = {SHORT.get(name, name): mark for name, mark in pretrained.CURVE_MARKS.items()}
     drawn = drawn.assign(said=sentences, series=drawn["series"].replace(SHORT))
-    lines = charts.on_lines(drawn, marks, x, y)
+    lines = charts.on_lines(drawn, marks, x, y, exact=1.0)
     model, _, rest = name.partition(", ")
-    return charts.figure([*charts.level(1.0), *lines], [f"{model}: perplexity over exact's", rest])
+    return charts.figure(lines, [f"{model}: perplexity over exact's", rest])
 
 
 def _facts(data: pd.DataFrame) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def _facts_panel(data: pd.DataFrame, full: float) -> look.Panel:
     sentences = words.sentences(drawn, "{series}, {count:.3g} of the keys", "% right")
     marks = {caches.label(cache): look.cache_mark(cache) for cache in FACTS}
     return charts.figure(
-        [*charts.level(full), *charts.on_lines(drawn.assign(said=sentences), marks, x, y)],
+        charts.on_lines(drawn.assign(said=sentences), marks, x, y, exact=full),
         ["Facts in a prompt: answers' tokens", "right, %; dashed: with all keys"],
     )
 
