@@ -1,6 +1,7 @@
 """Measures what the mean of the values is worth as a candidate, on named decoders, with controls.
 
     python -m benchmarks.mean_candidate FILE smollm2 gemma3 qwen    # hours on one core each
+    python -m benchmarks.mean_candidate FILE qwen-1.5b --few        # 4 windows, r = 4, seven rows
     python -m benchmarks.mean_candidate FILE smollm2 --quick        # one window; writes nothing
 
 FILE is a text; the published record has the test set of WikiText-103, joined as in
@@ -10,7 +11,7 @@ run continues. Writes results/benchmarks/mean_candidate.json and .md.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -166,12 +167,19 @@ AT_RANDOM = (
 )
 """Methods that are measured with random weights too"""
 OVA, WITH_MEAN, SLOT = AT_RANDOM[2], AT_RANDOM[3], AT_RANDOM[1]
+FEW = (
+    *AT_RANDOM, "by weight and the mean, optimal weights", "control: zeros in place of the mean",
+    "control: OVA with 5 keys",
+)  # fmt: skip
+"""Methods of a large decoder, with 4 vectors a query"""
+FEW_WINDOWS = 4
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("models", nargs="+", choices=[*named_models()])
+    parser.add_argument("--few", action="store_true", help="for large decoders")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     kept = FOLDER / "mean_candidate.json"
@@ -182,40 +190,44 @@ def main() -> None:
         if before["source"] == record["source"]:
             record["models"] = before["models"]
     for name in arguments.models:
-        record["models"][name] = measured(name, text, 1 if arguments.quick else WINDOWS)
+        windows = 1 if arguments.quick else FEW_WINDOWS if arguments.few else WINDOWS
+        record["models"][name] = {
+            "measured": f"{record['date']}, {record['run_on']['hardware']}",
+            **measured(name, text, windows, few=arguments.few),
+        }
         finish("mean_candidate", record, page(record), keep=not arguments.quick)
 
 
-def measured(name: str, text: str, windows: int) -> dict[str, Any]:
-    """Measures a decoder with its own weights, and with random ones."""
+def measured(name: str, text: str, windows: int, *, few: bool) -> dict[str, Any]:
+    """Measures a decoder with its own weights, and with random ones; `few` = r = 4 and `FEW`."""
+    sizes, rows = (SIZES[:1], FEW) if few else (SIZES, ())
     model, tokenizer = loaded(name)
     task, read = window_task(
         model, tokenizer, text, windows=windows, length=LENGTH, seed=0, context=LENGTH // 2
     )
-    exact, own = cells(task, name, methods)
+    exact, own = cells(task, name, sizes, rows)
     of_seeds = {}
     task.texts, task.exact = task.texts[:RANDOM_WINDOWS], {}
     for seed in SEEDS[: 1 if windows == 1 else None]:
         task.model, task.exact = random_weights(model, seed), {}
-        _, of_seeds[str(seed)] = cells(task, f"{name}, random weights {seed}", few_methods)
+        _, of_seeds[str(seed)] = cells(task, f"{name}, random weights {seed}", sizes, AT_RANDOM)
     return {
         "model": named_models()[name]["model"], "windows": len(read), "exact": exact,
         "cells": own, "random": of_seeds,
     }  # fmt: skip
 
 
-def few_methods(r: int) -> dict[str, approximations.Approximation]:
-    """Builds the methods that are measured with random weights too."""
-    return {name: method for name, method in methods(r).items() if name in AT_RANDOM}
-
-
 def cells(
-    task: Task, name: str, built: Callable[[int], dict[str, approximations.Approximation]]
+    task: Task, name: str, sizes: Sequence[int], names: Sequence[str]
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Returns exact attention's perplexity, and the KL of every method at every size."""
+    """Returns exact attention's perplexity, and the KL of the named methods; no names = all."""
     rows = []
-    for r in SIZES:
-        settings = [Setting(m, {"r": r}, partial(_same, made)) for m, made in built(r).items()]
+    for r in sizes:
+        settings = [
+            Setting(m, {"r": r}, partial(_same, made))
+            for m, made in methods(r).items()
+            if not names or m in names
+        ]
         record = measure(
             task, settings, layers=None, cell_errors=False, name=name,
             cache=Path(".cache/benchmark/mean_candidate"), progress=True,
@@ -244,10 +256,14 @@ def told(cell: Cell, ova: Cell, r: int) -> dict[str, Any]:
 
 def page(record: dict[str, Any]) -> str:
     """Writes a table for each number of vectors, a column for each model."""
-    models = record["models"]
     lines = [
         "# The mean of the values as a candidate\n",
         setting(record) + "\n",
+        "".join(
+            f"{of['model']}: {of['windows']} windows, measured on {of['measured']}.\n"
+            for of in record["models"].values()
+            if "measured" in of
+        ),
         f"KL in nats a scored token of {WINDOWS} windows of {LENGTH} tokens of {record['text']}, "
         "with r vectors a query in every layer and head. In brackets is its ratio to OVA's, with "
         "the paired 95% interval over windows. A row says how keys are chosen, whether the mean is "
@@ -255,6 +271,11 @@ def page(record: dict[str, Any]) -> str:
         "the weights are attention's, and of all visible values elsewhere.\n",
     ]
     for r in SIZES:
+        models = {
+            name: of
+            for name, of in record["models"].items()
+            if any(cell["r"] == r for cell in of["cells"])
+        }
         rows = []
         for method in methods(r):
             row: list[object] = [method]

@@ -80,7 +80,7 @@ def _perplexity_panel(data: pd.DataFrame, name: str) -> look.Panel:
     y = alt.Y(
         "value:Q",
         title="lower is better",
-        scale=alt.Scale(type="log", domain=[0.93, MOST_TIMES], nice=False),
+        scale=alt.Scale(type="log", domain=[0.84, MOST_TIMES], nice=False),
         axis=alt.Axis(values=[1, 1.5, 2, 3, 5, 10, 20], labelExpr="'× ' + datum.value"),
     )
     drawn = data[["series", "count", "value", "low", "high"]]

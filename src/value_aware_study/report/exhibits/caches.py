@@ -18,7 +18,7 @@ REFERENCE_CACHE = "single losses, SnapKV's queries"
 """The reference of the ratios in the files: the same score from the queries that SnapKV observes"""
 LEAST_RIGHT = 0.5
 """Share of right tokens of the full cache; below it, a task does not distinguish caches"""
-MOST_SHOWN = 8
+MOST_SHOWN = 9
 """Most caches in a figure; its numbers have all"""
 QUARTER = 0.25
 DEFAULT_CACHE = "single losses, all queries, one budget"
@@ -155,6 +155,7 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
     data = data.assign(place=data["keep"].map(first.index)).sort_values(["place", "kl"])
     data = data.drop(columns="place").reset_index(drop=True)
     full, prompts = data.iloc[0], int(data["prompts"][0])
+    best = data[(data["keep"] == middle) & ~data["cache"].str.contains("later")].iloc[0]
     notes = [
         f"{prompts} prompts of {record.text}; 95% intervals over prompts. Published methods have "
         "their authors' settings. A cache that sees later queries is an oracle.",
@@ -169,10 +170,10 @@ def _exhibit(name: str, record: CacheRecord) -> Exhibit:
             notes.append("That is too few to tell caches apart: the model cannot do this task.")
     return Exhibit(
         name,
-        _finding(data[data["keep"] == middle]),
+        _finding(best),
         f"{record.model} with a compressed cache, {prompts} prompts: {caption}",
         notes,
-        [_panel(data, record)],
+        [_panel(data, record, best["cache"])],
         _table(data, record),
         listed=full["task"] + ", joint choice" * ("joint set" in set(data["cache"])),
     )
@@ -199,9 +200,8 @@ def share(keep: float) -> str:
     return "all keys" if keep == 1 else f"{keep:.3g} of the keys"
 
 
-def _finding(data: pd.DataFrame) -> str:
-    """Names the cache of least KL that is no oracle, of the rows of one share of keys."""
-    best = data[~data["cache"].str.contains("later")].iloc[0]
+def _finding(best: pd.Series) -> str:
+    """Names the cache of least KL that is no oracle, at one share of keys."""
     return (
         f"{best['task']}, {share(best['keep'])}: predictions change least with "
         f"{label(best['cache'])}, {best['right']:.1%} of the tokens right of "
@@ -209,11 +209,14 @@ def _finding(data: pd.DataFrame) -> str:
     )
 
 
-def _panel(data: pd.DataFrame, record: CacheRecord) -> look.Panel:
-    """Draws the caches of `USES`, filled up with those of least KL, best first."""
+def _panel(data: pd.DataFrame, record: CacheRecord, best: str) -> look.Panel:
+    """Draws the cache that the title names and those of `USES`, filled up with those of least KL.
+
+    The best stand first.
+    """
     data, of_text = data[data["keep"] < 1], record.task == "running_text"
     uses = [cache for cache in USES if cache in set(data["cache"])]
-    names = [*dict.fromkeys([*uses, *data["cache"]])][:MOST_SHOWN]
+    names = [*dict.fromkeys([best, *uses, *data["cache"]])][:MOST_SHOWN]
     drawn = data[data["cache"].isin(names)]
     drawn = drawn.assign(name=drawn["cache"].map(label), series=drawn["keep"].map(share))
     order = drawn["name"].unique().tolist()
