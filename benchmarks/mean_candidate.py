@@ -1,7 +1,7 @@
 """Measures what the mean of the values is worth as a candidate, on named decoders, with controls.
 
     python -m benchmarks.mean_candidate FILE smollm2 gemma3 qwen    # hours on one core each
-    python -m benchmarks.mean_candidate FILE qwen-1.5b --few        # 4 windows, r = 4, seven rows
+    python -m benchmarks.mean_candidate FILE qwen-1.5b --few        # r = 4 alone, seven of the rows
     python -m benchmarks.mean_candidate FILE smollm2 --quick        # one window; writes nothing
 
 FILE is a text; the published record has the test set of WikiText-103, joined as in
@@ -172,14 +172,13 @@ FEW = (
     "control: OVA with 5 keys",
 )  # fmt: skip
 """Methods of a large decoder, with 4 vectors a query"""
-FEW_WINDOWS = 4
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("text", type=Path)
     parser.add_argument("models", nargs="+", choices=[*named_models()])
-    parser.add_argument("--few", action="store_true", help="for large decoders")
+    parser.add_argument("--few", action="store_true", help="r = 4 alone, seven of the rows")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8")
     kept = FOLDER / "mean_candidate.json"
@@ -190,7 +189,7 @@ def main() -> None:
         if before["source"] == record["source"]:
             record["models"] = before["models"]
     for name in arguments.models:
-        windows = 1 if arguments.quick else FEW_WINDOWS if arguments.few else WINDOWS
+        windows = 1 if arguments.quick else WINDOWS
         record["models"][name] = {
             "measured": f"{record['date']}, {record['run_on']['hardware']}",
             **measured(name, text, windows, few=arguments.few),
