@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,13 +10,13 @@ from copy import copy, deepcopy
 from fractions import Fraction
 from functools import cache, partial
 from inspect import signature
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     DynamicCache,
     MistralForCausalLM,
@@ -35,6 +36,7 @@ from value_aware_attention.caches import (
     Recent,
     ValueAware,
 )
+from value_aware_attention.call import Call
 from value_aware_attention.decoding import filling
 from value_aware_attention.decoding.filling import CompressedCaches
 from value_aware_attention.decoding.kept_layer import KeptLayer
@@ -453,7 +455,7 @@ def test_memory_follows_the_keys_that_are_kept() -> None:
         kept_in_all = 2 * heads * tokens // 8
         assert kept_in_all <= one.slots <= (1 if is_even(report) else 1.05) * kept_in_all
         assert "512 tokens: 64.0 keys a head" in str(report)
-        assert is_even(report) == ("keys of layer" not in str(report)) == (budget is EVEN)
+        assert is_even(report) == ("heads keep" not in str(report)) == (budget is EVEN)
 
 
 def refused(message: str) -> Any:
@@ -481,6 +483,12 @@ def test_what_is_not_a_compression_is_refused(llama: PreTrainedModel) -> None:
         (EVEN | {"every": 4, "method": METHODS["refitted"]}, "4; ValueAware refits values"),
         ({"bits": 4}, "bits is 4; it must be None or one of 8"),
         (EVEN | {"every": 4, "bits": 8}, "bits is 8 and every is 4; keys that are chosen again"),
+        (EVEN | {"every": 4, "mean_slot": True}, "mean_slot is True and every is 4; keys that are"),
+        ({"mean_slot": 1}, "mean_slot is 1; it must be True or False"),
+        (
+            {"mean_slot": True, "method": METHODS["refitted"]},
+            "mean_slot is True, and ValueAware refits the kept values",
+        ),
     ]
     for options, message in cases:
         given = {"method": LeaveOneOut, "inputs": prompt()} | options
@@ -790,7 +798,7 @@ def test_an_integer_is_the_number_of_keys_of_a_head_in_every_text(
         cut, inputs = [PREFIX, PREFIX + 2], text(padding=padding)
         logits, _, report = through(llama, Uneven, inputs, cut, keep=r, **budget)
         (one,) = report.caches
-        assert f"asked for: Uneven, keep={int(r)}, bits=None, observed=" in str(one)
+        assert f"asked for: Uneven, keep={int(r)}, bits=None, mean_slot=False" in str(one)
         counts = torch.stack([(x >= 0).sum(dim=-1) for x in one.indices]).float()
         shorter = min(int(r), PREFIX - padding)
         expected = [shorter, min(int(r), PREFIX), min(int(r), PREFIX)]
@@ -935,6 +943,51 @@ def test_kept_keys_in_int8_take_a_byte_a_number_and_have_no_gradients() -> None:
         assert_refused(
             "bits is 8, and rounded keys have no gradients", model, **part(text(), 0, PREFIX)
         )
+
+
+class MeanSlot(nn.Module):
+    """Lets later queries see the kept keys, as many means of the others, later keys."""
+
+    def __init__(self, indices: Tensor, inputs: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.indices, self.padding = indices, (inputs["attention_mask"] == 0).sum(dim=1).tolist()
+
+    def forward(self, *tensors: Tensor, **options: Any) -> Tensor:
+        call = Call.of(*tensors, **options)
+        output, groups = call.output(), call.query.shape[1] // self.indices.shape[1]
+        for text, head in product(*map(range, call.query.shape[:2])):
+            kept = [x + self.padding[text] for x in self.indices[text, head // groups] if x >= 0]
+            dropped = sorted({*range(self.padding[text], PREFIX)} - {*map(int, kept)})
+            key, value = (
+                torch.cat([x[text, head, kept], x[text, head, dropped].mean(0, keepdim=True)])
+                for x in (call.key, call.value)
+            )
+            for row in range(PREFIX, call.query.shape[2]):
+                later = slice(PREFIX, row + 1)
+                seen = torch.cat([key, call.key[text, head, later]])
+                scores = call.kernel.log_similarity(call.query[text, head, row, None], seen)[0]
+                scores[len(kept)] += math.log(len(dropped))
+                values = torch.cat([value, call.value[text, head, later]])
+                output[text, head, row] = scores.softmax(dim=-1) @ values
+        return output
+
+
+@torch.no_grad()
+@of_every_budget
+@pytest.mark.parametrize("kind", QUICK)
+def test_a_slot_stands_in_for_the_keys_that_a_head_dropped(
+    kind: str, budget: dict[str, Any]
+) -> None:
+    model, inputs = sharp(kind), text()
+    logits, _, report = through(
+        model, ObservedAttention, inputs, [PREFIX, PREFIX + 2], mean_slot=True, **budget
+    )
+    (one,) = report.caches
+    assert one.keys.mean() == pytest.approx((round(KEEP * (PREFIX - 4)) + 2 * R) / 3)
+    with replace_attention(model, lambda layer: MeanSlot(one.indices[layer], inputs)):
+        assert_equal(logits, model(**placed(model, inputs), use_cache=False).logits[:, PREFIX:])
+    whole, _, _ = through(model, ObservedAttention, inputs, [PREFIX], mean_slot=True, keep=1.0)
+    assert_equal(whole, model(**placed(model, inputs), use_cache=False).logits[:, PREFIX:])
 
 
 def test_refitted_values_have_no_gradients() -> None:
@@ -1109,7 +1162,8 @@ def test_layers_with_windows_stay_as_they_are_and_are_named() -> None:
     assert one.bytes_of_others == sum(x.keys.nbytes + x.values.nbytes for x in windowed) > 0
     assert one.layers == [n for n, x in enumerate(cache.layers) if isinstance(x, KeptLayer)]
     assert len(one.layers) + len(windowed) == len(cache.layers)
-    assert f"keys of layer {one.layers[-1]}: " in str(one)
+    fewest, most = (f"{x:.0f}" for x in (one.keys.min(), one.keys.max()))
+    assert f"heads keep {fewest} to {most} keys" in str(one)
     assert f"{len(one.layers)} layers are compressed; 0.0 MiB in layers with windows" in str(one)
     shares = [round(KEEP * tokens) for tokens in (PREFIX - 4, PREFIX, PREFIX)]
     assert one.keys.mean().item() == pytest.approx(sum(shares) / 3)

@@ -49,6 +49,7 @@ pytestmark = [
 WAYS: dict[str, tuple[Callable[[int], CacheMethod], dict[str, Any]]] = {
     "single": (LeaveOneOut, {}),
     "int8": (Uneven, {"bits": 8}),
+    "mean slot": (Uneven, {"mean_slot": True}),
     "uneven": (Uneven, {}),
     **{f"{name}, {budget}": (METHODS[name], BUDGETS[budget]) for name, budget in (
         ("scores", "even"), ("joint", "default"), ("refitted", "even"), ("refitted", "layer"),
@@ -57,7 +58,10 @@ WAYS: dict[str, tuple[Callable[[int], CacheMethod], dict[str, Any]]] = {
 CASES = [*product((*KINDS, "cohere2"), ("float32", "bfloat16"), (0, 4), WAYS)]
 QUICK = {
     *product(
-        ("llama", "cohere2"), ("float32", "bfloat16"), (4,), ("uneven", "int8", "scores, even")
+        ("llama", "cohere2"),
+        ("float32", "bfloat16"),
+        (4,),
+        ("uneven", "int8", "mean slot", "scores, even"),
     ),
     *product(("gpt2",), ("float32",), (0, 4), ("refitted, even", "refitted, layer")),
 }

@@ -63,6 +63,7 @@ def compressed_cache(
     *,
     keep: float,
     bits: int | None = None,
+    mean_slot: bool = False,
     observed: str = "continued",
     rows: int | None = None,
     sinks: int = 2,
@@ -80,10 +81,11 @@ def compressed_cache(
 
     The prompt's queries attend exactly. Then each key-value head keeps the r = keep * tokens keys
     (padding not counted) that `method(r)` chooses; later tokens see these and all later keys.
-    Logits equal those of one pass of `caches.AfterPrefix` with the same options, and gradients flow
-    through the kept keys. A cache can be read and copied only within the context; `save_compressed`
-    writes it to a file. If none was read or saved, a warning says that a single pass is exact
-    (`logits_after` reads in two). docs/decoding.md explains the rest, and lists what is refused.
+    Without `bits` and `mean_slot`, logits equal those of one pass of `caches.AfterPrefix` with the
+    same options, and gradients flow through the kept keys. A cache can be read and copied only
+    within the context; `save_compressed` writes it to a file. If none was read or saved, a warning
+    says that a single pass is exact (`logits_after` reads in two). docs/decoding.md explains the
+    rest, and lists what is refused.
 
     Args:
         model: A causal transformers model.
@@ -91,6 +93,8 @@ def compressed_cache(
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
             >= 2. Sinks and recent keys stay even beyond it; for a whole prompt a warning says so.
         bits: 8 rounds kept keys and values to int8. Not with `every` or gradients.
+        mean_slot: Whether one of r slots holds the mean key and value of what a head dropped, with
+            the log of their number as log-weight. Not with `every` or refitted values.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
         rows: Most observed queries per head; few with a `pool` cause a warning. None: all with
             "continued", else 32.
@@ -105,7 +109,8 @@ def compressed_cache(
         "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
         "pool": pool, "floor": floor, "seed": seed,
     }  # fmt: skip
-    with Compression(model, Choices(method, check_keep(keep), options, bits)).opened() as report:
+    choices = Choices(method, check_keep(keep), options, bits, mean_slot)
+    with Compression(model, choices).opened() as report:
         yield report
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
-from value_aware_attention.arguments import check_at_least, check_choice, described
+from value_aware_attention.arguments import check_at_least, check_choice, check_flag, described
 from value_aware_attention.attention import AttentionState
 from value_aware_attention.caches.kept import KeptKeys
 from value_aware_attention.caches.method import CacheMethod
@@ -43,7 +43,8 @@ class CompressedCache:
 
     Attributes:
         tokens: Length of the prompt, including padding.
-        keys: Keys kept by layer and key-value head, averaged over texts; padding is not counted.
+        keys: Keys kept by layer and key-value head, averaged over texts; a mean slot is one of
+            them, and padding is not counted.
         indices: The kept keys of each compressed layer, (texts, key-value heads, slots) on its
             device: ascending positions in a text, in which padding is not counted; -1 in unused
             slots. They take 4 bytes a slot as long as the report exists.
@@ -86,11 +87,9 @@ class CompressedCache:
             )
         if not self.was_read:
             lines.append("no token was read over these keys: all logits are the exact model's")
-        if (self.keys != self.keys[0, 0]).any():
-            lines += [
-                f"keys of layer {number}: {' '.join(f'{count:6,.0f}' for count in counts)}"
-                for number, counts in zip(self.layers, self.keys.tolist(), strict=True)
-            ]
+        fewest, most = self.keys.min(), self.keys.max()
+        if fewest < most:
+            lines.append(f"heads keep {fewest:,.0f} to {most:,.0f} keys; `keys` has all numbers")
         return "\n".join(lines)
 
 
@@ -134,20 +133,25 @@ class Choices:
     Attributes:
         keep: A share of a text's keys as a float, or a number of keys as an int.
         bits: 8 = kept keys and values are rounded to int8; None = they are not.
+        mean_slot: Whether the last of r slots holds the mean of what a head dropped.
     """
 
     method: Callable[[int], CacheMethod]
     keep: float
     options: Arguments
     bits: int | None = None
+    mean_slot: bool = False
 
     def __post_init__(self) -> None:
         check_choice((8, None), bits=self.bits)
-        if self.bits is not None and self.options["every"] is not None:
-            raise ValueError(
-                f"bits is {self.bits} and every is {self.options['every']}; keys that are chosen "
-                f"again keep all their bits: give one of the two"
-            )
+        check_flag(mean_slot=self.mean_slot)
+        changed = {"bits": self.bits, "mean_slot": self.mean_slot or None}
+        for name, option in changed.items():
+            if option is not None and self.options["every"] is not None:
+                raise ValueError(
+                    f"{name} is {option} and every is {self.options['every']}; keys that are "
+                    f"chosen again stay as they are: give one of the two"
+                )
         for name, again, others in (
             ("observed", "repeat", ", ".join(OBSERVED_IN_ONE_PASS)),
             ("pool", "checked", "model, layer or None"),
@@ -162,17 +166,26 @@ class Choices:
         always = sum(check_at_least(0, **{x: self.options[x]}) for x in ("sinks", "recent"))
         check_at_least(0, floor=self.options["floor"])
         least = built(self.method, max(1, always))
+        if self.mean_slot and least.refits:
+            raise ValueError(
+                f"mean_slot is True, and {type(least).__name__} refits the kept values to stand in "
+                f"for all others: give one of the two"
+            )
         AfterPrefix(least, prefix=least.r, **self.options | {"floor": 0})
 
     def __str__(self) -> str:
         name = type(self.method(max(1, self.options["sinks"] + self.options["recent"]))).__name__
-        options = {"keep": self.keep, "bits": self.bits}
+        options = {"keep": self.keep, "bits": self.bits, "mean_slot": self.mean_slot}
         options |= getattr(self.method, "keywords", {}) | self.options
         return f"{name}, {', '.join(f'{x}={option!r}' for x, option in options.items())}"
 
     def kept_of(self, tokens: int) -> int:
-        """Returns r for a text with this many tokens, if no key were always kept."""
-        return min(self.keep, tokens) if isinstance(self.keep, int) else round(self.keep * tokens)
+        """Returns the number of keys a head of a text with this many tokens, beside a mean slot.
+
+        Keys that are always kept may exceed it.
+        """
+        r = min(self.keep, tokens) if isinstance(self.keep, int) else round(self.keep * tokens)
+        return r - (self.mean_slot and r < tokens)
 
     def after(self, tokens: int, r: int, **changed: Any) -> AfterPrefix:
         """Returns the `AfterPrefix` that keeps r keys of texts with this many tokens."""
@@ -434,17 +447,15 @@ class Filling:
         for place, choice in zip(places, choices, strict=True):
             key, value = filled(self.cache.layers[place])
             self.bytes_before += key.nbytes + value.nbytes
-            layer = (
-                self._growing(place, choice, group, choose)
-                if place in self.queries
-                else KeptLayer(
-                    Slots.of(choice, key, value),
-                    key.shape[2],
-                    self.prompts[place].reads,
-                    self.context.choices.bits,
-                )
-            )
-            layer.locate(choice, self.prompts[place].visible)
+            prompt, options = self.prompts[place], self.context.choices
+            if place in self.queries:
+                layer: KeptLayer = self._growing(place, choice, group, choose)
+            else:
+                held = Slots.of(choice, key, value)
+                if options.mean_slot:
+                    held = held.with_mean(choice, key, value, prompt.visible)
+                layer = KeptLayer(held, key.shape[2], prompt.reads, options.bits)
+            layer.locate(choice, prompt.visible)
             self.kept[place] = self.cache.layers[place] = layer
 
     def _growing(

@@ -216,7 +216,7 @@ class Slots:
 
     Attributes:
         bias: Added to log kappa: the log-weight of a key, -inf in an unused slot.
-        sizes: Those of `KeptKeys`.
+        sizes: Those of `KeptKeys`; None = a device has to be asked.
     """
 
     key: Float[Tensor, "B H R D"]
@@ -240,6 +240,27 @@ class Slots:
         if choice.value is not None and taken.requires_grad:
             taken.register_hook(_refuse_gradient)
         return cls(taken, values, bias, choice.sizes)
+
+    def with_mean(
+        self, choice: KeptKeys, key: Float[Tensor, "B H M D"], value: Float[Tensor, "B H M V"],
+        visible: Bool[Tensor, "B 1 1 M"] | None,
+    ) -> Self:  # fmt: skip
+        """Adds a slot with the mean of the keys that each cache dropped, and of their values.
+
+        Its log-weight is the log of their number. It is unused in a cache that dropped none, and
+        padding is not counted.
+        """
+        kept = torch.zeros(key.shape[:3], dtype=self.bias.dtype, device=key.device)
+        kept.scatter_add_(2, choice.indices.reshape(self.bias.shape), self.used.to(kept.dtype))
+        dropped = (kept == 0).to(kept.dtype)
+        dropped = dropped if visible is None else dropped * visible[:, 0]
+        number = dropped.sum(dim=-1, keepdim=True)
+        shares = (dropped / number.clamp_min(1))[..., None, :]
+        of_keys, of_values = (
+            torch.cat([held, (shares @ x.to(shares.dtype)).to(x.dtype)], dim=2)
+            for held, x in ((self.key, key), (self.value, value))
+        )
+        return type(self)(of_keys, of_values, torch.cat([self.bias, number.log()], dim=-1))
 
     @property
     def used(self) -> Bool[Tensor, "B H R"]:
