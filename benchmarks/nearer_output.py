@@ -137,10 +137,12 @@ class Window:
             logits, streams = self.read()
         before, after = (x[layer][self.asked].double() for x in (self.residual, streams))
         change, norm = (after - before).square().sum(dim=-1), before.square().sum(dim=-1)
+        of_channels = (after - before).square().mean(dim=0) / before.var(dim=0)
         return {
             "kl": kl_from_exact(logits.float(), self.logits.float()).mean().item(),
             "residual": (change.sum() / norm.sum()).item(),
             "residual, by token": (change / norm).mean().item(),
+            "residual, by channel": of_channels.mean().item(),
         }
 
     def together(self, method: Method) -> float:
@@ -199,7 +201,10 @@ def residuals(model: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-ERRORS = ("error", "error, by query", "direction", "after W_o", "residual", "residual, by token")
+ERRORS = (
+    "error", "error, by query", "direction", "after W_o",
+    "residual", "residual, by token", "residual, by channel",
+)  # fmt: skip
 """Errors that are compared as predictors of a layer's KL"""
 
 
