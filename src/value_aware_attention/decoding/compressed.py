@@ -82,35 +82,30 @@ def compressed_cache(
     The prompt's queries attend exactly. Then each key-value head keeps the r = keep * tokens keys
     (padding not counted) that `method(r)` chooses; later tokens see these and all later keys.
     Without `bits` and `mean_slot`, logits equal those of one pass of `caches.AfterPrefix` with the
-    same options, and gradients flow through the kept keys. A cache can be read and copied only
-    within the context; `save_compressed` writes it to a file. If none was read or saved, a warning
-    says that a single pass is exact (`logits_after` reads in two). docs/decoding.md explains the
-    rest, and lists what is refused.
+    same options, and gradients flow. A cache can be read and copied only within the context;
+    `save_compressed` writes it to a file. If none was read or saved, a warning says that a single
+    pass is exact. docs/decoding.md explains the rest, and lists what is refused.
 
     Args:
         model: A causal transformers model.
         method: Builds the cache method for r keys, such as the class `caches.ValueAware`.
         keep: Share of a text's keys that a head keeps, above 0 and at most 1; or r, an integer
-            >= 2. Sinks and recent keys stay even beyond it; for a whole prompt a warning says so.
+            >= 2. Sinks and recent keys stay beyond it; for a whole prompt a warning says so.
         bits: 8 rounds kept keys and values to int8. Not with `every` or gradients.
-        mean_slot: Whether one of r slots holds the mean key and value of what a head dropped, with
-            the log of their number as log-weight. Not with `every` or refitted values.
+        mean_slot: One of r slots is the mean of what a head dropped. Not with `every` or refits.
         observed: Which queries choose the keys: "last", "causal", "noncausal" or "continued".
-        rows: Most observed queries per head; few with a `pool` cause a warning. None: all with
-            "continued", else 32.
-        sinks: Number of first keys of the prompt that are always kept, included in r.
-        recent: Number of last keys of the prompt that are always kept, included in r.
+        rows: Most observed queries per head, few with a `pool` warn; None: 32, "continued" all.
+        sinks: First keys of the prompt that are always kept, included in r.
+        recent: Last keys of the prompt that are always kept, included in r.
         every: Number of later tokens after which r keys are chosen again; not with "continued".
         pool: Heads that share a budget of keys: "layer" or "model". None: each head keeps r.
         floor: Least number of keys per head with `pool`.
         seed: Draws the observed queries, one in each of `rows` equal strides.
     """
-    options = {
-        "observed": observed, "rows": rows, "sinks": sinks, "recent": recent, "every": every,
-        "pool": pool, "floor": floor, "seed": seed,
-    }  # fmt: skip
-    choices = Choices(method, check_keep(keep), options, bits, mean_slot)
-    with Compression(model, choices).opened() as report:
+    options = {"observed": observed, "rows": rows, "sinks": sinks, "recent": recent}
+    options |= {"every": every, "pool": pool, "floor": floor, "seed": seed}
+    asked = Choices(method, check_keep(keep), options, bits, mean_slot)
+    with Compression(model, asked).opened() as report:
         yield report
 
 
