@@ -30,6 +30,7 @@ from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.caches import (
     AfterPrefix,
     CacheMethod,
+    KeptKeys,
     LeaveOneOut,
     Observed,
     ObservedAttention,
@@ -39,7 +40,7 @@ from value_aware_attention.caches import (
 from value_aware_attention.call import Call
 from value_aware_attention.decoding import filling
 from value_aware_attention.decoding.filling import CompressedCaches
-from value_aware_attention.decoding.kept_layer import KeptLayer
+from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
 from value_aware_attention.hugging_face import (
     CompressedGeneration,
     attention_layers,
@@ -988,6 +989,14 @@ def test_a_slot_stands_in_for_the_keys_that_a_head_dropped(
         assert_equal(logits, model(**placed(model, inputs), use_cache=False).logits[:, PREFIX:])
     whole, _, _ = through(model, ObservedAttention, inputs, [PREFIX], mean_slot=True, keep=1.0)
     assert_equal(whole, model(**placed(model, inputs), use_cache=False).logits[:, PREFIX:])
+
+
+def test_autocast_lowers_no_mean() -> None:
+    key, choice = torch.randn(1, 1, 9, 4), KeptKeys(torch.arange(3), torch.zeros(3))
+    held = Slots.of(choice, key, key)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = held.with_mean(choice, key, key, None)
+    assert_equal(found.key[:, :, -1], key[:, :, 3:].mean(dim=2))
 
 
 def test_refitted_values_have_no_gradients() -> None:
