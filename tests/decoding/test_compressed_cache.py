@@ -30,6 +30,7 @@ from value_aware_attention.approximations import Exact, SlidingWindow
 from value_aware_attention.caches import (
     AfterPrefix,
     CacheMethod,
+    KeptKeys,
     LeaveOneOut,
     Observed,
     ObservedAttention,
@@ -39,7 +40,7 @@ from value_aware_attention.caches import (
 from value_aware_attention.call import Call
 from value_aware_attention.decoding import filling
 from value_aware_attention.decoding.filling import CompressedCaches
-from value_aware_attention.decoding.kept_layer import KeptLayer
+from value_aware_attention.decoding.kept_layer import KeptLayer, Slots
 from value_aware_attention.hugging_face import (
     CompressedGeneration,
     attention_layers,
@@ -990,6 +991,14 @@ def test_a_slot_stands_in_for_the_keys_that_a_head_dropped(
     assert_equal(whole, model(**placed(model, inputs), use_cache=False).logits[:, PREFIX:])
 
 
+def test_autocast_lowers_no_mean() -> None:
+    key, choice = torch.randn(1, 1, 9, 4), KeptKeys(torch.arange(3), torch.zeros(3))
+    held = Slots.of(choice, key, key)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = held.with_mean(choice, key, key, None)
+    assert_equal(found.key[:, :, -1], key[:, :, 3:].mean(dim=2))
+
+
 def test_refitted_values_have_no_gradients() -> None:
     model = sharp("llama")
     with compressed_cache(model, METHODS["refitted"], keep=KEEP):
@@ -1042,11 +1051,29 @@ def test_a_cache_of_an_interrupted_choice_is_refused(
     assert found.past_key_values.get_seq_length() == PREFIX
 
 
+@pytest.mark.parametrize("options", [{}, {"every": 3, "observed": "causal"}])
+def test_a_cache_of_an_interrupted_later_call_is_refused(options: dict[str, Any]) -> None:
+    """Its first layers have read the call; a copy that was made before it is whole."""
+    model = sharp("llama")
+    with compressed_cache(model, Recent, keep=KEEP, **options), torch.no_grad():
+        cache = model(**prompt(), use_cache=True).past_key_values
+        token, whole = prompt()["input_ids"][:, :1], deepcopy(cache)
+        stopped = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(token, past_key_values=cache)
+        stopped.remove()
+        line = "a call that was interrupted has left this cache half read; give a new one"
+        assert_refused(line, model, token, past_key_values=cache)
+        assert model(token, past_key_values=whole).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("pool", [None, "model"])
 def test_a_cache_of_an_interrupted_later_choice_is_refused(
     llama: PreTrainedModel, pool: str | None
 ) -> None:
-    method = stopping(lambda observed: observed.start > PREFIX)
+    """In the last layer, too: then all layers have read the call."""
+    calls = itertools.count(1)
+    method = stopping(lambda observed: observed.start > PREFIX and next(calls) == 4)
     inputs, token = placed(llama, text()), slice(PREFIX, PREFIX + 1)
     options = {"observed": "causal", "rows": PREFIX, "every": 2, "pool": pool}
     with compressed_cache(llama, method, keep=KEEP, **options), torch.no_grad():

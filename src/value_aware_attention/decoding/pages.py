@@ -12,6 +12,7 @@ from value_aware_attention.attention import (
     AttentionState,
     attention_state,
     finite,
+    without_autocast,
     working_precision,
 )
 from value_aware_attention.caches.kept import KeptKeys
@@ -256,10 +257,11 @@ class Slots:
         dropped = dropped if visible is None else dropped * visible[:, 0]
         number = dropped.sum(dim=-1, keepdim=True)
         shares = (dropped / number.clamp_min(1))[..., None, :]
-        of_keys, of_values = (
-            torch.cat([held, (shares @ x.to(shares.dtype)).to(x.dtype)], dim=2)
-            for held, x in ((self.key, key), (self.value, value))
-        )
+        with without_autocast(key):
+            of_keys, of_values = (
+                torch.cat([held, (shares @ x.to(shares.dtype)).to(x.dtype)], dim=2)
+                for held, x in ((self.key, key), (self.value, value))
+            )
         return type(self)(of_keys, of_values, torch.cat([self.bias, number.log()], dim=-1))
 
     @property

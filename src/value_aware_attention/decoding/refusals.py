@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from value_aware_attention.approximations import Exact
 from value_aware_attention.call import Arguments, uncompiled
@@ -24,6 +24,8 @@ from value_aware_attention.hugging_face.layers import (
 def check_inputs(model: nn.Module, inputs: tuple[object, ...], options: dict[str, object]) -> None:
     """Raises ValueError unless a call fits its cache: as many texts, a mask with all columns.
 
+    A call that was interrupted leaves layers that have read different numbers of tokens.
+
     A mask has one column per token of the cache and the call: transformers extends a shorter one
     with hidden tokens, and so hides new ones.
     """
@@ -31,7 +33,13 @@ def check_inputs(model: nn.Module, inputs: tuple[object, ...], options: dict[str
     mask, cache = (arguments.get(name) for name in ("attention_mask", "past_key_values"))
     tensors = (arguments.get(name) for name in ("input_ids", "inputs_embeds"))
     tokens: Any = next((x for x in tensors if isinstance(x, Tensor)), mask)
-    for layer in cache.layers if isinstance(cache, Cache) and isinstance(tokens, Tensor) else ():
+    layers: Any = cache.layers if isinstance(cache, Cache) and isinstance(tokens, Tensor) else ()
+    tracked = [x for x in layers if isinstance(x, (KeptLayer, DynamicSlidingWindowLayer))]
+    if len({layer.get_seq_length() for layer in tracked}) > 1:
+        raise ValueError(
+            "a call that was interrupted has left this cache half read; give a new one"
+        )
+    for layer in tracked:
         if isinstance(layer, KeptLayer) and layer.is_filled and len(layer.counts) != len(tokens):
             raise ValueError(
                 f"the cache holds {len(layer.counts)} texts and the call brings {len(tokens)}; "
