@@ -318,7 +318,7 @@ class GrowingLayer(KeptLayer):
 
     def _check_whole(self, first: int) -> None:
         """Raises ValueError if a layer with its own budget was interrupted while it chose."""
-        if not self.group[1:] and first > self.every:
+        if len(self.group) == 1 and first > self.every:
             raise ValueError(
                 "a call that was interrupted has left this cache half read; give a new one"
             )
