@@ -212,8 +212,7 @@ def test_the_library_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_example_of_any_trained_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    example = examples("docs/hugging-face.md")[0]
-    exec(compile(example, "hugging-face.md", "exec"), {})
+    exec(compile(examples("docs/hugging-face.md")[0], "hugging-face.md", "exec"), {})
     errors = [float(x) for x in re.findall(r"tensor\((.*?)\)", capsys.readouterr().out)]
     assert len(errors) == 4 and errors[0] > 1e-4 > errors[-1]
 

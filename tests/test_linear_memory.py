@@ -202,8 +202,7 @@ def test_what_no_form_serves_is_attentions(
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: case["is_compiling"])
     monkeypatch.setattr(linear_memory, "polynomial_by_flex", Mock(side_effect=AssertionError))
-    output = LinearMemory()(*tensors, kernel=Polynomial(), **options)
-    assert torch.equal(output, expected)
+    assert torch.equal(LinearMemory()(*tensors, kernel=Polynomial(), **options), expected)
 
 
 def test_on_another_device_no_tensor_meets_the_cpus() -> None:

@@ -99,8 +99,8 @@ def test_the_commands_of_make_ask_for_all_that_the_page_shows() -> None:
     assert {command: groups_of(command) for command in commands} == commands
     assert (groups_of("seed"), groups_of("seed", "SEED=second")) == (of_paper, set())
     read = {name for name in axes() if not name.startswith("train_") and "_again" not in name}
-    later = {"train_variant"}  # which its evaluation reads
-    assert set().union(*commands.values()) - later == read - BEFORE - {"report"}
+    # A variant's evaluation reads what its training made.
+    assert set().union(*commands.values()) - {"train_variant"} == read - BEFORE - {"report"}
 
 
 def covers(tracked: set[str], path: str, separator: str) -> bool:

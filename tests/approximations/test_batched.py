@@ -237,5 +237,4 @@ def test_a_row_of_one_visible_key_has_it_alone(dtype: torch.dtype) -> None:
     value = torch.randn(1, 3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
     first = torch.tensor([[[True, False, False]]])
     problem = Problem(value, value[:, :1], first.to(dtype), first, torch.ones(1))
-    mass = optimal_weights(problem, torch.tensor([[[0, 1, 2]]]), "torch")
-    assert mass.tolist() == [[[1, 0, 0]]]
+    assert optimal_weights(problem, torch.tensor([[[0, 1, 2]]]), "torch").tolist() == [[[1, 0, 0]]]

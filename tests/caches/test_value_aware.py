@@ -76,8 +76,7 @@ def test_heads_searched_in_parts_are_those_searched_at_once(
     parts = method.keep(seen)
     assert torch.equal(parts.indices, whole.indices)
     assert torch.equal(parts.log_weight, whole.log_weight)
-    unused = (whole.log_weight == -torch.inf).sum(-1)
-    assert unused.flatten().tolist() == [2, 0, 0, 0, 0, 0]
+    assert (whole.log_weight == -torch.inf).sum(-1).flatten().tolist() == [2, 0, 0, 0, 0, 0]
 
 
 def test_a_rotation_that_is_not_known_is_not_asked_for() -> None:

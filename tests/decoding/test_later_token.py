@@ -173,8 +173,7 @@ def test_every_form_is_the_definition(
             if padding:
                 visible = torch.rand(len(query), 1, 1, later) > 0.3
                 visible[..., -rows:] = True
-            output = texts.layer.serve(query, KERNEL, visible)
-            assert_close(output, texts.expected(query, visible))
+            assert_close(texts.layer.serve(query, KERNEL, visible), texts.expected(query, visible))
 
 
 @torch.no_grad()

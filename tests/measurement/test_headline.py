@@ -222,8 +222,7 @@ def test_a_ratio_of_perplexities_has_its_paired_interval():
     assert with_ratio(record, wide, brackets=True) == "134,000.50 × 4,690 [0.15, 25.1]"
     assert with_ratio(record, replace(wide, low=None, high=None)) == "134,000.50, × 4,690"
     high = replace(cell, value=0.9, low=0.8, high=1.0)
-    cosine = with_ratio(replace(record, metric="cosine"), high)
-    assert cosine == "0.9000 (0.8000 to 1.0000)"
+    assert with_ratio(replace(record, metric="cosine"), high) == "0.9000 (0.8000 to 1.0000)"
 
 
 SIZES = (1, 2, 4, 8, 16, 65)

@@ -134,8 +134,8 @@ def test_a_file_is_described_by_its_keys_and_tensors(tmp_path: Path) -> None:
     assert ": name tiny, licence mit; " in described(file)
     sizes = {name: weight.numel() for name, weight in llama().named_parameters()}
     bits = sum((8.5 if "proj" in name else 32) * sizes[name] for name in sizes)
-    expected = bits / sum(sizes.values())  # Q8_0: 32 bytes and 2 of a scale
-    assert bits_a_weight(file) == pytest.approx(expected)
+    # Q8_0: 32 bytes and 2 of a scale
+    assert bits_a_weight(file) == pytest.approx(bits / sum(sizes.values()))
     write_gguf(llama(), file, without="general.name")
     line = "name not stated, licence not stated; 32.00 bits a weight"
     assert described(file).endswith(line) and "\n" not in described(file)

@@ -72,8 +72,7 @@ def test_an_error_of_zero_keeps_the_gap_finite(results):
     exact = with_gaps(results, lambda cell: replace(cell, aware={"4": 0.0}))
     frame = gap_rows(exact[:1])
     cells = exact[0].attention.skewness_gap.cells
-    expected = [cell.oblivious["4"] / FLOOR for cell in cells]
-    assert frame["gap"].tolist() == pytest.approx(expected)
+    assert frame["gap"].tolist() == pytest.approx([cell.oblivious["4"] / FLOOR for cell in cells])
 
 
 def test_what_was_not_measured_has_no_figure(results):
