@@ -52,16 +52,17 @@ def rounded(x: Tensor, largest: float, group: int | None = None, dtype: Any = No
     return (whole * scale).flatten(-2).to(x.dtype)
 
 
+BASE, WITH_MEAN = "bfloat16", "int8, the last slot a mean"  # `mean_slot=True`
 FORMATS: dict[str, tuple[int, int | None, Callable[[Tensor], Tensor]]] = {
-    "bfloat16": (16, 0, lambda x: x.bfloat16().to(x.dtype)),
+    BASE: (16, 0, lambda x: x.bfloat16().to(x.dtype)),
     "int8, a scale a slot": (8, None, partial(rounded, largest=127)),
+    WITH_MEAN: (8, None, partial(rounded, largest=127)),
     "fp8 (e4m3), a scale a slot": (
         8, None, partial(rounded, largest=448, dtype=torch.float8_e4m3fn)
     ),
     "int4, a scale for 32 numbers": (4, 32, partial(rounded, largest=7, group=32)),
 }  # fmt: skip
 """Bits of a number; numbers that share a scale (None: a slot, 0: there is none); the rounding"""
-BASE = "bfloat16"
 
 
 def bits_a_slot(name: str, width: int) -> float:
@@ -75,10 +76,10 @@ def keys_for(name: str, share: float, width: int) -> int:
     return min(LENGTH, int(share * LENGTH * 16 * width / bits_a_slot(name, width)))
 
 
-def with_fewer_bits(
-    of: Callable[..., Slots], rounding: Callable[[Tensor], Tensor], choice: KeptKeys, *held: Tensor
-) -> Slots:
-    slots = of(choice, *held)
+def with_fewer_bits(of: Callable[..., Slots], name: str, choice: KeptKeys, *held: Tensor) -> Slots:
+    slots, rounding = of(choice, *held), FORMATS[name][2]
+    if name == WITH_MEAN:
+        slots = slots.with_mean(choice, *held, visible=None)
     return Slots(rounding(slots.key), rounding(slots.value), slots.bias, slots.sizes)
 
 
@@ -92,11 +93,12 @@ def measured(model: Any, prompt: Prompt) -> dict[str, list[float]]:
     width = shared.calls[0].key.shape[-1]
     for share, name in product((None, *SHARES), FORMATS):
         r = LENGTH if share is None else keys_for(name, share, width)
+        kept = r - (name == WITH_MEAN and r < LENGTH)
         after = AfterPrefix(
-            LeaveOneOut(max(r, ALWAYS)), prefix=LENGTH, observed="continued", pool="model",
+            LeaveOneOut(max(kept, ALWAYS)), prefix=LENGTH, observed="continued", pool="model",
             sinks=2, recent=4,
         )  # fmt: skip
-        of = partial(with_fewer_bits, Slots.of, FORMATS[name][2])
+        of = partial(with_fewer_bits, Slots.of, name)
         with patch.object(Slots, "of", of):
             logits = shared.continued(shared.choose(after))[0, rows].float()
         right = (logits.argmax(-1) == labels).float().mean().item()
@@ -143,7 +145,8 @@ def page(record: dict[str, Any]) -> str:
         "keys and values take in 16 bits; their number a head is in the second column. Scales, in "
         "fp32, are counted. In brackets is the geometric mean of the KL's ratio to bfloat16's with "
         "the same bytes, with the paired 95% interval over prompts. Then comes the share of the "
-        "answer's tokens that are right. The keys are the default choice of `compressed_cache`.\n",
+        "answer's tokens that are right. The keys are the default choice of `compressed_cache`. "
+        "Where the last slot is a mean, one key fewer is kept.\n",
     ]
     for of in record["models"].values():
         rows = [

@@ -137,15 +137,7 @@ def chosen(
 
 
 def with_slot(of: Callable[..., Slots], choice: KeptKeys, key: Tensor, value: Tensor) -> Slots:
-    """Adds the mean key and value of what each head dropped, with the log of their number."""
-    held = of(choice, key, value)
-    dropped = torch.ones_like(key[..., 0]).scatter(2, choice.indices, 1.0 - held.used.float())
-    count = dropped.sum(dim=-1, keepdim=True)
-    slots = [
-        torch.cat([kept, (x * dropped[..., None]).sum(2, keepdim=True) / count[..., None]], dim=2)
-        for kept, x in ((held.key, key), (held.value, value))
-    ]
-    return Slots(*(x.nan_to_num() for x in slots), torch.cat([held.bias, count.log()], dim=-1))
+    return of(choice, key, value).with_mean(choice, key, value, visible=None)
 
 
 @torch.no_grad()
